@@ -8,7 +8,11 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv style check test demo charts bench clean
+.PHONY: help venv style check test demo charts docs docs-serve bench clean
+
+# The site needs neither torch nor the rest of $(VENV): docstrings are read, not imported.
+DOCS_VENV := .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.installed
 
 # The inner loop: what starts ranks, kills processes or tries thousands of examples is left to `make test`.
 LEFT_OUT := laws chaos compat docs examples trainer/parallel
@@ -20,6 +24,8 @@ help:
 	@echo "make test    style, and all tests; run it before a merge"
 	@echo "make demo    the whole way on real data, under 8 minutes; writes demo-output/"
 	@echo "make charts  a model learns to answer questions about charts, under half an hour; writes charts-output/"
+	@echo "make docs    the site, from docs/ and the docstrings, into build/site; links and anchors are checked"
+	@echo "make docs-serve  the site at http://127.0.0.1:8000, which follows what you write"
 	@echo "make bench   list the benchmark scripts"
 	@echo "make clean   remove what the other targets made (but not $(VENV))"
 
@@ -61,6 +67,23 @@ demo: venv
 
 charts: venv
 	@$(BIN)/python -m examples.charts
+
+$(DOCS_STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed for the site; set PYTHON=...")'
+	@test -x $(DOCS_VENV)/bin/python || { echo "== making $(DOCS_VENV)"; $(PYTHON) -m venv $(DOCS_VENV); }
+	@$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
+		> $(DOCS_VENV)/requirements.txt
+	@$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -r $(DOCS_VENV)/requirements.txt
+	@touch $@
+
+# NO_MKDOCS_2_WARNING: without an advertisement for another program.
+docs: $(DOCS_STAMP)
+	@echo "== mkdocs build --strict"
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+docs-serve: $(DOCS_STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs serve --watch energon_lite --watch tools/site
 
 bench: venv
 	@echo "Benchmark scripts (run one with $(BIN)/python <script>):"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copyreg
 import os
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -42,6 +43,7 @@ __all__ = [
     "TopologyError",
     "TrustError",
     "UnknownLengthError",
+    "UnlikeError",
     "UsageError",
     "WorkerError",
     "WrongHookError",
@@ -334,6 +336,27 @@ class DataIndexError(DatasetError, FatalSampleError):
 
 class WrongHookError(UsageError, FatalSampleError):
     """A hook asks for what it cannot have, for any sample; it ends the iteration."""
+
+
+class UnlikeError(FatalSampleError):
+    """The samples of a batch cannot be put together: they, or a field of theirs, are not alike; ends the iteration.
+
+    Attributes:
+        is_named: samples are called by their keys; else by their place in the batch, as "sample 0".
+    """
+
+    is_named = True
+
+    def named(self, keys: Sequence[str] | None) -> UnlikeError:
+        """The same, with the keys of the samples in place of "sample 0" and so on, if they had none themselves."""
+        if self.is_named or keys is None:
+            return self
+
+        def key(found: re.Match[str]) -> str:
+            place = int(found[1])
+            return keys[place] if place < len(keys) else found[0]
+
+        return UnlikeError(re.sub(r"\bsample (\d+)\b", key, self.what), where=self.where, fix=self.fix)
 
 
 class StateError(EnergonLiteError, ValueError):

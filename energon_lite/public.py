@@ -125,6 +125,11 @@ from energon_lite.media.metadata import AVMetadata as AVMetadata
 from energon_lite.media.metadata import ImageMetadata as ImageMetadata
 from energon_lite.media.uniform_clips import get_clips_uniform as get_clips_uniform
 from energon_lite.media.uniform_clips import get_single_frames_uniform as get_single_frames_uniform
+from energon_lite.metrics.metrics_file import MetricsFile as MetricsFile
+from energon_lite.metrics.prometheus_endpoint import PrometheusEndpoint as PrometheusEndpoint
+from energon_lite.metrics.sink import MetricsSink as MetricsSink
+from energon_lite.metrics.tensorboard_folder import TensorBoardFolder as TensorBoardFolder
+from energon_lite.metrics.wandb_run import WandbRun as WandbRun
 from energon_lite.recipes import get_loader as get_loader
 from energon_lite.recipes import get_processing_dataset as get_processing_dataset
 from energon_lite.recipes import get_processing_datasets as get_processing_datasets

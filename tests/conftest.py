@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import io
 import json
 import os
@@ -148,55 +146,3 @@ def same() -> Callable[[Any, Any], bool]:
         return bool(one == other)
 
     return equal
-
-
-@pytest.fixture
-def private_growth() -> Callable[..., list[int]]:
-    """``private_growth(work, workers=4)``: by how many bytes the private memory of forked workers grows, each of which
-    does ``work`` (which returns whether it went well), measured while all of them are alive."""
-    if not os.path.exists("/proc/self/smaps_rollup"):
-        pytest.skip("needs Linux")
-
-    def grow(work: Callable[[], bool], workers: int = 4) -> list[int]:
-        gc.collect()
-        gc.freeze()  # else a collection in a child copies what earlier tests have left behind here
-        ready, go, leave = os.pipe(), os.pipe(), os.pipe()
-        answers = []
-        for _ in range(workers):
-            answer = os.pipe()
-            if not os.fork():
-                try:
-                    before = _private_memory()
-                    os.write(ready[1], b"." if work() else b"!")
-                    os.read(go[0], 1)  # a page counts as shared while another worker has it, too
-                    os.write(answer[1], str(_private_memory() - before).encode())
-                    os.read(leave[0], 1)  # none leaves before all have measured
-                    os._exit(0)
-                except BaseException:
-                    os._exit(1)
-            os.close(answer[1])
-            answers.append(answer[0])
-        os.close(ready[1])
-        assert b"".join(os.read(ready[0], 1) for _ in range(workers)) == b"." * workers
-        growth = []
-        os.write(go[1], b"." * workers)
-        for end in answers:
-            growth.append(int(os.read(end, 30)))
-            os.close(end)
-        os.write(leave[1], b"." * workers)
-        assert all(os.wait()[1] == 0 for _ in range(workers))
-        for end in (ready[0], *go, *leave):
-            os.close(end)
-        gc.unfreeze()
-        return growth
-
-    return grow
-
-
-def _private_memory() -> int:
-    """Bytes of this process that no other one shares, without those that are free: how much of these the allocator
-    keeps depends on what earlier tests have freed."""
-    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)
-    with open("/proc/self/smaps_rollup") as file:
-        return sum(int(line.split()[1]) << 10 for line in file if line.startswith("Private_"))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from energon_lite.errors import FatalSampleError, UsageError, field_of, listed
+from energon_lite.errors import UnlikeError, UsageError, field_of, listed
 from energon_lite.samples import BASE_FIELDS, Batch
 from energon_lite.tensors import pad_stack
 
@@ -88,7 +88,7 @@ def generic_batch(values: Sequence[Any], padding: Padding = None) -> Any:
         padding: what is done with the tensors of a field whose shapes differ; see :data:`Padding`.
 
     Raises:
-        FatalSampleError: samples, or the values of one of their fields, are not alike. Names samples, field, shapes.
+        UnlikeError: samples, or the values of one of their fields, are not alike. Names samples, field, shapes.
 
     Example:
         >>> generic_batch([{"x": torch.ones(2)}, {"x": torch.ones(3)}], padding=0)
@@ -186,26 +186,46 @@ class _Unlike(Exception):
     def __init__(self, path: tuple[str, ...], *, can_pad: bool = False):
         self.path, self.can_pad = path, can_pad
 
-    def error(self, samples: Sequence[Any]) -> FatalSampleError:
+    def error(self, samples: Sequence[Any]) -> UnlikeError:
         """What the user is told."""
         values = [self._value(sample) for sample in samples]
+        keys = [field_of(sample, "__key__") for sample in samples]
         found: dict[str, list[str]] = {}
-        for number, (sample, value) in enumerate(zip(samples, values, strict=True)):
-            key = field_of(sample, "__key__")
+        for number, (key, value) in enumerate(zip(keys, values, strict=True)):
             found.setdefault(_looks(value, values), []).append(f"sample {number}" if key is None else str(key))
-        if not self.path and len(set(map(type, samples))) > 1:
-            what, fix = f"one batch has samples of {len(found)} types", _MAKE_ONE_TYPE
-        else:
-            whose = f"samples whose {'.'.join(self.path)!r} is" if self.path else "samples that are"
-            what = f"one batch has {whose} not alike"
-            fix = "let encode_sample make them alike, or write a `batch` of your own"
-            if self.can_pad and len({value.dim() for value in values}) == 1:
-                fix += "; or ask for padding at the ends: padding = 0 (or another number) in the task encoder"
-            if self.path:
-                fix += f'; or keep them as a list: padding = {{"{self.path[0]}": "list"}} in the task encoder'
         seen = [f"{looks}: {listed(those, _SHOWN)}" for looks, those in found.items()]
         more = f"; and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
-        return FatalSampleError(f"{what}: {'; '.join(seen[:_SHOWN])}{more}", where=_places(samples), fix=fix)
+        what, fix = self._mistake(samples, values)
+        error = UnlikeError(f"{what}: {'; '.join(seen[:_SHOWN])}{more}", where=_places(samples), fix=fix)
+        error.is_named = None not in keys
+        return error
+
+    def _mistake(self, samples: Sequence[Any], values: Sequence[Any]) -> tuple[str, str]:
+        """What is wrong, and what to do."""
+        if not self.path and len(set(map(type, samples))) > 1:
+            return f"one batch has samples of {len(set(map(type, samples)))} types", _MAKE_ONE_TYPE
+        whose = f"the {'.'.join(self.path)!r} of the samples of one batch" if self.path else "the samples of one batch"
+        own = "write a `batch` of your own"
+        if self.path:
+            own = f'keep them in a list: padding = {{"{self.path[0]}": "list"}} in the task encoder; or {own}'
+        if not self.can_pad:
+            if all(isinstance(value, dict) for value in values):
+                every = "have the same entries in every sample (an empty tensor where there is nothing)"
+                return f"{whose} have unequal entries", f"{every}, in encode_sample; or {own}"
+            return f"{whose} are of unequal types", f"make one type of them in encode_sample, None included; or {own}"
+        if len({value.dim() for value in values}) > 1:
+            return (
+                f"{whose} have unequal numbers of dimensions",
+                f"bring them to one number of dimensions in encode_sample (unsqueeze, expand); or {own}",
+            )
+        if len({value.dtype for value in values}) > 1:
+            return f"{whose} have unequal types of numbers", f"convert them in encode_sample (tensor.to(...)); or {own}"
+        padding = f'padding = {{"{self.path[0]}": 0}}' if self.path else "padding = 0"
+        return (
+            f"{whose} have unequal sizes",
+            f"cut, resize or pad them to one size in encode_sample; or have the task encoder pad the ends, with 0 or "
+            f"another number: {padding}; or {own}",
+        )
 
     def _value(self, sample: Any) -> Any:
         for name in self.path:

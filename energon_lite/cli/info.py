@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -17,14 +17,15 @@ from energon_lite.cli.dataset_facts import fact_lines, folder_facts
 from energon_lite.cli.tables import aligned
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.documents.paths import is_url, local_path
+from energon_lite.loading.blend_facts import LeafFacts, leaf_facts
 from energon_lite.loading.stages import find_stages
 from energon_lite.loading.weight_units import by_samples, mean_of
-from energon_lite.order.stages import StagedBlend, WeightStage
+from energon_lite.order.stages import WeightStage
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.source import source_opener
 
-__all__ = ["LeafFacts", "command", "leaf_facts"]
+__all__ = ["command"]
 
 #: The splits that validation reads.
 _READ_ONCE = ("val", "test")
@@ -34,56 +35,8 @@ Validation shows each sample once; weights do not count. For a training run on t
 _SHOWN_WARNINGS, _SHOWN_STAGES = 10, 8
 
 
-@dataclass(frozen=True)
-class LeafFacts:
-    """One data set of a blend, in numbers.
-
-    Args:
-        spec: what the documents say.
-        samples: how many it has.
-        share: of the blend, 0 to 1; if it changes, the mean over the run.
-        epochs: how often the run shows each of its samples; 0 if its length is not known.
-        stages: its share at both ends of each stage, if shares change.
-        measured: its share in the unit of the blend's weights, 0 to 1, if that is not samples.
-        unit: the unit.
-    """
-
-    spec: LeafSpec
-    samples: int
-    share: float
-    epochs: float
-    stages: tuple[tuple[float, float], ...] = ()
-    measured: float | None = None
-    unit: str = "samples"
-
-
 #: A column of a table: its title, and its cell for one leaf (True), or for a branch of several.
 _Column = tuple[str, Callable[[Sequence[LeafFacts], bool], str]]
-
-
-def leaf_facts(specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples: int = 0) -> list[LeafFacts]:
-    """The numbers of a blend.
-
-    Args:
-        specs: its leaves.
-        samples: how many samples each of them has.
-        blend_samples: over so many samples of the blend, the run, epochs are counted; 0: its length is not known.
-    """
-    stages = find_stages(specs)
-    ends: list[tuple[tuple[float, float], ...]] = [()] * len(specs)
-    if len(stages) > 1:
-        ideal = StagedBlend(stages, key=0).ideal_before(blend_samples)
-        parts, total = (ideal.whole + ideal.fraction * 2.0**-62).tolist(), float(max(blend_samples, 1))
-        both = [zip(stage.weights, stage.last or stage.weights, strict=True) for stage in stages]
-        ends = [*zip(*both, strict=True)]
-    else:
-        pairs = zip(specs, samples, strict=True)
-        parts = [one.weight if one.repetitions is None else one.repetitions * count for one, count in pairs]
-        total = sum(parts)
-    return [
-        LeafFacts(spec, count, part / total, blend_samples * part / total / count, shares)
-        for spec, count, part, shares in zip(specs, samples, parts, ends, strict=True)
-    ]
 
 
 @click.command(name="info", context_settings={"show_default": True})

@@ -18,15 +18,17 @@ __all__ = ["COMMANDS", "main"]
 
 #: Name of a command, and one line of help. Its module, in this package, has its name, with underscores.
 COMMANDS: dict[str, str] = {
+    "init": "Write a small project that runs as it is: data, blend, task encoder, training script.",
     "prepare": "Index a folder of tar shards, divide it into splits, say what a sample is.",
     "prepare-media": "Store what pictures, sounds and films say about themselves: sizes, durations, rates.",
     "lint": "Examine all samples of a data set or a blend: which are broken, and how.",
-    "preview": "Show samples one after the other, images as small pictures.",
+    "preview": "A page to look at data: any step, samples before and after the hooks; or in the terminal.",
     "mount": "Mount a data set as a read-only folder of files.",
     "measure": "Run a task encoder over a data set; store how long each sample is, or that it is skipped.",
     "filter": "Store which samples of a data set meet a condition, such as tokens <= 4096, under a name.",
     "plan": "Compare strategies of batching (token capacity, packing) on the lengths of a data set.",
     "profile": "Find the largest capacity with which a training step fits into memory.",
+    "tune": "Measure how many workers, and which, a data set is loaded fastest with on this machine.",
     "info": "Show a data set or a blend: samples, effective weights, how often each sample comes.",
     "checkpoint": "Look at saved states of loaders, merge them, divide them among other ranks, rebase them.",
     "convert": "Write a data set in another format: tar, MDS, Parquet, JSONL.",

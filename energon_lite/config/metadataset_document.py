@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 __all__ = ["MetadatasetDocument", "Reference", "Split", "parse_metadataset"]
 
 _SPLIT_KINDS = ("path", "blend", "blend_epochized", "join")
-#: Of what the weights of a blend are shares.
-_UNIT = "blend_weight_unit"
+#: Of what the weights of a blend are shares: our word, and Megatron-Energon's.
+_UNITS = ("weight_unit", "blend_weight_unit")
 _EXPECTED_KIND = f"one of the keys {', '.join(_SPLIT_KINDS)}"
 
 
@@ -194,14 +194,17 @@ def _split(node: Node, version: str | None) -> Split:
         return Split((_reference(node, "path"),))
     if kind != "blend":
         fix = "write 'blend' with weights, or remove it"
-        node.refuse([_UNIT], "belongs to a blend by weight", fix, "no blend_weight_unit here")
-    entries = node.mapping(required={kind}, optional={"subset", _UNIT})
+        node.refuse(_UNITS, "belongs to a blend by weight", fix, "no unit of weights here")
+    entries = node.mapping(required={kind}, optional={"subset", *_UNITS})
     subset = read_subset(entries["subset"]) if "subset" in entries and not entries["subset"].is_null else None
     if subset is not None and subset.first is not None:
         raise numbers_above_leaf(entries["subset"], f"a {kind}")
     unit = None
-    if _UNIT in entries and not entries[_UNIT].is_null:
-        unit = entries[_UNIT].string("samples, tokens, or the name of a measured column")
+    named = [entries[key] for key in _UNITS if key in entries and not entries[key].is_null]
+    if len(named) > 1:
+        raise named[1].key_error("the unit of the weights is given twice", f"leave out {named[1].key}")
+    if named:
+        unit = named[0].string("samples, tokens, or the name of a measured column")
     return replace(_blend(entries[kind], subset), unit=None if unit == "samples" else unit)
 
 

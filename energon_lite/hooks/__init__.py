@@ -6,6 +6,7 @@ from energon_lite.hooks.checks import check_hooks, check_stores
 from energon_lite.hooks.context import HookContext, hook_context, running_context
 from energon_lite.hooks.cooking import Cooker, basic_sample_keys, cook_function, cooker
 from energon_lite.hooks.default import DefaultTaskEncoder
+from energon_lite.hooks.functions import place_of
 from energon_lite.hooks.global_generators import LendingScope, lending
 from energon_lite.hooks.hooks import (
     HOOK_ORDER,
@@ -41,6 +42,7 @@ __all__ = [
     "is_overridden",
     "lending",
     "own_hooks",
+    "place_of",
     "returns_its_argument",
     "running_context",
     "seeded_hooks",

@@ -12,6 +12,7 @@ from energon_lite.batching.collate import check_padding
 from energon_lite.errors import UsageError
 from energon_lite.hooks.base import TaskEncoder
 from energon_lite.hooks.cooking import Cooker, places, required, takes
+from energon_lite.hooks.functions import check_functions
 from energon_lite.hooks.hooks import is_generator, is_overridden
 
 __all__ = ["check_hooks", "check_stores"]
@@ -38,11 +39,15 @@ def check_hooks(encoder: TaskEncoder, *, packing_buffer_size: int | None = None)
         UsageError: names the hook.
     """
     if not isinstance(encoder, TaskEncoder):
+        is_class = isinstance(encoder, type)
         raise UsageError(
-            f"task_encoder is a {type(encoder).__name__}",
-            fix="derive it from energon_lite.TaskEncoder, and give an instance",
+            f"task_encoder is {f'the class {encoder.__name__}' if is_class else f'a {type(encoder).__name__}'}",
+            fix=f"give an instance: {encoder.__name__}(...)"
+            if is_class
+            else "derive it from energon_lite.TaskEncoder, and give an instance",
         )
     check_padding(encoder.padding)
+    check_functions(encoder)
     _check_names(encoder)
     _check_packing(encoder, packing_buffer_size)
     _check_generators(encoder, packing=packing_buffer_size is not None)

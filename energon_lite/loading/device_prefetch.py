@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from energon_lite.loading.device import DeviceCopy, Underway
+from energon_lite.loading.executors.work_seconds import WorkSeconds
 from energon_lite.loading.makers.pipeline import Result
 
 __all__ = ["OneAhead"]
@@ -27,10 +29,11 @@ class OneAhead:
     Args:
         copy: to the device.
         load: the next result, None at the end; called again after :meth:`forget`, or after it raised, it begins over.
+        work: is told how long it takes to begin the copies.
     """
 
-    def __init__(self, copy: DeviceCopy, load: Callable[[], Result | None]):
-        self.copy, self._load = copy, load
+    def __init__(self, copy: DeviceCopy, load: Callable[[], Result | None], work: WorkSeconds | None = None):
+        self.copy, self._load, self._work = copy, load, work or WorkSeconds()
         self._now: _Taken | None = None
         self._next: _Taken | BaseException | None = None
 
@@ -60,4 +63,9 @@ class OneAhead:
 
     def _taken(self) -> _Taken | None:
         result = self._load()
-        return None if result is None else _Taken(result, self.copy.start(result.batch))
+        if result is None:
+            return None
+        began = time.monotonic()
+        taken = _Taken(result, self.copy.start(result.batch))
+        self._work.received += time.monotonic() - began
+        return taken

@@ -17,6 +17,7 @@ from energon_lite.documents.paths import is_data_path, is_url, local_path, missi
 from energon_lite.errors import ConfigError, NotPreparedError, UsageError, did_you_mean, listed
 from energon_lite.hooks import Cooker, TaskEncoder
 from energon_lite.loading.auxiliary import stores_of
+from energon_lite.loading.found_leaves import FoundLeaves
 from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.order.hashing import hash_ints, hash_text
@@ -43,7 +44,7 @@ __all__ = ["PathOrDict", "dataset_config_of", "find_leaves", "open_leaves", "ope
 
 logger = logging.getLogger(__name__)
 
-PathOrDict = str | os.PathLike[str] | Mapping[str, Any]
+PathOrDict = str | os.PathLike[str] | Mapping[str, Any] | FoundLeaves
 
 #: Keeps the hashes for different purposes apart.
 _LEAF = 21
@@ -64,6 +65,8 @@ def find_leaves(
         ConfigError: a mistake in a metadataset.
         NotPreparedError: there is no such folder or file.
     """
+    if isinstance(path, FoundLeaves):
+        return [spec.labelled(subflavors or {}) for spec in path.specs]
     if is_metadataset(path):
         specs = list(load_metadataset(path, split_part=split_part, read_url=read_file, missing_ok=missing_ok))
     else:

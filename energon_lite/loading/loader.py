@@ -19,7 +19,7 @@ from energon_lite.loading.device_prefetch import OneAhead
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.executors.pool_options import OnTimeout, PoolOptions, StartMethod
 from energon_lite.loading.iterators.dataset import SavableDataset
-from energon_lite.loading.iterators.iterator import DatasetIterator
+from energon_lite.loading.iterators.iterator import DatasetIterator, checked_steps
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.lane_iterator import LaneIterator
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
@@ -28,9 +28,12 @@ from energon_lite.loading.makers.pipeline import Result
 from energon_lite.loading.makers.quarantine import Quarantine
 from energon_lite.loading.makers.report import Report
 from energon_lite.loading.makers.trace_file import TraceFile
-from energon_lite.loading.progress import Progress, tokens_of
+from energon_lite.loading.makers.user_frames import hide_own_frames
+from energon_lite.loading.progress import Progress, Telling, setup_of, tokens_of
+from energon_lite.loading.rank_stats import gathered_stats
 from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_batch
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
+from energon_lite.metrics.sink import MetricsSink
 from energon_lite.storage.stores.cache_pool import CachePool
 from energon_lite.worker_config import Replica, WorkerConfig
 
@@ -70,7 +73,9 @@ class DataLoader:
             world_size before the step), or pairs of pass and number. Against a spike of the loss, as of PaLM
             (https://arxiv.org/abs/2204.02311, section 5.1): go back to a checkpoint before it, and pass over the
             batches that made it. Nothing else moves; planned steps are not read. Not part of the state.
-        log_every: log a line about speed, waiting and losses every so many batches; 0: never.
+        log_every: log a line about speed, waiting, its reason, and losses every so many batches; 0: never.
+        metrics: get the numbers of :meth:`stats` every ``metrics_every`` batches; such as a
+            :class:`~energon_lite.PrometheusEndpoint`. Who made them closes them.
         cache_pool: what cookers with ``need_cache=True`` get, and other hooks find as ``self.cache``; such as a
             :class:`~energon_lite.FileStoreCachePool`. What it keeps on the disk goes when the loader is closed.
         trace: a file that gets a line for each batch: when it was asked for and delivered, who made it, seconds by
@@ -94,6 +99,8 @@ class DataLoader:
         check_peers: bool = False,
         skip_steps: Iterable[int | tuple[int, int]] = (),
         log_every: int = 0,
+        metrics: Iterable[MetricsSink] = (),
+        metrics_every: int = 100,
         quarantine: str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
         cache_pool: CachePool | None = None,
@@ -103,12 +110,12 @@ class DataLoader:
                 f"a loader of a {type(dataset).__name__}", fix="give what get_train_dataset or get_val_dataset returned"
             )
         runs = dataset.runs_as
-        if prefetch_factor < 1:
-            raise UsageError(f"prefetch_factor is {prefetch_factor}", fix="give at least 1")
         self.dataset = dataset
         self.worker_config = config = dataset.worker_config
         self._check_peers = check_peers
-        self._quarantine = self._make_quarantine(quarantine)
+        self._quarantine = None
+        if quarantine is not None and self._writes:
+            self._quarantine = Quarantine(quarantine, dataset.leaves, config.rank)
         self._trace: TraceFile | None = None
         trace = config.debug_file() if trace is None else trace
         if trace is not None and self._writes:
@@ -117,19 +124,21 @@ class DataLoader:
         names = [(leaf.name, leaf.source.path) for leaf in runs.leaves]
         encoder = dataset.task_encoder
         self._report = Report(encoder.failure_tolerance, names, self._quarantine, hooks=failure_tolerances(encoder))
-        self._progress = Progress(self._report, log_every)
         self._ahead: OneAhead | None = None
         self._pipeline = runs.pipeline()
         self._pipeline.samples.cache_pool = self._cache_pool = _checked_pool(cache_pool)
-        self._pipeline.samples.worker_config = config
+        self._pipeline.samples.worker_config, self._pipeline.samples.failures = config, self._report.log
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, trace is not None, prefetch_factor
         )
         self._workers = ExecutorHandle(self._pipeline, config.num_workers, options)
         weakref.finalize(self, self._workers.close)
+        setup = setup_of(self._pipeline.samples, self._workers.num_workers, start_method)
+        telling = Telling.checked(log_every, metrics, metrics_every)
+        self._progress = Progress(self._report, self._workers, setup, telling)
         # Not `_iterator`: Lightning knows that name from torch, and sets it to None.
         self._dataset_iterator: DatasetIterator = _iterator_of(runs)(
-            runs, self._workers, prefetch_factor, self._report, _checked_steps(skip_steps)
+            runs, self._workers, prefetch_factor, self._report, checked_steps(skip_steps)
         )
         self._delivered: Any = self._dataset_iterator.cursor  # where states are; the iterator may be one batch further
         self._in_step = False  # between a request for a batch and its delivery
@@ -145,7 +154,11 @@ class DataLoader:
             self._in_step = True
             WorkerConfig._asked = self.worker_config
             asked = time.monotonic()
-            result = take() if self._ahead is None else self._ahead.take()
+            try:
+                result = take() if self._ahead is None else self._ahead.take()
+            except Exception as error:
+                hide_own_frames(error)
+                raise
             if result is None:
                 self._in_step, self._delivered = False, self._dataset_iterator.cursor
                 return
@@ -159,8 +172,8 @@ class DataLoader:
             delivered = time.monotonic()
             if self._trace is not None:
                 self._trace.add(place, asked, delivered, result)
-            if self._progress.waited(delivered - asked):
-                self._progress.log(self._workers)
+            if self._progress.waited(delivered - asked, delivered):
+                self._progress.tell(self.stats())
             del result  # with what is on the device already
             # A state that is saved in the loop's body counts this batch; one that is saved after an interrupt does not.
             # Python looks for interrupts where a function begins or a loop goes round: not between here and the yield.
@@ -245,7 +258,7 @@ class DataLoader:
             UsageError: there is no such device.
         """
         copy = DeviceCopy(device)
-        self._ahead = None if copy.device.type == "cpu" else OneAhead(copy, self._take)
+        self._ahead = None if copy.device.type == "cpu" else OneAhead(copy, self._take, self._workers.work)
         return self
 
     def _forget_ahead(self) -> None:
@@ -277,6 +290,7 @@ class DataLoader:
         try:
             return self._dataset_iterator.dataset.restore_sample(restore_key, self._pipeline)
         except SampleError as error:
+            hide_own_frames(error)
             if self.worker_config.restore_error_handler is not None:
                 self.worker_config.restore_error_handler(error, restore_key, None)
             raise
@@ -316,19 +330,30 @@ class DataLoader:
         ``batches``, ``samples`` and ``tokens`` (of batches that have ``num_tokens``, or that were planned by tokens)
         delivered; samples ``skipped``, ``failed`` and ``dropped``, all of these by data set in ``datasets``, and the
         ``reasons``; ``wait_seconds`` spent in ``next()``; ``queue``: results ``ready``, jobs ``pending``, and
-        ``bytes_in_flight``; ``worker_deaths``; with ``quarantine``, lines ``written`` and ``lost``; with ``batching``,
-        under ``planned``, what the plan dropped, truncated and split: over all ranks together, or, where lengths are
-        those of encoded samples, on this rank.
+        ``bytes_in_flight``; ``worker_deaths``; ``stage_seconds`` and ``dataset_seconds`` of work; ``bytes_read``;
+        ``cache``; what the run waits for, ``bottleneck``; with ``quarantine``, lines ``written`` and ``lost``; with
+        ``batching``, under ``planned``, what the plan dropped, truncated and split: over all ranks together, or, where
+        lengths are those of encoded samples, on this rank.
         """
-        stats = self._report.stats() | {
-            "wait_seconds": self._progress.wait_seconds,
-            "queue": self._workers.load()._asdict(),
-            "worker_deaths": self._workers.worker_deaths,
-        }
+        stats = self._report.stats() | self._progress.stats()
         if self._quarantine is not None:
             stats["quarantine"] = self._quarantine.stats()
         planned = self._dataset_iterator.planned_counts()
         return stats if planned is None else stats | {"planned": planned}
+
+    def gather_stats(self) -> dict[str, Any]:
+        """What happened on all data-parallel ranks, on each of them. A collective: all of them call it, at one point.
+
+        All others wait for the slowest rank, so ``wait_seconds`` is the most, ``wait_rank`` says whose, and
+        ``bottleneck`` is that rank's; ``wait_seconds_mean`` is for comparison. ``batches``, ``samples``, ``tokens``,
+        ``skipped``, ``failed``, ``dropped``, ``bytes_read`` and ``worker_deaths`` are sums; ``ranks`` has the stats of
+        each rank.
+
+        Raises:
+            UsageError: there are several ranks, and no process group to ask them over.
+            TopologyError: the group has another number of ranks.
+        """
+        return gathered_stats(self.stats(), self.worker_config)
 
     def config(self) -> dict[str, Any]:
         """The settings and the data that decide the order, as plain data."""
@@ -339,6 +364,7 @@ class DataLoader:
         self._forget_ahead()
         self._dataset_iterator.close()
         if self._workers.close():
+            self._progress.log_end()
             self._report.log_summary()
         if self._cache_pool is not None:
             self._cache_pool.release()
@@ -363,11 +389,6 @@ class DataLoader:
         """Whether this rank writes down what it sees: of peers, who get the same batches, one does."""
         return self.worker_config.reads and self.worker_config.saves_state
 
-    def _make_quarantine(self, path: str | os.PathLike[str] | None) -> Quarantine | None:
-        if path is None or not self._writes:
-            return None
-        return Quarantine(path, self.dataset.leaves, self.worker_config.rank)
-
 
 def _checked_pool(pool: CachePool | None) -> CachePool | None:
     if pool is None or isinstance(pool, CachePool):
@@ -375,18 +396,3 @@ def _checked_pool(pool: CachePool | None) -> CachePool | None:
     raise UsageError(
         f"cache_pool is a {type(pool).__name__}", fix="give a FileStoreCachePool, or derive yours from CachePool"
     )
-
-
-def _checked_steps(steps: Iterable[int | tuple[int, int]]) -> set[tuple[int, int]]:
-    """Steps as pairs of pass and number.
-
-    Raises:
-        UsageError: one of them is neither.
-    """
-    found = set()
-    for step in steps:
-        pair = (0, step) if isinstance(step, int) else tuple(step)
-        if len(pair) != 2 or not all(isinstance(part, int) and part >= 0 for part in pair):
-            raise UsageError(f"{step!r} among skip_steps", fix="give numbers of steps, or pairs (pass, number)")
-        found.add((pair[0], pair[1]))
-    return found

@@ -55,6 +55,24 @@ class SavableDataLoader(DataLoader):
         self._dataset_iterator.restore(state)
         self._in_step, self._delivered = False, self._dataset_iterator.cursor
 
+    def state_at(self, position: int) -> State:
+        """The state of a run that has delivered so many micro-batches; the loader does not move.
+
+        For trainers that count, and keep no state of their loader. No sample is read. Micro-batches of a fixed size
+        cost nothing; where they are planned by tokens, the chunks up to there are planned.
+
+        Args:
+            position: micro-batches that were delivered, over all ranks together. In finite data, passes are counted
+                too: each as many as its steps times the ranks, also if the last step had not one for every rank.
+
+        Raises:
+            UsageError: a negative number; or hooks decide what a micro-batch is, so that they have no numbers.
+
+        Example:
+            >>> loader.restore_state_rank(loader.state_at(consumed_samples // batch_size))
+        """
+        return self.dataset.runs_as.state_at(position)
+
     def with_restored_state_rank(self, state: State | None) -> Self:
         """The loader itself, after :meth:`restore_state_rank`.
 
@@ -141,6 +159,12 @@ class SavableDataLoader(DataLoader):
     def load_state_dict(self, state_dict: State) -> None:
         """:meth:`restore_state_rank`, by torch's name for it."""
         self.restore_state_rank(state_dict)
+
+    def is_last(self) -> bool | None:
+        """Whether the batch that was handed out last is the last one of its ``for`` loop; None: nobody knows before the
+        next one is asked for, because hooks decide how many a pass has."""
+        iterator = self._dataset_iterator
+        return iterator.is_over() if iterator.knows_end else None
 
 
 def _one_state(state: Any) -> State:

@@ -3,14 +3,15 @@
 A blend shows samples. If data set i is to have the share ``w_i`` of all tokens, and its samples have ``m_i`` tokens on
 average, it needs samples in proportion to ``w_i / m_i``. The means are those of measured columns, over the very samples
 that are read, so the weights are known at the start: they are constants like any others, and each data set that ends
-an epoch has given its tokens exactly. Megatron-Energon 8 counts tokens while it runs, and draws what lags behind.
+an epoch has given its tokens exactly. Along a slope of weights, shares of samples are a curve, which straight pieces
+follow. Megatron-Energon 8 counts tokens while it runs, and draws what lags behind.
 
 An entry that is a blend itself has the mean of what it gives: of its leaves, by their shares of samples in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -20,12 +21,18 @@ import numpy as np
 from energon_lite.config.metadataset import LeafSpec
 from energon_lite.config.weight_schedule import Segment, shared_segments
 from energon_lite.errors import ConfigError, DataIndexError
+from energon_lite.order.block_counts import BLOCK
 from energon_lite.storage.index.columns import LENGTH, SKIP
 from energon_lite.storage.index.sample_filter import length_column
 
 __all__ = ["by_samples", "mean_of"]
 
 _CHUNK = 1 << 20
+#: Along a slope, a share of tokens is at most about this far from its weight.
+_NEAR = Fraction(1, 1000)
+
+_Piece = tuple[int, Sequence[Fraction], Sequence[Fraction]]
+_Convert = Callable[[Sequence[Fraction]], list[Fraction]]
 
 
 def by_samples(specs: Sequence[LeafSpec], sources: Sequence[Any]) -> list[LeafSpec]:
@@ -37,29 +44,71 @@ def by_samples(specs: Sequence[LeafSpec], sources: Sequence[Any]) -> list[LeafSp
 
     Raises:
         DataIndexError: a data set has no such column.
-        ConfigError: weights that slope along the run, or samples without any length.
+        ConfigError: samples without any length.
     """
     if not any(spec.units for spec in specs):
         return list(specs)
     means: dict[tuple[int, str], Fraction] = {}
-    shares: list[list[Segment]] = [[] for _ in specs]
-    for start, weights, last in shared_segments([spec.share for spec in specs]):
-        if last is not None:
-            where = next(spec.units[0].origin for spec in specs if spec.units)
-            what = (
-                "weights in another unit than samples cannot slope along the run: their shares of samples would curve"
-            )
-            raise ConfigError(what, file=where, fix="write steps: weight: {0: 0.9, 1_000_000: 0.5}")
+    depths = range(max(len(spec.units) for spec in specs))
+
+    def of_samples(weights: Sequence[Fraction]) -> list[Fraction]:
+        for depth in reversed(depths):
+            weights = _one_level(specs, sources, weights, depth, means)
+        total = sum(weights)
+        return [weight / total for weight in weights]
+
+    stages = shared_segments([spec.share for spec in specs])
+    ends = [start for start, _, _ in stages[1:]]
+    pieces: list[_Piece] = []
+    for (start, weights, last), stop in zip(stages, [*ends, None], strict=True):
         exact = [Fraction(weight) for weight in weights]
-        for depth in reversed(range(max(len(spec.units) for spec in specs))):
-            exact = _one_level(specs, sources, exact, depth, means)
-        total = sum(exact)
-        for share, weight in zip(shares, exact, strict=True):
-            share.append(Segment(start, value := float(weight / total), value))
-    return [
-        replace(spec, weight=share[0].first, segments=tuple(share) if len(share) > 1 else ())
-        for spec, share in zip(specs, shares, strict=True)
+        if last is None or stop is None:
+            pieces.append((start, shares := of_samples(exact), shares))
+        else:
+            pieces += _straight_pieces(start, stop, exact, [Fraction(weight) for weight in last], of_samples)
+    segments = [
+        tuple(Segment(start, float(first[leaf]), float(last[leaf])) for start, first, last in pieces)
+        for leaf in range(len(specs))
     ]
+    return [
+        replace(spec, weight=share[0].first, segments=share if len(share) > 1 else ())
+        for spec, share in zip(specs, segments, strict=True)
+    ]
+
+
+def _straight_pieces(
+    start: int, stop: int, first: Sequence[Fraction], last: Sequence[Fraction], of_samples: _Convert
+) -> list[_Piece]:
+    """Shares of samples along a slope of weights in another unit, which are a curve: straight pieces that follow it,
+    as ``(start, shares there, shares at the end)``. A piece is halved until it is near enough."""
+    found: list[_Piece] = []
+    left = [(start, stop, first, last, of_samples(first), of_samples(last))]
+    while left:
+        begin, end, low, high, begins, ends = left.pop()
+        length, middle = end - begin, (begin + end) // 2
+        places = {place: Fraction(place - begin, length) for place in (middle, begin + length // 4, end - length // 4)}
+        weights = {place: _between(low, high, ratio) for place, ratio in places.items()}
+        wanted = {place: of_samples(here) for place, here in weights.items()}
+        if length < 2 * BLOCK or all(
+            _off(weights[place], _between(begins, ends, ratio), wanted[place]) <= _NEAR
+            for place, ratio in places.items()
+        ):
+            found.append((begin, begins, ends))
+        else:
+            left.append((middle, end, weights[middle], high, wanted[middle], ends))
+            left.append((begin, middle, low, weights[middle], begins, wanted[middle]))
+    return found
+
+
+def _between(first: Sequence[Fraction], last: Sequence[Fraction], ratio: Fraction) -> list[Fraction]:
+    return [a + (b - a) * ratio for a, b in zip(first, last, strict=True)]
+
+
+def _off(weights: Sequence[Fraction], shares: Sequence[Fraction], wanted: Sequence[Fraction]) -> Fraction:
+    """How far the shares of tokens that shares of samples make are from the weights, which others make."""
+    made = [weight * share / one if one else one for weight, share, one in zip(weights, shares, wanted, strict=True)]
+    whole, total = sum(weights), sum(made)
+    return max(abs(one / total - weight / whole) for one, weight in zip(made, weights, strict=True))
 
 
 def _one_level(
@@ -106,9 +155,7 @@ def mean_of(spec: LeafSpec, source: Any, unit: str) -> Fraction:
     try:
         column = source.column(length_column(unit))
     except DataIndexError as error:
-        raise DataIndexError(
-            f"blend_weight_unit: {unit} ({where}): {error.what}", where=error.where, fix=error.fix
-        ) from None
+        raise DataIndexError(f"weight_unit: {unit} ({where}): {error.what}", where=error.where, fix=error.fix) from None
     flags = _flags(source, length_column(unit))
     total, samples = Fraction(0), 0
     for start in range(0, len(source), _CHUNK):
@@ -118,7 +165,7 @@ def mean_of(spec: LeafSpec, source: Any, unit: str) -> Fraction:
         exact = values.sum(dtype=np.int64).item() if values.dtype.kind in "iub" else values.sum(dtype=np.float64).item()
         total, samples = total + Fraction(exact), samples + len(values)
     if total <= 0:
-        what = f"blend_weight_unit: {unit}: the samples of {spec.path} have none"
+        what = f"weight_unit: {unit}: the samples of {spec.path} have none"
         raise ConfigError(what, file=spec.origin or None, fix="measure it again, or leave the data set out")
     return total / samples
 

@@ -14,7 +14,8 @@ from energon_lite.transforms.mapper import Matrix, Moved, Size, TransformMapper
 try:
     from torchvision import transforms as T
 except ImportError as error:
-    raise ImportError(f"energon_lite.transforms needs torchvision: pip install torchvision ({error})") from error
+    how = "pip install 'energon-lite[vision]'"
+    raise ImportError(f"energon_lite.transforms needs torchvision: {how} ({error})") from error
 
 __all__ = [
     "CenterCropMapper",

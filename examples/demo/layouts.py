@@ -19,7 +19,7 @@ from examples.demo.errors import DemoError
 from examples.demo.losses import Metrics, read_metrics
 
 #: Optimizer steps that are compared: enough for a mistake to grow, and few enough to wait for.
-STEPS = 30
+STEPS = 20
 #: Seconds after which a group of ranks is taken for stuck.
 PATIENCE = 300.0
 

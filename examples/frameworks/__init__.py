@@ -1,1 +1,1 @@
-"""The loader inside other people's training loops: Lightning, Accelerate, and torch's distributed checkpoint."""
+"""The loader inside other people's loops: Hugging Face's Trainer, Accelerate, Lightning, torch's checkpoints."""

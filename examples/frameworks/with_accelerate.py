@@ -1,9 +1,8 @@
-"""Hugging Face Accelerate: register the loader for checkpointing, and do not let ``prepare`` have it.
+"""Hugging Face Accelerate: the loader goes through ``prepare`` like any other, and nothing is skipped after a load.
 
-The loader already deals batches to ranks, so Accelerate must not do so a second time. ``save_state`` then stores its
-state beside those of model and optimizer, and ``load_state`` brings it back:
+``save_state`` stores its place in the data beside model and optimizer, for any number of processes:
 
-    python -m examples.frameworks.with_accelerate DATASET OUTPUT --steps 20
+    torchrun --nproc-per-node 2 -m examples.frameworks.with_accelerate DATASET OUTPUT --steps 20
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 
+from energon_lite.integrations.accelerate import AccelerateLoader
 from examples.frameworks.bytes_model import loss_of, make_loader, make_model
 
 
@@ -27,9 +27,10 @@ def train(path: Path, output: Path, steps: int, *, save_every: int = 5) -> list[
     project = ProjectConfiguration(str(output), automatic_checkpoint_naming=True)
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), project_config=project)
     model = make_model()
-    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     loader = make_loader(path, rank=accelerator.process_index, world_size=accelerator.num_processes)
-    accelerator.register_for_checkpointing(loader)
+    model, optimizer, batches = accelerator.prepare(
+        model, torch.optim.AdamW(model.parameters()), AccelerateLoader(loader)
+    )
 
     done = 0
     folder = output / "checkpoints"
@@ -41,12 +42,11 @@ def train(path: Path, output: Path, steps: int, *, save_every: int = 5) -> list[
 
     seen: list[str] = []
     with loader:
-        for step, batch in enumerate(loader, start=done + 1):
+        for step, batch in enumerate(batches, start=done + 1):
             if step > steps:
                 break
             seen += batch["key"]
-            loss = loss_of(model, {"counts": batch["counts"].to(accelerator.device)})
-            accelerator.backward(loss)
+            accelerator.backward(loss_of(model, batch))
             optimizer.step()
             optimizer.zero_grad()
             if step % save_every == 0:

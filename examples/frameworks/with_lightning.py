@@ -1,9 +1,9 @@
-"""Lightning: hand it the loader; it finds ``state_dict`` and ``load_state_dict``, and saves the state with the rest.
+"""Lightning: a data module of savable loaders, whose place in the data is part of every checkpoint.
 
-The loader deals batches to ranks itself, so ``use_distributed_sampler`` is off. An epoch is as many batches as the
-data sets hold samples for; with ``virtual_epoch_length`` it is as long as you say.
+Batches are dealt to devices by the loader. An epoch is as many batches as the data sets hold samples for; with
+``virtual_epoch_length`` it is as long as you say.
 
-    python -m examples.frameworks.with_lightning DATASET OUTPUT --steps 20
+    python -m examples.frameworks.with_lightning DATASET OUTPUT --steps 20 --devices 2
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from energon_lite.integrations.lightning import EnergonDataModule
 from examples.frameworks.bytes_model import loss_of, make_loader, make_model
 
 
@@ -36,7 +37,7 @@ class Reconstruct(LightningModule):
         return torch.optim.AdamW(self.parameters())
 
 
-def train(path: Path, output: Path, steps: int, *, save_every: int = 5) -> list[str]:
+def train(path: Path, output: Path, steps: int, *, save_every: int = 5, devices: int = 1) -> list[str]:
     """Train up to step ``steps``, from the newest checkpoint in ``output`` if there is one.
 
     Returns:
@@ -45,18 +46,18 @@ def train(path: Path, output: Path, steps: int, *, save_every: int = 5) -> list[
     module = Reconstruct()
     trainer = Trainer(
         accelerator="auto",
-        devices=1,
+        devices=devices,
         max_steps=steps,
         default_root_dir=output,
         callbacks=[ModelCheckpoint(output, filename="{step}", every_n_train_steps=save_every, save_top_k=-1)],
-        use_distributed_sampler=False,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
     newest = max(output.glob("step=*.ckpt"), key=lambda file: int(file.stem.partition("=")[2]), default=None)
-    with make_loader(path, rank=trainer.global_rank, world_size=trainer.world_size) as loader, quiet():
-        trainer.fit(module, loader, ckpt_path=newest)
+    data = EnergonDataModule(lambda config: make_loader(path, rank=config.rank, world_size=config.world_size))
+    with quiet():
+        trainer.fit(module, data, ckpt_path=newest)
     return module.seen
 
 
@@ -73,8 +74,9 @@ def main() -> None:
     parser.add_argument("dataset", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--devices", type=int, default=1)
     arguments = parser.parse_args()
-    print("\n".join(train(arguments.dataset, arguments.output, arguments.steps)))
+    print("\n".join(train(arguments.dataset, arguments.output, arguments.steps, devices=arguments.devices)))
 
 
 if __name__ == "__main__":

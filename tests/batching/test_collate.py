@@ -29,6 +29,7 @@ from energon_lite import (
     get_train_dataset,
 )
 from energon_lite.batching.collate import empty_like
+from energon_lite.errors import UnlikeError
 
 
 @dataclass
@@ -144,7 +145,8 @@ def test_tensors_are_stacked_where_alike_and_else_only_as_asked_for(values: list
     elif padding == "list":
         assert all(one is other for one, other in zip(generic_batch(samples, padding)["x"], values, strict=True))
     elif padding is None or len(ranks) > 1 or not one_type:
-        with pytest.raises(FatalSampleError, match="'x' is not alike") as caught:
+        wrong = "numbers of dimensions" if len(ranks) > 1 else "sizes" if one_type else "types of numbers"
+        with pytest.raises(UnlikeError, match=f"the 'x' of the samples of one batch have unequal {wrong}: ") as caught:
             generic_batch(samples, padding)
         assert "key 0" in str(caught.value) and f"shape {list(values[-1].shape)}" in str(caught.value)
     else:
@@ -154,13 +156,13 @@ def test_tensors_are_stacked_where_alike_and_else_only_as_asked_for(values: list
 
 
 def test_what_is_not_alike_is_named(leaf_of: Any) -> None:
-    with pytest.raises(FatalSampleError, match=r"'image' is not alike: shape \[1, 1, 2\]: 1; shape \[1, 2, 2\]: 2"):
+    with pytest.raises(UnlikeError, match=r"'image' of .* unequal sizes: shape \[1, 1, 2\]: 1; shape \[1, 2, 2\]: 2"):
         DefaultTaskEncoder().batch([_caption(1), _caption(2)])
-    with pytest.raises(FatalSampleError, match=r"'a\.b' is not alike: shape \[1\]: sample 0; NoneType: sample 1"):
+    with pytest.raises(UnlikeError, match=r"'a\.b' of .* unequal types: shape \[1\]: sample 0; NoneType: sample 1"):
         generic_batch([{"a": {"b": torch.ones(1)}}, {"a": {"b": None}}])
-    with pytest.raises(FatalSampleError, match=r"that are not alike: entries a, b: sample 0; entries a: sample 1"):
+    with pytest.raises(UnlikeError, match=r"have unequal entries: entries a, b: sample 0; entries a: sample 1"):
         generic_batch([{"a": 1, "b": 2}, {"a": 1}])
-    with pytest.raises(FatalSampleError, match=r"'image' is not alike"):
+    with pytest.raises(UnlikeError, match=r"'image' of the samples"):
         DefaultTaskEncoder(raw_batch_type=Images).batch([_caption(1), _caption(2)])
     with pytest.raises(FatalSampleError, match="padding = 0"):
         generic_batch([torch.ones(1), torch.ones(2)])

@@ -59,7 +59,8 @@ def end(*_):
 
 if __name__ == "__main__":
     slow = case["loader"] == "in a batch"
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
+    # A spawned worker imports all anew, which takes seconds: two where one of them is killed.
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2 if case["kill"] or case["method"] != "spawn" else 1)
     dataset = get_train_dataset(path, batch_size=4, worker_config=config, task_encoder=Slow() if slow else None)
     loader = get_savable_loader(dataset, start_method=case["method"])
     batches = iter(loader)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from energon_lite.cli.info import leaf_facts
 from energon_lite.cli.main import main
 from energon_lite.config import LeafSpec
+from energon_lite.loading.blend_facts import leaf_facts
 
 
 def info(*arguments: object) -> tuple[int, str, str]:

@@ -179,8 +179,8 @@ class TestKindsOfData:
         memory.put(str(path), "/lint_set", recursive=True)
         try:
             code, found = lint("memory://lint_set")
-            for command in ("info", "preview"):
-                code_of_command, output = energon_lite(command, "memory://lint_set")
+            for command in (["info"], ["preview", "--text"]):
+                code_of_command, output = energon_lite(*command, "memory://lint_set")
                 assert code_of_command == 0 and "memory://lint_set" in output
         finally:
             memory.rm("/lint_set", recursive=True)

@@ -17,7 +17,7 @@ from energon_lite.order import ConcatOrder
 from tests.effort import examples
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 50), min_size=1, max_size=3),
     batch_size=st.integers(1, 6),

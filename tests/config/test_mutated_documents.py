@@ -107,7 +107,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def watched(house: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """The room, and a watch over it: imports by name, and files that are opened elsewhere, are errors."""
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between two tries of a store
+    # Between two tries of a store. Threads of earlier tests sleep a little, too, or they would take all of the time.
+    monkeypatch.setattr("time.sleep", lambda seconds, sleep=time.sleep: sleep(min(seconds, 1e-3)))
     logging.disable(logging.WARNING)
     _restore(house)
     _read(house / "meta.yaml")  # imports what is imported when it is needed

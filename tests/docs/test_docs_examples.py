@@ -3,6 +3,7 @@
 A comment before a code block says what is done with it:
 
 * ``<!-- run -->``: python is executed, bash is executed with ``bash -e``;
+* ``<!-- run with NAME -->``: the same, if the package of that name is installed;
 * ``<!-- file: NAME -->``: the block is written as a file.
 
 The blocks of one page are run in order, in one namespace, in a folder of its own that holds two prepared data sets
@@ -13,6 +14,7 @@ The blocks of one page are run in order, in one namespace, in a folder of its ow
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -26,10 +28,17 @@ import pytest
 import yaml
 from pages import BLOCK, DOCS, PRINTS, ROOT, Block, blocks
 
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
 LINKING = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 
+#: Says whether a block is run, and which package it needs.
+_RUN = re.compile(r"run(?: with (\w+))?")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def name_of(page: Path) -> str:
+    """A page by its path in ``docs/``, or in the repository."""
+    return str(page.relative_to(DOCS if DOCS in page.parents else ROOT))
 
 
 def run_python(block: Block, page: Path, module: types.ModuleType) -> None:
@@ -43,14 +52,17 @@ def run_python(block: Block, page: Path, module: types.ModuleType) -> None:
     assert [line for line in output.getvalue().splitlines() if line.strip()] == expected, f"{page.name}:{block.line}"
 
 
-def run_bash(block: Block, page: Path) -> None:
+def run_bash(block: Block, page: Path, _: types.ModuleType) -> None:
     """Run a block in the current folder, with this interpreter's commands first on the path."""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-ec", block.code], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, f"{page.name}:{block.line}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+RUNNERS = {"python": run_python, "bash": run_bash}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 @pytest.mark.usefixtures("torch_settings")
 def test_examples_run(page: Path, docs_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
@@ -65,15 +77,14 @@ def test_examples_run(page: Path, docs_data: Path, tmp_path: Path, monkeypatch: 
             path = folder / block.mark.removeprefix("file:").strip()
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.code)
-        elif block.mark == "run" and block.language == "python":
-            run_python(block, page, module)
-        elif block.mark == "run" and block.language == "bash":
-            run_bash(block, page)
+        elif (run := _RUN.fullmatch(block.mark)) and block.language in RUNNERS:
+            if not run[1] or importlib.util.find_spec(run[1]):
+                RUNNERS[block.language](block, page, module)
         else:
             assert block.mark in ("", "fragment"), f"{page.name}:{block.line}: what does {block.mark!r} mean?"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_fragments_are_well_formed(page: Path) -> None:
     for block in blocks(page):
         if block.language == "python":
@@ -82,7 +93,7 @@ def test_fragments_are_well_formed(page: Path) -> None:
             list(yaml.safe_load_all(block.code))
 
 
-@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", LINKING, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = [target for target in _LINK.findall(_without_code(page.read_text())) if "://" not in target]
     missing = [target for target in targets if not _exists(page, target)]
@@ -91,7 +102,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_page_is_on_the_map() -> None:
     index = (DOCS / "index.md").read_text()
-    assert [page.name for page in PAGES if page.name != "index.md" and f"({page.name})" not in index] == []
+    names = [name_of(page) for page in PAGES]
+    assert [name for name in names if name != "index.md" and f"({name})" not in index] == []
 
 
 def test_the_checks_can_fail(tmp_path: Path) -> None:

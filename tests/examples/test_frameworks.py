@@ -12,7 +12,7 @@ import pytest
 STEPS = 17
 
 
-@pytest.mark.parametrize("framework", ["accelerate", "lightning", "distributed_checkpoint"])
+@pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers", "distributed_checkpoint"])
 @pytest.mark.parametrize("stop", [5, 8, 10])
 def test_a_resumed_run_sees_what_an_undisturbed_one_sees(
     framework: str, stop: int, tmp_path: Path, leaf_of: Callable[..., Path]
@@ -25,5 +25,6 @@ def test_a_resumed_run_sees_what_an_undisturbed_one_sees(
 
     first = train(leaf, tmp_path / "resumed", stop)
     assert first == undisturbed[: 2 * stop]
-    saved = stop - stop % 5  # the newest checkpoint; what came after it is seen again
+    # The newest checkpoint; what came after it is seen again. Trainer saves at its last step, too.
+    saved = stop if framework == "transformers" else stop - stop % 5
     assert train(leaf, tmp_path / "resumed", STEPS) == undisturbed[2 * saved :]

@@ -20,11 +20,16 @@ import pytest
 from damage import damaged
 from hypothesis import given
 from hypothesis import strategies as st
+from private_memory import private_growth
 
 from energon_lite import PackedList
 from energon_lite.errors import DatasetError, TrustError, UsageError
 from energon_lite.extras import packed_list
 from energon_lite.storage.files.array_file import read_arrays, write_arrays
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from list_work import read_packed, read_plain, record
 
 scalars = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -335,21 +340,13 @@ class TestFiles:
         assert [msgpack.unpackb(items[a:b]) for a, b in ((0, 2), (2, 3))] == ["a", 5]
 
 
-def record(number: int) -> dict[str, Any]:
-    return {"id": number, "path": f"images/{number:09d}.jpg", "caption": f"picture number {number}", "size": [640, 480]}
-
-
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
 @pytest.mark.parametrize("count", [200_000, pytest.param(1_000_000, marks=pytest.mark.nightly)])
 @pytest.mark.slow
-def test_workers_share_it(count: int, tmp_path: Path, private_growth: Callable[..., list[int]]) -> None:
-    def read(items: Any) -> bool:
-        total = sum(next(iter(list(item.values()))) for item in items)  # looks at all that is in it
-        return bool(total == count * (count - 1) // 2)
-
-    packed = PackedList.from_iterable(map(record, range(count)), tmp_path / "x.pack")
-    shared = private_growth(lambda: read(packed))
-    records = [record(number) for number in range(count)]
-    plain = private_growth(lambda: read(records))
+def test_workers_share_it(count: int, tmp_path: Path) -> None:
+    PackedList.from_iterable(map(record, range(count)), tmp_path / "x.pack")
+    shared = private_growth(read_packed, str(tmp_path / "x.pack"), count)
+    plain = private_growth(read_plain, count)
     print(f"\n{count} items: packed {max(shared) / 2**20:.1f} MiB, list {min(plain) / 2**20:.1f} MiB a worker")
     assert max(shared) < 20 << 20
     assert min(plain) > 200 * count and min(plain) > 10 * max(shared)

@@ -32,7 +32,7 @@ def _train(metadataset: Any, encoder: Any, config: WorkerConfig, **kwargs: Any) 
     return get_train_dataset(metadataset, batch_size=3, task_encoder=encoder, worker_config=config, **kwargs)
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 @given(blend=blends, workers=st.sampled_from([0, 1, 3]), world=st.integers(1, 4), data=st.data())
 def test_batches_and_their_samples_again(
     cluster: Any,
@@ -57,7 +57,7 @@ def test_batches_and_their_samples_again(
     assert other.save_state_rank()["position"] == 0
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 @given(blend=blends, steps=st.integers(1, 20))
 def test_single_samples_again(
     cluster: Any, augment: Any, same: Any, write_blend: Callable[..., Any], blend: Any, steps: int
@@ -74,7 +74,7 @@ def test_single_samples_again(
         assert same(other.restore_sample(sample["__restore_key__"]), sample)
 
 
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(10))
 @given(seed=st.integers(0, 10), workers=st.sampled_from([0, 2]))
 def test_randomness_does_not_depend_on_who_makes_a_sample(
     cluster: Any, augment: Any, same: Any, write_blend: Callable[..., Any], seed: int, workers: int

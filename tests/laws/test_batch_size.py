@@ -49,7 +49,7 @@ def run(cluster: Any, build: Any, topology: tuple[int, int], state: Any, steps: 
         return found, json.loads(json.dumps(ranks.state()))
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 @given(
     old=sizes, new=sizes, before=topologies, after=topologies, cut=st.integers(0, 9), steps=st.integers(1, 3),
     staged=st.booleans(),

@@ -128,7 +128,7 @@ def _check(cluster: Any, write_blend: Any, kind: str, chain: Any, topologies: An
         states = redistributed(merged(states), world)
 
 
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(10))
 @given(kind=st.sampled_from(sorted(KINDS)), chain=chains, again=resumed, steps=st.integers(0, 4))
 def test_cut_anywhere_and_resumed_twice(
     cluster: Any, write_blend: Any, kind: str, chain: Any, again: Any, steps: int

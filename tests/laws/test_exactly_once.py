@@ -37,7 +37,7 @@ def _texts(batches: list[Any]) -> list[str]:
     return [text for batch in batches for text in batch.text]
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(count=st.integers(1, 200), world=st.integers(1, 8), batch_size=st.integers(1, 9), worker_count=workers)
 def test_each_epoch_of_training_once(
     cluster: Any, leaf_of: Any, count: int, world: int, batch_size: int, worker_count: int
@@ -53,7 +53,7 @@ def test_each_epoch_of_training_once(
         assert sorted(texts[epoch * count : (epoch + 1) * count]) == sorted(f"a-{i}" for i in range(count))
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(blend=blends, world=st.integers(1, 8), batch_size=st.integers(1, 9), worker_count=workers)
 def test_validation_once_over_all_ranks_and_in_step(
     cluster: Any, write_blend: Callable[..., Any], blend: Any, world: int, batch_size: int, worker_count: int

@@ -110,7 +110,7 @@ CASE: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(60))
 @given(**CASE)
 def test_any_chain_of_topologies_is_the_uninterrupted_run(cluster: Any, leaf_of: Any, size: int, **case: Any) -> None:
     _check_chain(cluster, leaf_of(size, "a"), **case)
@@ -127,7 +127,7 @@ def test_many_chains_of_topologies(cluster: Any, leaf_of: Any, part: int) -> Non
     holds()
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(content=contents, chunk=chunk_sizes, workers=st.sampled_from([0, 0, 0, 2]), data=st.data())
 def test_each_batch_again_from_its_key(
     cluster: Any, same: Any, leaf_of: Any, content: Content, chunk: int, workers: int, data: st.DataObject

@@ -74,7 +74,7 @@ def alone(leaf_of: Callable[..., Any], tag: str, count: int, **arguments: Any) -
     return [key for _, batch in zip(range(count), loader, strict=False) for key in batch.__key__]
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(18))
 @given(
     chain=st.lists(
         st.tuples(recipes(), st.integers(1, 4), st.sampled_from([0, 0, 0, 2]), st.integers(0, 40)),
@@ -107,7 +107,7 @@ def test_each_leafs_stream_goes_on(cluster: Any, leaf_of: Any, chain: Any, windo
             assert shown[tag] == alone(leaf_of, tag, len(shown[tag]), **arguments)
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 @given(first=recipes(), second=recipes(), cut=st.integers(0, 40), data=st.data())
 def test_after_a_rebase_all_laws_hold(
     cluster: Any, leaf_of: Any, first: Any, second: Any, cut: int, data: st.DataObject

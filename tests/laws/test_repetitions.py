@@ -80,7 +80,7 @@ def test_one_and_a_half_times_a_hundred(write_epochs: WriteBlend, worker_count: 
     assert epochs[0] != epochs[2]
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 @given(blend=blends, world=st.integers(1, 8), batch_size=st.integers(1, 9), worker_count=workers)
 def test_each_pass_is_an_epoch_exact_with_fractions_and_in_step(
     cluster: Any, write_epochs: WriteBlend, blend: Any, world: int, batch_size: int, worker_count: int
@@ -103,7 +103,7 @@ def test_each_pass_is_an_epoch_exact_with_fractions_and_in_step(
                 assert min(shown) == total // count and max(shown) == -(-total // count)
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 @given(blend=blends, batch_size=st.integers(1, 7), seed=st.integers(0, 2), segments=segments)
 def test_with_repeat_any_chain_of_topologies_is_the_uninterrupted_run(
     cluster: Any, write_epochs: WriteBlend, blend: Any, batch_size: int, seed: int, segments: Any
@@ -125,7 +125,7 @@ def test_with_repeat_any_chain_of_topologies_is_the_uninterrupted_run(
     assert found == expected
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 @given(blend=blends, batch_size=st.integers(1, 7), segments=segments)
 def test_without_repeat_too_pass_by_pass(
     cluster: Any, write_epochs: WriteBlend, blend: Any, batch_size: int, segments: Any

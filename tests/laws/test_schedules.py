@@ -91,7 +91,7 @@ schedules = st.sampled_from(
 )
 
 
-@settings(max_examples=examples(15))
+@settings(max_examples=examples(8))
 @given(weights=schedules, batch_size=st.integers(1, 7), segments=segments)
 def test_any_chain_of_topologies_is_the_uninterrupted_run(
     cluster: Any, write_weights: WriteWeights, weights: Any, batch_size: int, segments: Any

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,13 @@ from hypothesis import strategies as st
 
 from energon_lite import ConfigError, DatasetError, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.cli.main import main
-from energon_lite.config.metadataset import load_metadataset
+from energon_lite.config.metadataset import LeafSpec, WeightUnit, load_metadataset
+from energon_lite.config.weight_schedule import blend_shares, constant, schedule, values_at
 from energon_lite.errors import DataIndexError
 from energon_lite.loading.weight_units import by_samples
+from energon_lite.order import BlendOrder
+from energon_lite.order.block_counts import BLOCK
+from energon_lite.order.shuffle import LeafOrder, Leaves
 from energon_lite.storage.index.columns import write_column
 
 CONFIG = WorkerConfig(rank=0, world_size=1)
@@ -77,10 +83,10 @@ def shares_of(tree: Any) -> list[tuple[str, Fraction]]:
 
 
 class Sized:
-    """A source with the lengths of a leaf."""
+    """A source with lengths."""
 
-    def __init__(self, tag: str):
-        self.lengths = np.array(LENGTHS[tag])
+    def __init__(self, lengths: Any):
+        self.lengths = np.array(lengths)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -95,7 +101,7 @@ class Sized:
 @given(tree=trees.filter(lambda tree: not isinstance(tree, str)))
 def test_shares_of_samples_in_any_tree(tree: Any, tmp_path: Path, measured: Path) -> None:
     specs = load_metadataset(written(tree, measured, tmp_path, [0]), split_part="train")
-    found = by_samples(specs, [Sized(Path(spec.path).name) for spec in specs])
+    found = by_samples(specs, [Sized(LENGTHS[Path(spec.path).name]) for spec in specs])
     expected = shares_of(tree)
     assert [Path(spec.path).name for spec in found] == [tag for tag, _ in expected]
     assert [spec.weight for spec in found] == pytest.approx([float(share) for _, share in expected], rel=1e-12)
@@ -129,15 +135,83 @@ def test_steps_along_the_run(measured: Path) -> None:
     stages = loader(document(measured, weights)).dataset.stages
     assert [stage.start for stage in stages] == [0, 8192] and stages[1].weights == (0.0, 1.0)
     assert stages[0].weights == pytest.approx((200 / 204, 4 / 204))
-    with pytest.raises(ConfigError, match="cannot slope"):
-        loader(document(measured, {"a": {"linear": {0: 1, 100: 2}}, "b": 1}))
+
+
+def weighted(shares: Sequence[Any], lengths: Sequence[np.ndarray]) -> list[Any]:
+    """Leaves of one blend with weights in tokens, as shares of samples."""
+    specs = [
+        LeafSpec(
+            str(number), "train", weight=share[0].first, segments=share, units=(WeightUnit("tokens", 0, number, ""),)
+        )
+        for number, share in enumerate(shares)
+    ]
+    return by_samples(specs, [Sized(own) for own in lengths])
+
+
+@settings(max_examples=examples(30))
+@given(
+    gaps=st.lists(st.integers(1 << 20, 10**9), min_size=1, max_size=3),
+    points=st.lists(st.tuples(*[st.integers(0, 1000)] * 2, st.integers(1, 1000)), min_size=4, max_size=4),
+    means=st.tuples(*[st.integers(1, 10**4)] * 3),
+    places=st.lists(st.floats(0, 1), min_size=20, max_size=20),
+)
+def test_slopes_follow_the_weights_in_tokens(
+    gaps: list[int], points: list[tuple[int, ...]], means: tuple[int, ...], places: list[float]
+) -> None:
+    """Shares of samples along a slope of shares of tokens are a curve, which straight pieces follow."""
+    knots = [0, *accumulate(gaps)]
+    asked = blend_shares(
+        [schedule(list(zip(knots, column, strict=False)), linear=True) for column in zip(*points, strict=True)]
+    )
+    found = weighted(asked, [np.array([mean]) for mean in means])
+    starts = [segment.start for segment in found[0].share]
+    for position in [*knots, *(int(place * knots[-1]) for place in places)]:
+        wanted = [values_at(share, position)[1] for share in asked]
+        tokens = [values_at(spec.share, position)[1] * mean for spec, mean in zip(found, means, strict=True)]
+        piece = bisect_right(starts, position)
+        is_short = piece < len(starts) and starts[piece] - starts[piece - 1] < 2 * BLOCK and position not in starts
+        bound = 1.0 if is_short else 1e-9 if position in knots else 0.0012
+        assert max(abs(one / sum(tokens) - share) for one, share in zip(tokens, wanted, strict=True)) <= bound
+    assert len(starts) < 200 * len(knots)
+
+
+def test_a_slope_in_tokens_runs(measured: Path) -> None:
+    """Means are 4 and 200: half of the tokens, in the middle of the slope, are one sample in 51."""
+    middle, width = 500_000, 20_000
+    one = loader(document(measured, {"a": {"linear": {0: 0, 2 * middle: 1}}, "c": {"linear": {0: 1, 2 * middle: 0}}}))
+    counts = np.diff([one.dataset.plan.order.counts_before(middle + side) for side in (-width, width)], axis=0)[0]
+    tokens = counts * [4, 200]
+    assert tokens[0] / tokens.sum() == pytest.approx(0.5, abs=0.005)
+
+
+@settings(max_examples=examples(3))
+@given(seed=st.integers(0, 2**32), position=st.integers(1 << 20, 10**12))
+def test_a_thousand_sources_keep_to_their_shares_of_tokens(seed: int, position: int) -> None:
+    """At any position, a source is off by two of its mean samples and what its unfinished epoch may be off by, and by
+    its share of what the others are."""
+    choose, count = np.random.default_rng(seed), 1000
+    lengths = [choose.integers(10, 10 ** choose.integers(2, 6), choose.integers(1, 300)) for _ in range(count)]
+    weights = 10 ** choose.uniform(-6, 0, count)
+    found = weighted([constant(weight) for weight in weights], lengths)
+    orders = [LeafOrder(length=len(own), key=number) for number, own in enumerate(lengths)]
+    order = BlendOrder(orders, [spec.weight for spec in found], key=seed)
+    tokens, bounds = np.zeros(count), np.zeros(count)
+    leaves = Leaves(orders)
+    for leaf, shown in enumerate(order.counts_before(position).tolist()):
+        own = lengths[leaf]
+        epochs, rest = divmod(shown, len(own))
+        index, _ = leaves.lookup(np.full(rest, leaf), epochs * len(own) + np.arange(rest))
+        tokens[leaf] = epochs * own.sum() + own[index].sum()
+        bounds[leaf] = 2 * own.mean() + len(own) * np.ptp(own) / 4
+    share = weights / weights.sum()
+    assert (np.abs(tokens - share * tokens.sum()) <= bounds + share * bounds.sum()).all()
 
 
 def test_other_columns_and_what_is_missing(measured: Path, leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     by_images = loader(document(measured, {"a": 1, "b": 1}, "images")).dataset.weights
     assert by_images == pytest.approx((0.5, 0.5))  # one image each, on average
     assert loader(document(measured, {"a": 1, "b": 3}, "samples")).dataset.weights == (0.25, 0.75)
-    with pytest.raises(DatasetError, match=r"blend_weight_unit: tokens.*no column 'length'") as caught:
+    with pytest.raises(DatasetError, match=r"weight_unit: tokens.*no column 'length'") as caught:
         loader(document(leaf_of(50).parent, {leaf_of(50).name: 1, leaf_of(7).name: 1}))
     assert "energon-lite measure" in str(caught.value)
     with pytest.raises(ConfigError, match="have none"):
@@ -148,6 +222,12 @@ def test_other_columns_and_what_is_missing(measured: Path, leaf_of: Callable[...
     epochs = {"splits": {"train": {"blend_weight_unit": "tokens", "blend_epochized": [{"path": str(measured / "a")}]}}}
     with pytest.raises(ConfigError, match="belongs to a blend by weight"):
         loader(epochs)
+    ours = document(measured, {"a": 1, "b": 1}, "images")["splits"]["train"]
+    assert loader({"splits": {"train": ours | {"weight_unit": None}}}).dataset.weights == by_images
+    with pytest.raises(ConfigError, match="given twice"):
+        loader({"splits": {"train": ours | {"weight_unit": "tokens"}}})
+    ours["weight_unit"] = ours.pop("blend_weight_unit")
+    assert loader({"splits": {"train": ours}}).dataset.weights == by_images
 
 
 def write_zero(root: Path) -> None:

@@ -31,7 +31,7 @@ def _keys(batches: list[Any]) -> list[list[str]]:
     return [batch.__key__ for batch in batches]
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(18))
 @given(blend=blends, batch_size=st.integers(1, 7), window=windows, seed=st.integers(0, 3), segments=segments)
 def test_any_chain_of_topologies_is_the_uninterrupted_run(
     cluster: Any,
@@ -66,7 +66,7 @@ def test_any_chain_of_topologies_is_the_uninterrupted_run(
     assert found == expected
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(12))
 @given(blend=blends, batch_size=st.integers(1, 7), segments=segments)
 def test_validation_goes_on_too_and_passes_are_equal(
     cluster: Any, write_blend: Callable[..., Any], blend: Any, batch_size: int, segments: list[tuple[int, int, int]]
@@ -95,6 +95,7 @@ def test_validation_goes_on_too_and_passes_are_equal(
     assert found == expected
 
 
+@settings(max_examples=examples(14))
 @given(blend=blends, cut=st.integers(0, 10), worker_count=workers)
 def test_saving_changes_nothing_and_can_be_repeated(
     cluster: Any, write_blend: Callable[..., Any], blend: Any, cut: int, worker_count: int

@@ -108,6 +108,7 @@ def test_batches_states_and_counts_are_those_without_it(leaf_of: Any, kind: str)
         for _ in range(3):  # loops
             for one, other in zip(ahead, plain, strict=True):
                 assert _name(one) == _name(other)
+                assert ahead.is_last() == plain.is_last()
                 states = [loader.save_state_rank() for loader in (ahead, plain)]
                 if kind == "packed":  # the lane may know already that its chunk has nothing left to give
                     assert all(state.pop("cursors") for state in states if state is not None)

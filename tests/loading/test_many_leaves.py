@@ -88,7 +88,7 @@ def _run(blend: Path, index: str, start_method: str) -> dict[str, Any]:
     [
         (300, "small", "fork"),
         (300, "large", "fork"),
-        (300, "small", "forkserver"),
+        pytest.param(300, "small", "forkserver", marks=pytest.mark.nightly),
         pytest.param(1000, "small", "fork", marks=pytest.mark.nightly),
         pytest.param(1000, "small", "spawn", marks=pytest.mark.nightly),
         pytest.param(1000, "large", "forkserver", marks=pytest.mark.nightly),

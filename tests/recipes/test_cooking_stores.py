@@ -176,7 +176,8 @@ def test_what_a_killed_worker_kept_goes_with_the_loader(root: Path) -> None:
     pool = FileStoreCachePool(parent_cache_dir=root / "cache")
     with get_savable_loader(dataset(root, Dies(), workers=1), cache_pool=pool) as loader:
         batch = next(iter(loader))
-        assert len(list((root / "cache").glob("cache_*/"))) == 2 and loader.stats()["worker_deaths"] == 1
+        folders = [path for path in (root / "cache").glob("cache_*") if path.is_dir()]
+        assert len(folders) == 2 and loader.stats()["worker_deaths"] == 1
     assert list((root / "cache").iterdir()) == []
     assert batch.text == next(iter(get_loader(dataset(root, Texts())))).text
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import builtins
-import gc
 import importlib
 import json
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,14 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 from in_time import in_time
+from private_memory import private_growth
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import MissingShardError
-from energon_lite.storage.files import stored_array
-from energon_lite.storage.files.file_mapping import map_file
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.tar.tar_scan import ShardScan
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from memory_work import look_up
 
 SCRIPT = Path(__file__).parents[2] / "tools/bench/open_at_scale.py"
 
@@ -99,16 +100,8 @@ def test_opening_touches_few_shards_of_two_thousand(
         opened_until_the_first_batch(folder, monkeypatch)
 
 
-def private_memory() -> int:
-    """Bytes of memory that no other process shares."""
-    with open("/proc/self/smaps_rollup") as file:
-        return 1024 * sum(int(line.split()[1]) for line in file if line.startswith("Private_"))
-
-
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
-def test_look_ups_in_a_large_index_cost_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_array, "_KEPT", 512)  # of a block, and so 4 MiB: this index stands for one above 64 MiB
-    monkeypatch.setattr(stored_array, "_OWN", 1)
+def test_look_ups_in_a_large_index_cost_little_memory(tmp_path: Path) -> None:
     samples = 200_000
     numbers = np.arange(samples, dtype=np.int64)
     keys = [f"{number:08d}".encode() for number in range(samples)]
@@ -126,30 +119,8 @@ def test_look_ups_in_a_large_index_cost_little_memory(tmp_path: Path, monkeypatc
     )
     path = str(tmp_path / "i.idx")
     PackedIndex.from_scans([scan]).write(path)
-    index = PackedIndex.open(path)
-    stored_array._kept.clear()  # blocks that a child would let go, and so copy
-    grown = []
-    for mapped in (False, True):
-        read_end, write_end = os.pipe()
-        if not os.fork():
-            gc.disable()  # it would touch, and so copy, all that this child shares with the test process
-            choose, before = random.Random(0), 0
-            for number in range(3100):
-                if number == 100:  # from here on all code and its objects have been used
-                    before = private_memory()
-                sample = 0 if number < 100 else choose.randrange(samples)
-                right = index.key(sample) == f"{sample:08d}" and index.key_and_part_rows(sample)[1][1] == sample % 512
-                assert right or os._exit(1)
-            if mapped:
-                with open(path, "rb") as file:
-                    view = map_file(file.fileno())
-                sum(view[::4096])
-            os.write(write_end, str(private_memory() - before).encode())
-            os._exit(0)
-        grown.append(int(os.read(read_end, 20)))
-        os.close(read_end)
-        os.close(write_end)
-        os.wait()
+    grown = [private_growth(look_up, path, samples, mapped, workers=1)[0] for mapped in (False, True)]
+    print(f"\n{grown[0] / 2**20:.1f} MiB, mapped {grown[1] / 2**20:.1f} MiB")
     # The blocks that a process keeps, 4 MiB; and, to show that the measurement sees pages, what mapping would cost.
     assert grown[0] < 6 << 20 and grown[1] - grown[0] > os.path.getsize(path) // 2
 

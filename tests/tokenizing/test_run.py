@@ -45,6 +45,14 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def few_chats(chats: Path) -> Path:
+    """Enough for two shards of twenty, for what is made again after each of many steps."""
+    path = chats.parent / "few.jsonl"
+    path.write_text("\n".join(chats.read_text().split("\n")[:40]))
+    return path
+
+
 def _bytes(folder: Path) -> dict[str, str]:
     """Digest of each file, but for those that name times or folders."""
     skipped = {".info.json", "index.uuid", "energon_lite.idx", "tokenize.json", "length.col"}
@@ -133,9 +141,11 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(
 
 @pytest.mark.usefixtures("quick_disk")
 @pytest.mark.slow
-def test_killed_at_every_step_it_goes_on_to_the_same_end(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_killed_at_every_step_it_goes_on_to_the_same_end(
+    few_chats: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
     def make(folder: Path) -> Any:
-        return _make(chats, tokenizer_folder, folder, records_per_shard=100)
+        return _make(few_chats, tokenizer_folder, folder, records_per_shard=20)
 
     def lengths(folder: Path) -> list[int]:
         return list(WebdatasetSource.open(folder).column("length"))
@@ -155,13 +165,13 @@ def test_killed_at_every_step_it_goes_on_to_the_same_end(chats: Path, tokenizer_
 @pytest.mark.usefixtures("quick_disk")
 @pytest.mark.slow
 def test_killed_at_every_step_of_beginning_anew_old_and_new_are_not_mixed(
-    chats: Path, tokenizer_folder: Path, tmp_path: Path, whole: bool
+    few_chats: Path, tokenizer_folder: Path, tmp_path: Path, whole: bool
 ) -> None:
     """Over a data set, and over one that was never finished. What either call finds is its own, whole, or refused."""
 
     def make(folder: Path, length: int, **settings: Any) -> Any:
-        inputs = [Input((str(chats),), Task(max_length=length))]
-        return tokenize_files(inputs, str(tokenizer_folder), str(folder), records_per_shard=100, workers=1, **settings)
+        inputs = [Input((str(few_chats),), Task(max_length=length))]
+        return tokenize_files(inputs, str(tokenizer_folder), str(folder), records_per_shard=20, workers=1, **settings)
 
     old, new, folder, probe = (tmp_path / name for name in ("old", "new", "killed", "probe"))
     make(old, 8)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from energon_lite.hooks import LendingScope, lending
+from energon_lite.loading.executors.work_seconds import WorkSeconds
 from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
+from energon_lite.loading.makers.job_timer import JobTimer
 from energon_lite.loading.makers.outcomes import Result
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.sample_maker import SampleMaker
 
 __all__ = ["Executor", "InlineExecutor", "JobRunner", "Load"]
 
+T = TypeVar("T")
 
 #: Jobs that slow storage is told of before their turn.
 _NEAR = 4
@@ -106,11 +110,16 @@ class Executor(Protocol):
 class InlineExecutor(Executor):
     """Runs each job in this process, when its result is asked for. A ticket is the job itself.
 
+    Args:
+        pipeline: what runs a job.
+        work: is told how long it took.
+
     Which hook runs is noted in a context of the job's own, so the caller's is as it was, whenever Ctrl-C comes.
     """
 
-    def __init__(self, pipeline: JobRunner):
-        self._pipeline = pipeline
+    def __init__(self, pipeline: JobRunner, work: WorkSeconds | None = None):
+        self._pipeline, self._work = pipeline, work or WorkSeconds()
+        self._timer = JobTimer(self._work.add)
 
     def submit(self, job: Any) -> Any:
         return job
@@ -120,7 +129,15 @@ class InlineExecutor(Executor):
 
     def _run(self, job: Any) -> Result:
         with LendingScope():
-            return self._pipeline.run(job)
+            return self._timed(lambda: self._pipeline.run(job))
+
+    def _timed(self, make: Callable[[], T]) -> T:
+        """What ``make`` returns; now and then it is timed."""
+        began = time.monotonic()
+        try:
+            return make() if began < self._timer.due else self._timer.run(self._pipeline.samples, make)
+        finally:
+            self._work.busy += time.monotonic() - began
 
     def results(self, jobs: Iterator[Job], ahead: int) -> Iterator[Result]:
         return map(self.result, self._foreseen(jobs) if self._pipeline.samples.reads_ahead else jobs)
@@ -139,4 +156,4 @@ class InlineExecutor(Executor):
         """The same, a batch at a time."""
         assert isinstance(self._pipeline, ChunkPipeline)
         context, made = copy_context(), lending(self._pipeline.batches(ticket))
-        return iter(lambda: context.run(next, made, None), None)
+        return iter(lambda: self._timed(lambda: context.run(next, made, None)), None)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from energon_lite.loading.executors.executor import Executor, InlineExecutor, Load
 from energon_lite.loading.executors.own_watchdog import OwnWatchdog
 from energon_lite.loading.executors.pool_options import PoolOptions
 from energon_lite.loading.executors.thread_handle import check_threads
+from energon_lite.loading.executors.work_seconds import WorkSeconds
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.pipeline import Pipeline
 from energon_lite.loading.makers.stage_timer import StageTimer
+from energon_lite.storage.files.read_counts import COUNTS
 
 __all__ = ["ExecutorHandle"]
 
@@ -22,13 +26,16 @@ class ExecutorHandle:
         num_workers: 0: this process does the work.
         options: how they are started, watched and bounded.
 
+    Attributes:
+        num_workers: in fact: 0 for the start method ``main``.
+
     Raises:
         UsageError: threads cannot do what the hooks ask for.
     """
 
     def __init__(self, pipeline: Pipeline | ChunkPipeline, num_workers: int, options: PoolOptions):
         num_workers = 0 if options.start_method == "main" else num_workers
-        self._pipeline, self._num_workers, self._options = pipeline, num_workers, options
+        self._pipeline, self.num_workers, self._options = pipeline, num_workers, options
         if num_workers and options.start_method == "thread":
             check_threads(pipeline)
         if not num_workers and options.trace:
@@ -37,6 +44,8 @@ class ExecutorHandle:
         self.watchdog = None if num_workers or options.watchdog_seconds is None else OwnWatchdog(options)
         self._executor: Executor | None = None
         self._past_deaths = 0
+        #: What workers did with their time, those that were stopped since included.
+        self.work = WorkSeconds()
 
     @property
     def worker_deaths(self) -> int:
@@ -45,13 +54,16 @@ class ExecutorHandle:
 
     def load(self) -> Load:
         """What is in hand now."""
+        self._take_reads()
         return Load() if self._executor is None else self._executor.load()
 
     def executor(self) -> Executor:
         """The executor of jobs; the same until it is closed."""
         if self._executor is None:
-            workers, pipeline = self._num_workers, self._pipeline
-            self._executor = WorkerPool(pipeline, workers, self._options) if workers else InlineExecutor(pipeline)
+            COUNTS.take()  # what others have read in this process
+            workers, pipeline = self.num_workers, self._pipeline
+            pool = partial(WorkerPool, pipeline, workers, self._options, self.work)
+            self._executor = pool() if workers else InlineExecutor(pipeline, self.work)
         return self._executor
 
     def close(self) -> bool:
@@ -59,7 +71,13 @@ class ExecutorHandle:
         if self.watchdog is not None:
             self.watchdog.close()
         self._past_deaths = self.worker_deaths
+        self._take_reads()
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.close()
         return executor is not None
+
+    def _take_reads(self) -> None:
+        """What was read in this process, where the work is done here, since a job was timed."""
+        if self._executor is not None and (not self.num_workers or self._options.start_method == "thread"):
+            self.work.reads += COUNTS.take()

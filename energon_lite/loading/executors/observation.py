@@ -34,7 +34,7 @@ class Notes:
     As an observer of a pipeline it notes each step, sample by sample.
     """
 
-    sees_samples = True
+    sees_samples = times_samples = True
 
     def __init__(self) -> None:
         self._stacks, self._steps = MemoryFile(), MemoryFile()

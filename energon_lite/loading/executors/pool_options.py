@@ -28,7 +28,7 @@ class PoolOptions:
         prefetch_factor: jobs that each worker is given before their turn; more if they are tiny.
 
     Raises:
-        UsageError: a word that is none of these.
+        UsageError: a word that is none of these, or a number below 1.
     """
 
     start_method: StartMethod = "fork"
@@ -41,6 +41,8 @@ class PoolOptions:
     def __post_init__(self) -> None:
         for name, kind in (("start_method", StartMethod), ("on_timeout", OnTimeout)):
             check_choice(name, getattr(self, name), get_args(kind))
+        if self.prefetch_factor < 1:
+            raise UsageError(f"prefetch_factor is {self.prefetch_factor}", fix="give at least 1")
         if self.start_method == "thread" and self.on_timeout == "replace":
             raise UsageError(
                 "on_timeout='replace' with start_method='thread': a thread cannot be ended from outside",

@@ -28,6 +28,7 @@ from energon_lite.loading.executors.observation import Notes
 from energon_lite.loading.executors.transport import Channel
 from energon_lite.loading.executors.worker_handle import WorkerHandle
 from energon_lite.loading.executors.worker_process import Answer, answer
+from energon_lite.loading.makers.job_timer import JobTimer, Times
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.stage_timer import StageTimer
 from energon_lite.tensors import map_tensors
@@ -88,10 +89,10 @@ class _ThreadChannel(Channel):
             os.read(self.fileno(), 1 << 16)  # an answer is there before it is told of
         return self._answers.popleft() if self._answers else None
 
-    def answer(self, answers: list[Answer], seconds: float) -> None:
+    def answer(self, answers: list[Answer], seconds: float, said: list[Times]) -> None:
         """From the thread."""
         ((_, ok, value),) = answers
-        self._answers.append(((answers, seconds), _size_of(value[0]) if ok else 0))
+        self._answers.append(((answers, seconds, said), _size_of(value[0]) if ok else 0))
         self._tell()
 
     @property
@@ -129,12 +130,16 @@ def _work(channel: _ThreadChannel, pipeline: JobRunner, number: int, trace: bool
     torch_worker_info.tell(number, peers, thread=True)
     if trace:
         pipeline.samples.observers = (StageTimer(pipeline.samples.leaves, number),)
+    said: list[Times] = []
+    timer = JobTimer(said.append)
     while (jobs := channel.jobs.get()) is not None:
         for ticket, job in jobs:
             if channel.is_closed:
                 return
             began = time.monotonic()
-            channel.answer([answer(pipeline, ticket, job)], time.monotonic() - began)
+            made = answer(pipeline, ticket, job, timer if began >= timer.due else None)
+            channel.answer([made], time.monotonic() - began, said.copy())
+            said.clear()
 
 
 def _own(pipeline: JobRunner) -> JobRunner:

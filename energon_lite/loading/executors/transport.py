@@ -35,6 +35,8 @@ _ALIGNMENT = 64
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
+            raise TypeError(f"a tensor on {obj.device} is not sent to another process")
         if type(obj) is not torch.Tensor or obj.layout is not torch.strided or obj.device.type != "cpu":
             return NotImplemented
         if obj.is_quantized or obj.requires_grad or obj.is_conj() or obj.is_neg():

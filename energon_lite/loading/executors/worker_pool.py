@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pickle
 import select
 import signal
 import time
@@ -20,6 +21,8 @@ from energon_lite.errors import UsageError, WorkerError, listed
 from energon_lite.loading.executors.executor import Executor, JobRunner, Load
 from energon_lite.loading.executors.pool_options import PoolOptions
 from energon_lite.loading.executors.thread_handle import ThreadHandle
+from energon_lite.loading.executors.unsendable import raise_of_worker, raise_unpicklable
+from energon_lite.loading.executors.work_seconds import WorkSeconds
 from energon_lite.loading.executors.worker_handle import ProcessHandle, WorkerHandle, end_workers, kill_workers
 from energon_lite.loading.makers.outcomes import Result
 from energon_lite.loading.makers.pipeline import Job
@@ -54,10 +57,17 @@ class WorkerPool(Executor):
         pipeline: what runs a job; each worker has a copy of it.
         num_workers: number of processes, or of threads.
         options: how they are started, watched and bounded; None: the defaults.
+        work: is told how long they work.
     """
 
-    def __init__(self, pipeline: JobRunner, num_workers: int, options: PoolOptions | None = None):
-        self._pipeline, self._options = pipeline, options or PoolOptions()
+    def __init__(
+        self,
+        pipeline: JobRunner,
+        num_workers: int,
+        options: PoolOptions | None = None,
+        work: WorkSeconds | None = None,
+    ):
+        self._pipeline, self._options, self._work = pipeline, options or PoolOptions(), work or WorkSeconds()
         self._sizes: dict[int, int] = {}  # of results that wait for their turn
         self._largest = 0
         self._seconds = _UNKNOWN  # that a job takes, lately
@@ -131,7 +141,7 @@ class WorkerPool(Executor):
         self._sizes.pop(ticket, None)
         self._whole = True
         if isinstance(outcome, BaseException):
-            raise outcome
+            raise_of_worker(outcome)
         return outcome
 
     def load(self) -> Load:
@@ -178,7 +188,12 @@ class WorkerPool(Executor):
                 self._context, number, pipeline, segments=segments, trace=trace, peers=self._num_workers
             )
         self._workers[number : number + 1] = [worker]
-        worker.start()
+        try:
+            worker.start()
+        except (AttributeError, TypeError, ValueError, RecursionError, pickle.PicklingError) as error:
+            if self._options.start_method in ("spawn", "forkserver"):
+                raise_unpicklable(pipeline.samples.encoder, self._options.start_method, error)
+            raise
         for handle in worker.handles:
             self._poll.register(handle, select.POLLIN)
 
@@ -259,11 +274,19 @@ class WorkerPool(Executor):
         return bool(events)
 
     def _take_answers(self, worker: WorkerHandle) -> None:
-        began = time.monotonic()
+        began = worker.since = time.monotonic()
         while (received := worker.channel.receive()) is not None:
-            (answers, seconds), size = received
+            (answers, seconds, said), size = received
+            before, worker.since = worker.since, time.monotonic()
+            self._work.received += worker.since - before
+            if not answers:
+                if self._pipeline.samples.failures is not None:
+                    self._pipeline.samples.failures.tell(seconds)
+                continue
+            for times in said:
+                self._work.add(times)
+            self._work.busy += seconds
             size, seconds = size // len(answers), seconds / len(answers)
-            worker.since = time.monotonic()
             for ticket, ok, value in answers:
                 self._seconds += 0.2 * (seconds - self._seconds)
                 worker.tickets.remove(ticket)

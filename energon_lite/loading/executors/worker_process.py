@@ -19,7 +19,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from energon_lite.errors import EnergonLiteError, FatalSampleError
+from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import LendingScope
 from energon_lite.loading.executors import torch_worker_info
 from energon_lite.loading.executors.executor import JobRunner
@@ -28,10 +28,13 @@ from energon_lite.loading.executors.observation import Notes
 from energon_lite.loading.executors.parent_watch import end_with_trainer
 from energon_lite.loading.executors.segments import Segments, SegmentWriter
 from energon_lite.loading.executors.transport import Channel, Message, WholeMessages, pack, receive, send
-from energon_lite.loading.makers.hook_errors import hook_traceback, shows_more
+from energon_lite.loading.executors.unsendable import unsendable
+from energon_lite.loading.makers.job_timer import JobTimer, Times
 from energon_lite.loading.makers.observer import Observer
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.stage_timer import StageTimer
+from energon_lite.loading.makers.user_frames import hook_traceback, shows_more
+from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.worker_config import set_worker_number
 
 __all__ = ["STOP_SIGNALS", "answer", "serve"]
@@ -44,7 +47,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _TOGETHER = 1e-3
 
 
-#: A ticket, whether all went well, and what the result is made of, or the error.
+#: A ticket, whether all went well, and what the result is made of, or the error. Beside answers, a worker sends what
+#: failed, as soon as it does: no answers, and a Failure in place of the seconds.
 Answer = tuple[int, bool, Any]
 
 
@@ -88,14 +92,17 @@ def serve(
     torch.set_num_threads(1)
     torch_worker_info.tell(own_number, peers)
     observers: tuple[Observer, ...] = (StageTimer(pipeline.samples.leaves, own_number),) if trace else ()
+    if pipeline.samples.failures is not None:
+        pipeline.samples.failures = pipeline.samples.failures.sending(lambda one: send(connection, pack(((), one, ()))))
     LendingScope().__enter__()  # nobody else in this process draws, and it never ends
     try:
-        writer = SegmentWriter(segments)
-        orders = _Orders(connection, writer, pipeline)
+        COUNTS.take()  # what the trainer had read before it was forked
+        writer, said = SegmentWriter(segments), list[Times]()
+        orders, timer = _Orders(connection, writer, pipeline), JobTimer(said.append)
         while True:
             jobs, observe = orders.next()
             pipeline.samples.observers = (*observers, notes) if observe else observers
-            for message in _run(pipeline, jobs):
+            for message in _run(pipeline, jobs, timer, said):
                 send(connection, message, writer)
     except (EOFError, ConnectionError):
         code = 0  # the trainer closed the pipe, or is gone
@@ -133,34 +140,44 @@ class _Orders:
         return self._here.popleft()
 
 
-def _run(pipeline: JobRunner, jobs: Sequence[tuple[int, Job]]) -> Iterator[Message]:
-    """Answers as they come; those that take next to no time together, since the trainer wakes up for each message."""
+def _run(pipeline: JobRunner, jobs: Sequence[tuple[int, Job]], timer: JobTimer, said: list[Times]) -> Iterator[Message]:
+    """Answers as they come; those that take next to no time together, since the trainer wakes up for each message.
+
+    Args:
+        timer: times some of the jobs.
+        said: what it says; it goes with the answers.
+    """
     answers: list[Answer] = []
-    began = time.monotonic()
+    began = now = time.monotonic()
     for ticket, job in jobs:
-        answers.append(answer(pipeline, ticket, job))
-        seconds = time.monotonic() - began
-        if seconds > _TOGETHER or ticket == jobs[-1][0]:
-            yield _pack_answers(answers, seconds)
+        answers.append(answer(pipeline, ticket, job, timer if now >= timer.due else None))
+        now = time.monotonic()
+        if now - began > _TOGETHER or ticket == jobs[-1][0]:
+            yield _pack_answers(answers, now - began, said)
+            said.clear()
             answers, began = [], time.monotonic()
+            timer.sent += began - now
 
 
-def answer(pipeline: JobRunner, ticket: int, job: Job) -> Answer:
-    """Run a job, whatever comes of it."""
+def answer(pipeline: JobRunner, ticket: int, job: Job, timer: JobTimer | None = None) -> Answer:
+    """Run a job, whatever comes of it; a timer times it."""
     try:
-        result = pipeline.run(job)
+        result = pipeline.run(job) if timer is None else timer.run(pipeline.samples, lambda: pipeline.run(job))
         return ticket, True, (result.batch, result.outcomes, result.tokens, result.trace)
+    except SystemExit as error:
+        what, details = f"a hook ended its worker with sys.exit({error.code!r})", hook_traceback(error)
+        return ticket, False, FatalSampleError(what, fix="raise FatalSampleError to end the run", details=details)
     except BaseException as error:
         return ticket, False, error
 
 
-def _pack_answers(answers: Sequence[Answer], seconds: float) -> Message:
+def _pack_answers(answers: Sequence[Answer], seconds: float, said: list[Times]) -> Message:
     """A message of all of them; what cannot be sent becomes an error."""
     sent = [(ticket, ok, value if ok else _sendable(value)) for ticket, ok, value in answers]
     try:
-        return pack((sent, seconds))
+        return pack((sent, seconds, said))
     except Exception:
-        return pack(([_packed_alone(answer) for answer in sent], seconds))
+        return pack(([_packed_alone(answer) for answer in sent], seconds, said))
 
 
 def _packed_alone(answer: Answer) -> Answer:
@@ -168,7 +185,7 @@ def _packed_alone(answer: Answer) -> Answer:
         pack(answer)
         return answer
     except Exception as error:
-        return answer[0], False, _sendable(error)
+        return answer[0], False, unsendable(answer[2], error)
 
 
 def _sendable(error: BaseException) -> BaseException:
@@ -177,8 +194,6 @@ def _sendable(error: BaseException) -> BaseException:
     if shows_more(error):
         error.__notes__ = [f"in a worker process:\n{text}"]  # add_note is of Python 3.11
     error.__cause__ = error.__context__ = None
-    if not isinstance(error, EnergonLiteError):
-        logger.error("a worker ends the iteration:\n%s", text)
     try:
         pickle.loads(pickle.dumps(error))
         return error

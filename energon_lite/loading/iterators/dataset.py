@@ -115,6 +115,17 @@ class SavableDataset:
         """A place in the run as plain data."""
         raise NotImplementedError
 
+    def state_at(self, position: int) -> State:
+        """The place of a run that has delivered so many micro-batches, over all ranks and in all passes.
+
+        Raises:
+            UsageError: a negative number; or hooks decide what a micro-batch is, so that they have no numbers.
+        """
+        raise UsageError(
+            f"where micro-batch {position} begins is not known before those in front of it are made: hooks decide",
+            fix="restore a state that was saved there",
+        )
+
     def _make_state(self, kind: str, cursor: Numbers, place: Mapping[str, Any], identity: Identity) -> State:
         ranks = None if self.limit is None else cursor.ranks or self.worker_config.world_size
         return make_state(kind, cursor, place, identity, self.rebase, ranks)

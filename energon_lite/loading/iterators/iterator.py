@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from energon_lite.errors import UsageError
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.pipeline import Address, Result
 from energon_lite.loading.makers.report import Report
 
-__all__ = ["DatasetIterator"]
+__all__ = ["DatasetIterator", "checked_steps"]
 
 
 class DatasetIterator(ABC):
@@ -111,3 +112,18 @@ class DatasetIterator(ABC):
 
     def _is_skipped(self, pass_number: int, position: int) -> bool:
         return (pass_number, position // self._world) in self._skip
+
+
+def checked_steps(steps: Iterable[int | tuple[int, int]]) -> set[tuple[int, int]]:
+    """Steps as pairs of pass and number.
+
+    Raises:
+        UsageError: one of them is neither.
+    """
+    found = set()
+    for step in steps:
+        pair = (0, step) if isinstance(step, int) else tuple(step)
+        if len(pair) != 2 or not all(isinstance(part, int) and part >= 0 for part in pair):
+            raise UsageError(f"{step!r} among skip_steps", fix="give numbers of steps, or pairs (pass, number)")
+        found.add((pair[0], pair[1]))
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ from energon_lite.loading.executors.executor import Executor
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Made, Tail
-from energon_lite.loading.makers.pipeline import Outcome
+from energon_lite.loading.makers.pipeline import Failure, Outcome
 
 __all__ = ["LanePrefetcher"]
 
@@ -62,6 +62,7 @@ class LanePrefetcher:
         self._count = dataset.plan.count(cursor.pass_number)
         self._streams = {lane: _Stream(at, at.chunk, at.chunk) for lane, at in cursor.at.items()}
         self._barren = 0
+        self._reasons: Counter[str] = Counter()  # why samples of such chunks were lost
 
     def peek(self, lane: int) -> Made | None:
         """The next batch of a lane; None: it has no more in this pass.
@@ -138,10 +139,13 @@ class LanePrefetcher:
         self._check(made.outcomes)
         if stream.had_batches or made.rows:
             return
+        self._reasons = Counter() if not self._barren else self._reasons
         self._barren += 1
+        self._reasons.update(f"{one.stage}: {one.reason}" for one in made.outcomes if isinstance(one, Failure))
         if self._patience and self._barren >= self._patience:
+            reasons = [f"{reason} ({count:,} x)" for reason, count in self._reasons.most_common(3)]
             raise FatalSampleError(
-                f"{self._barren} chunks in a row did not give a single batch",
+                f"{self._barren} chunks in a row did not give a single batch" + "".join(f"; {one}" for one in reasons),
                 where=f"chunk {chunk} of pass {self._pass}",
                 fix="look at what the hooks yield and select; to allow more, raise failure_tolerance of the task "
                 "encoder (0: any number)",

@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import Self
 
 from energon_lite.batching.plan import FixedPlan, Place, Plan
-from energon_lite.errors import StateMismatchError, UnknownLengthError
+from energon_lite.errors import StateMismatchError, UnknownLengthError, UsageError
 from energon_lite.loading.iterators.batch_size import BATCH_SIZE, resized, saved_batch_size
 from energon_lite.loading.iterators.dataset import Moved, SavableDataset
 from energon_lite.loading.iterators.identity import Identity
@@ -113,6 +113,26 @@ class PlannedDataset(SavableDataset):
         # With micro-batches of a fixed size, the position says it all.
         place = {"place": list(cursor.place)} if self.plan.rows is None else {}
         return self._make_state("planned", cursor, place, self._identity_at(cursor.place))
+
+    def state_at(self, position: int) -> State:
+        """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`."""
+        if position < 0:
+            raise UsageError(f"there is no micro-batch {position}", fix="count from 0")
+        world, passes = self.worker_config.world_size, 0
+        while not self.is_endless and position >= (steps := self._steps(passes)) * world and steps:
+            passes, position = passes + 1, position - steps * world
+        if not self.is_endless:
+            position -= position % world  # a pass goes by whole steps
+        place, position = self.plan.ahead(passes, self.plan.start, position)
+        loop = self.loop_length * world
+        start = position - position % loop if loop else 0
+        return self.state(Cursor(place, pass_number=passes, position=position, loop_start=start))
+
+    def _steps(self, pass_number: int) -> int:
+        """Steps of a pass that ends, whatever its loops are."""
+        world, count = self.worker_config.world_size, self.plan.ahead(pass_number, self.plan.start, _MOST)[1]
+        steps = count // world if self.drop_last else -(-count // world)
+        return steps if self.limit is None else min(steps, self.limit)
 
     def cursor(self, state: State) -> Cursor:
         """The cursor of a saved state, after checking that it belongs to this very run. Micro-batches of a fixed size

@@ -9,18 +9,19 @@ the packs of all of them numbered on, so who goes on in the middle makes their s
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_lite.errors import FatalSampleError, SampleError
-from energon_lite.hooks import Hooks, PackedSamplesOutput
+from energon_lite.hooks import Hooks, PackedSamplesOutput, place_of
 from energon_lite.loading.makers.chunk_job import ChunkJob, Item, Origins, Reading
 from energon_lite.loading.makers.chunk_run import ChunkRun, dropped
 from energon_lite.loading.makers.columns import Rows
 from energon_lite.loading.makers.hook_errors import returned_nothing
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
 from energon_lite.loading.makers.sample_maker import SAMPLE, set_restore_key
+from energon_lite.loading.makers.sample_names import SampleNames
 
 __all__ = ["ChunkItems"]
 
@@ -29,6 +30,8 @@ _SELECT, _SELECTED, _PACK = 16, 17, 18
 #: Samples that are read together. A chunk may have thousands, and hooks that want few of them: who goes on in its
 #: middle needs no more than its buffer.
 _READ_TOGETHER = 64
+#: What can be gone through, and is one sample, not several.
+_NO_PACK = (str, bytes, dict)
 #: In place of the address of a sample that is counted with another part of it.
 _COUNTED: Address = (-1, -1, -1)
 
@@ -58,17 +61,21 @@ class ChunkItems:
         Raises:
             SampleError: it is skipped or fails, or there are not so many.
         """
-        ((_, rows, at),) = run.samples.read([address])
-        values = self._values(address, rows, at, run)
+        values, failures, rows = self.results(address, run)
         if number < len(values):
             return values[number]
-        failures = [outcome for outcome in run.take() if isinstance(outcome, Failure)]
         what = f"{failures[0].stage}: {failures[0].reason}" if failures else f"the hooks yield only {len(values)}"
         raise SampleError(
             f"the sample cannot be made: {what}",
             where=f"data set {rows.leaf.name}, {failures[0].key if failures else f'sample {address[1]}'}",
             fix=(failures[0].fix or None) if failures else None,
         )
+
+    def results(self, address: Address, run: ChunkRun) -> tuple[list[Any], list[Failure], Rows]:
+        """What the sample hooks make of the sample at an address, what went wrong, and what was read."""
+        ((_, rows, at),) = run.samples.read([address])
+        values = self._values(address, rows, at, run)
+        return values, [outcome for outcome in run.take() if isinstance(outcome, Failure)], rows
 
     def _samples(self, run: ChunkRun) -> Iterator[Item]:
         """Each result of the sample hooks."""
@@ -183,7 +190,8 @@ class ChunkItems:
     ) -> tuple[list[list[Any]], list[Item]]:
         """What ``select_samples_to_pack`` says, without empty packs, and what it pushes back; samples left out are
         counted."""
-        values, name = [sample.value for sample in buffer], f"a buffer of {len(buffer)}"
+        values = [sample.value for sample in buffer]
+        name = SampleNames(f"a buffer of {len(buffer)}", _addresses(buffer), run.samples.leaves)
         try:
             with run.of_chunk(_SELECT, *start, *([turn] if turn else []), number=start[0]):
                 packs, pushback = run.samples.guarded(
@@ -228,8 +236,33 @@ def _selected(values: list[Any], run: ChunkRun) -> tuple[list[list[Any]], list[A
         raise returned_nothing("select_samples_to_pack", select)
     if not isinstance(selected, PackedSamplesOutput):
         selected = PackedSamplesOutput(selected)
-    packs = [list(pack) for pack in selected.packs]
+    packs = [list(pack) for pack in _checked_packs(selected.packs, values, select)]
     return [pack for pack in packs if pack], list(selected.pushback)
+
+
+def _checked_packs(packs: Any, values: list[Any], select: Callable[..., Any]) -> list[Any]:
+    """The packs of a selection, unless it has samples, or their numbers, where lists of samples were meant."""
+    kinds = set(map(type, values))
+    if not isinstance(packs, Iterable) or isinstance(packs, _NO_PACK):
+        found = f"a {type(packs).__name__}"
+    else:
+        packs = list(packs)
+        if any(
+            (type(pack) in kinds and not isinstance(pack, (list, tuple))) or isinstance(pack, _NO_PACK)
+            for pack in packs
+        ):
+            found = "a list of samples"
+        elif int not in kinds and any(
+            type(one) is int for pack in packs for one in (pack if isinstance(pack, (list, tuple)) else [pack])
+        ):
+            found = "numbers"
+        else:
+            return packs
+    raise FatalSampleError(
+        f"select_samples_to_pack returned {found}, and not a list of lists of samples",
+        where=place_of(select),
+        fix="return a list of packs, each a list of the samples themselves: [[samples[0], samples[2]], [samples[1]]]",
+    )
 
 
 def _pushed_back(buffer: list[Item], packs: list[list[Any]], pushback: list[Any]) -> list[Item]:

@@ -24,7 +24,7 @@ from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Made
 from energon_lite.loading.makers.chunk_run import BEHIND, ChunkRun, origins_of
 from energon_lite.loading.makers.empty_batch import rows_of
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.outcomes import Address, Result
+from energon_lite.loading.makers.outcomes import Address, Failure, Result
 from energon_lite.loading.makers.sample_maker import SampleMaker, set_restore_key
 from energon_lite.order.orders import Addresses
 from energon_lite.worker_config import ErrorHandler
@@ -96,8 +96,11 @@ class ChunkPipeline:
         Raises:
             SampleError: it is skipped or fails, or there are not so many.
         """
-        nothing = np.empty(0, dtype=np.int64)
-        return self._items.restore(address, self._run(ChunkJob(0, 0, Addresses(nothing, nothing, nothing))), sub)
+        return self._items.restore(address, self._run(_no_chunk()), sub)
+
+    def results(self, address: Address) -> tuple[list[Any], list[Failure]]:
+        """All that the sample hooks make of the sample at an address, and what went wrong."""
+        return self._items.results(address, self._run(_no_chunk()))[:2]
 
     def _run(self, job: ChunkJob, *, keep_remainder: bool | None = None) -> ChunkRun:
         if isinstance(job.carried, ChunkJob):
@@ -185,3 +188,8 @@ class ChunkPipeline:
             batch = self.samples.empty_batch(like, rows, context, *origin)
         set_restore_key(batch, ("empty",))
         return [Made(batch)]
+
+
+def _no_chunk() -> ChunkJob:
+    nothing = np.empty(0, dtype=np.int64)
+    return ChunkJob(0, 0, Addresses(nothing, nothing, nothing))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from energon_lite.errors import UnlikeError
 from energon_lite.hooks import HookContext
 from energon_lite.loading.makers.chunk_job import Carried, ChunkJob, Item, Origins, Reading
-from energon_lite.loading.makers.hook_errors import returned_nothing
+from energon_lite.loading.makers.hook_errors import returned_beside_yield, returned_nothing
 from energon_lite.loading.makers.outcomes import Address, Failure, Mark, Outcome, Rejected, of_each
 from energon_lite.loading.makers.sample_maker import SampleMaker
+from energon_lite.loading.makers.sample_names import SampleNames
 
 __all__ = ["BEHIND", "ChunkRun", "dropped", "origins_of"]
 
@@ -79,15 +81,20 @@ class ChunkRun:
             origins: addresses of the samples that the argument stands for.
         """
         function, guarded = getattr(self.samples.encoder, hook), self.samples.guarded
+        names = name if leaf != "*" else SampleNames(name, origins, self.samples.leaves)
         results: list[Any] = []
         try:
             if hook in self.samples.hooks.generators:
-                guarded(hook, leaf, name, argument, _drain, function, hook, argument, results)
+                guarded(hook, leaf, names, argument, _drain, function, hook, argument, results)
             else:
-                results.append(guarded(hook, leaf, name, argument, function, argument))
+                results.append(guarded(hook, leaf, names, argument, function, argument))
+        except UnlikeError as unlike:
+            raise unlike.named(names.keys if isinstance(names, SampleNames) else None) from None
         except Rejected as rejected:
             if not results:
                 self.fail(rejected.failure, origins)
+            elif not rejected.failure.skipped:  # a part of the sample is lost; it is delivered all the same
+                self.fail(rejected.failure)
             return results
         if not results:
             self.fail(dropped(hook, "it yielded nothing", leaf=leaf, name=name), origins)
@@ -138,8 +145,14 @@ def dropped(stage: str, reason: str, *, leaf: str = "*", name: str) -> Failure:
 
 
 def _drain(function: Callable[[Any], Iterator[Any]], hook: str, argument: Any, results: list[Any]) -> int:
-    for result in function(argument):
+    made = function(argument)
+    while True:
+        try:
+            result = next(made)
+        except StopIteration as end:
+            if end.value is not None:
+                raise returned_beside_yield(hook, function, end.value) from None
+            return len(results)
         if result is None:
             raise returned_nothing(hook, function, verb="yielded")
         results.append(result)  # kept even if the next one fails
-    return len(results)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import errno
-import inspect
-import os
-import traceback
-from collections.abc import Callable, Iterator
-from types import TracebackType
+import sys
+import types
+from collections.abc import Callable
 from typing import Any
 
-import energon_lite
 from energon_lite.errors import EnergonLiteError, FatalSampleError
-from energon_lite.loading.makers.outcomes import Failure
+from energon_lite.hooks import place_of
+from energon_lite.loading.makers.outcomes import Failure, where_of
+from energon_lite.loading.makers.user_frames import chain_of, hook_traceback, is_foreign, place_in_hook
 
 __all__ = [
     "FATAL",
+    "NEVER_A_RESULT",
     "failure_of",
-    "hook_traceback",
-    "is_out_of_resources",
-    "out_of_resources",
+    "nobodys_fault",
+    "note_where",
+    "returned_beside_yield",
     "returned_nothing",
-    "shows_more",
-    "undeclared_generator",
+    "wrong_result",
 ]
 
 #: Never a sample's fault: these end the iteration at once.
@@ -41,7 +40,25 @@ FATAL = (
 _SHORTAGES = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 #: How torch, which has no exception of its own for the CPU, says that there is no memory.
 _NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "not enough memory")
-_LIBRARY = os.path.join(os.path.dirname(os.path.abspath(energon_lite.__file__)), "")
+#: How torch says that a process has no GPU, or, being a fork, cannot have one.
+_NO_DEVICE = ("in forked subprocess", "not compiled with CUDA", "No CUDA GPUs are available", "Found no NVIDIA driver")
+
+#: Types of what hooks return by mistake, with what was meant.
+_MISTAKES: dict[type, str] = {
+    types.GeneratorType: "write it with `yield`, so that the loader knows that it gives any number of results",
+    types.CoroutineType: "write it with `def`, without `async`; or have it run what is asynchronous: asyncio.run(...)",
+    types.AsyncGeneratorType: "write it with `def`, without `async`",
+    type: "return an instance of the class: did you forget to call it?",
+    types.FunctionType: "return what the function returns: did you forget to call it?",
+    types.MethodType: "return what the method returns: did you forget to call it?",
+    types.BuiltinFunctionType: "return what the function returns: did you forget to call it?",
+    map: "make a list of it; or write the hook with `yield`",
+    filter: "make a list of it; or write the hook with `yield`",
+    zip: "make a list of it; or write the hook with `yield`",
+    type(NotImplemented): "raise NotImplementedError, or leave the hook out",
+}
+#: What no hook may return, by type, as far as it can be told by type.
+NEVER_A_RESULT = frozenset({type(None), *_MISTAKES})
 
 
 def failure_of(error: Exception, stage: str, leaf: str, key: str) -> Failure:
@@ -56,70 +73,104 @@ def failure_of(error: Exception, stage: str, leaf: str, key: str) -> Failure:
         f"{kind}: {reason}" if reason else kind,
         skipped=False,
         details=hook_traceback(error),
-        fix=(getattr(error, "fix", None) or "") if known else "",
-        in_hook=_is_foreign(error.__traceback__),
+        fix=(getattr(error, "fix", None) or "") if known else _cure_of(error),
+        in_hook=is_foreign(error.__traceback__),
+        place=place_in_hook(error.__traceback__),
     )
 
 
-def hook_traceback(error: BaseException) -> str:
-    """The traceback without this library's frames, wherever any others are left."""
-    made = traceback.TracebackException.from_exception(error)
-    one: traceback.TracebackException | None = made
-    while one is not None:
-        own = [frame for frame in one.stack if not frame.filename.startswith(_LIBRARY)]
-        if own:
-            one.stack = traceback.StackSummary.from_list(own)
-        one = one.__cause__ or one.__context__
-    return "".join(made.format())
+def nobodys_fault(error: BaseException, stage: str, leaf: str, key: str) -> FatalSampleError | None:
+    """The error that ends the iteration where no sample is to blame: a machine is short of something, there is no GPU,
+    somebody left the debugger. None: it is the sample's.
+
+    Which samples are left out must not depend on what a machine is short of just then.
+    """
+    for cause in chain_of(error):
+        if _is_shortage(cause):
+            files = isinstance(cause, OSError) and cause.errno != errno.ENOMEM
+            return FatalSampleError(
+                f"{'no file descriptor' if files else 'no memory'} was left in {stage}: "
+                f"{str(cause) or type(cause).__name__}",
+                where=where_of(leaf, key),
+                fix="raise the limit of open files (ulimit -n), or use fewer workers"
+                if files
+                else "if the sample is too large, raise SkipSample for it; else use fewer workers or smaller batches",
+                details=hook_traceback(error) if is_foreign(error.__traceback__) else "",
+            )
+        if isinstance(cause, (RuntimeError, AssertionError)) and any(words in str(cause) for words in _NO_DEVICE):
+            return FatalSampleError(
+                f"{stage} asked for a GPU, and cannot have it: {str(cause).splitlines()[0]}",
+                where=where_of(leaf, key),
+                fix="let hooks work on the CPU, and have batches copied to the device ahead: "
+                'get_savable_loader(dataset).to("cuda")',
+                details=hook_traceback(error),
+            )
+    debugger = sys.modules.get("bdb")
+    if debugger is not None and isinstance(error, debugger.BdbQuit):
+        return FatalSampleError(
+            f"the debugger was left in {stage}",
+            where=where_of(leaf, key),
+            fix="a worker process has no terminal: debug in the trainer's, with "
+            'get_savable_loader(dataset, worker_type="main")',
+        )
+    return None
 
 
-def shows_more(error: BaseException) -> bool:
-    """Whether the traceback says more than the message: it has frames of the user's that are not in there."""
-    if isinstance(error, EnergonLiteError):
-        return not getattr(error, "details", "") and any(_is_foreign(one.__traceback__) for one in _chain(error))
-    return True
+def note_where(error: BaseException, stage: str, whose: str) -> None:
+    """Have an error that is no sample's fault say where it came up. (add_note is of Python 3.11.)"""
+    if not isinstance(error, EnergonLiteError):
+        error.__notes__ = [*getattr(error, "__notes__", ()), f"  in {stage}, for {whose}"]
 
 
-def is_out_of_resources(error: BaseException) -> bool:
-    """Whether memory or file descriptors were short, also where another error was made of that one."""
-    return any(_is_shortage(one) for one in _chain(error))
+def wrong_result(value: Any, stage: str, function: Callable[..., Any], whose: str) -> FatalSampleError | None:
+    """The error for what no hook may return; None: it may be returned."""
+    fix = _MISTAKES.get(type(value))
+    if isinstance(value, BaseException):
+        fix = f"did you mean `raise {type(value).__name__}(...)`?"
+    if fix is None:
+        return None
+    what = f"{getattr(function, '__name__', stage)} returned a {type(value).__name__}"
+    what += ", but is no generator function" if type(value) is types.GeneratorType else f", for {whose}"
+    if type(value) in (types.CoroutineType, types.GeneratorType):
+        value.close()  # else Python warns that it was never awaited
+    return FatalSampleError(what, where=place_of(function), fix=fix)
 
 
-def out_of_resources(error: Exception, stage: str, leaf: str, key: str) -> FatalSampleError:
-    """Not skipped: which samples are left out must not depend on what a machine is short of just then."""
-    cause = next(one for one in _chain(error) if _is_shortage(one))
-    files = isinstance(cause, OSError) and cause.errno != errno.ENOMEM
-    return FatalSampleError(
-        f"{'no file descriptor' if files else 'no memory'} was left in {stage}: {str(cause) or type(cause).__name__}",
-        where=f"data set {leaf}, {key}",
-        fix="raise the limit of open files (ulimit -n), or use fewer workers"
-        if files
-        else "if the sample is too large, raise SkipSample for it; else use fewer workers or smaller batches",
-    )
+def returned_nothing(
+    stage: str, function: Callable[..., Any], *, verb: str = "returned", whose: str = ""
+) -> FatalSampleError:
+    """A hook's result is None.
 
-
-def undeclared_generator(stage: str) -> FatalSampleError:
-    """A hook that is no generator function returned a generator."""
-    return FatalSampleError(
-        f"{stage} returned a generator, but is no generator function",
-        where=None,
-        fix="write it with `yield`, so that the loader knows that it gives any number of results",
-    )
-
-
-def returned_nothing(stage: str, function: Callable[..., Any], *, verb: str = "returned") -> FatalSampleError:
-    """A hook's result is None."""
+    Args:
+        whose: the sample and its data set, for which it is.
+    """
     name = getattr(function, "__name__", stage)
     return FatalSampleError(
-        f"{name} {verb} None" + ("" if name == stage else f", in {stage}"),
-        where=_place_of(function),
-        fix=f"did you forget `{'return' if verb == 'returned' else 'yield'} ...`? (SkipSample leaves a sample out)",
+        f"{name} {verb} None" + ("" if name == stage else f", in {stage}") + (f", for {whose}" if whose else ""),
+        where=place_of(function),
+        fix=f"did you forget `{'return' if verb == 'returned' else 'yield'} ...`, on some way through the hook? To "
+        "leave a sample out, raise SkipSample",
     )
 
 
-def _place_of(function: Callable[..., Any]) -> str | None:
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+def returned_beside_yield(stage: str, function: Callable[..., Any], value: Any) -> FatalSampleError:
+    """A generator function returned a value, which nobody would get."""
+    return FatalSampleError(
+        f"{getattr(function, '__name__', stage)} returned a {type(value).__name__}, but is a generator function, since "
+        "it has a `yield`: what it returns is lost",
+        where=place_of(function),
+        fix="write `yield value` and then `return`, instead of `return value`",
+    )
+
+
+def _cure_of(error: BaseException) -> str:
+    """What to do about some errors of Python's that are met often."""
+    if isinstance(error, TypeError) and "'__restore_key__'" in str(error) and "missing" in str(error):
+        return (
+            "make it of the sample that it comes from: MySample.derive_from(sample, ...), or in a cooker "
+            "MySample(**basic_sample_keys(sample), ...)"
+        )
+    return ""
 
 
 def _is_shortage(error: BaseException) -> bool:
@@ -128,16 +179,3 @@ def _is_shortage(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         type(error) is RuntimeError and any(words in str(error) for words in _NO_MEMORY)
     )
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that it was made of."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-def _is_foreign(trace: TracebackType | None) -> bool:
-    return any(not one.filename.startswith(_LIBRARY) for one in traceback.extract_tb(trace))

@@ -15,9 +15,11 @@ class Observer(Protocol):
 
     Attributes:
         sees_samples: samples are made one by one, also where they could be batched field by field.
+        times_samples: samples are decoded one by one, also where no hook sees them before those of batches do.
     """
 
     sees_samples: bool
+    times_samples: bool
 
     def begin(self) -> None:
         """A batch is begun."""
@@ -26,7 +28,7 @@ class Observer(Protocol):
         """A step is about to be taken.
 
         Args:
-            stage: ``read``, ``decode``, or the name of a hook.
+            stage: ``read``, ``decode``, ``decode_columns`` (of several samples), or the name of a hook.
             leaf: the name of the data set; ``"*"``: it is about several samples.
             key: what it is about: the sample's name, or how many there are.
         """

@@ -11,7 +11,18 @@ from typing import Any
 from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import HOOK_ORDER
 
-__all__ = ["Address", "Failure", "InARow", "Mark", "Outcome", "Rejected", "Result", "of_each", "too_many_failures"]
+__all__ = [
+    "Address",
+    "Failure",
+    "InARow",
+    "Mark",
+    "Outcome",
+    "Rejected",
+    "Result",
+    "of_each",
+    "too_many_failures",
+    "where_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +46,7 @@ class Failure:
         dropped: nothing is wrong with it, but there was no place for it.
         address: ``(leaf, index, epoch)`` of the sample; None: not known.
         shared: it was lost in the same call of a hook as the sample before it.
+        place: file and line in the user's code where it was raised; "": not there.
     """
 
     leaf: str
@@ -48,6 +60,12 @@ class Failure:
     dropped: bool = False
     address: Address | None = None
     shared: bool = False
+    place: str = ""
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """What failures have in common of which one is told, and the others are counted."""
+        return self.stage, self.reason.split(":", 1)[0], self.place or self.leaf
 
     def at(self, address: Sequence[int] | None, *, shared: bool = False) -> Failure:
         """The same of the sample at an address."""
@@ -140,6 +158,11 @@ class InARow:
                 self._calls[hook] = 0
 
 
+def where_of(leaf: str, key: str) -> str:
+    """A sample, and its data set; "*": it is of several, and its key says which."""
+    return key if leaf == "*" else f"data set {leaf}, {key}"
+
+
 def too_many_failures(count: int, failure: Failure | None, hooks: Mapping[str, int] | None = None) -> FatalSampleError:
     """The error that ends an iteration in which nothing works any more.
 
@@ -158,7 +181,7 @@ def too_many_failures(count: int, failure: Failure | None, hooks: Mapping[str, i
         more = "failure_tolerance of the task encoder"
     return FatalSampleError(
         what,
-        where=None if failure is None else f"data set {failure.leaf}, {failure.key}",
+        where=None if failure is None else where_of(failure.leaf, failure.key),
         fix=(failure.fix if failure is not None and failure.fix else "mend the hook or the data")
         + f"; to allow more in a row, raise {more} (0: any number)",
         details=failure.details if failure is not None and failure.in_hook else "",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_lite.errors import SampleError
+from energon_lite.errors import SampleError, UnlikeError
 from energon_lite.hooks import HookContext, TaskEncoder, failure_tolerances, hooks_of, returns_its_argument
 from energon_lite.loading.makers.columns import batch_of_rows, columns_of, has_default_hooks
 from energon_lite.loading.makers.leaf import Leaf
@@ -30,6 +30,7 @@ from energon_lite.loading.makers.outcomes import (
     too_many_failures,
 )
 from energon_lite.loading.makers.sample_maker import SampleMaker, set_restore_key
+from energon_lite.loading.makers.sample_names import SampleNames
 from energon_lite.worker_config import ErrorHandler
 
 __all__ = ["Address", "Failure", "Job", "Leaf", "Mark", "Outcome", "Pipeline", "Rejected", "Result"]
@@ -137,7 +138,7 @@ class Pipeline:
                 result.batch = samples[0]
                 return places
             try:
-                result.batch = self._batch(samples, job, context)
+                result.batch = self._batch(samples, places, job, context)
             except Rejected as rejected:
                 # The samples were fine each, but none of them gets through.
                 lost = of_each(rejected.failure, places)
@@ -147,7 +148,7 @@ class Pipeline:
                 attempt += 1
                 row = row or self._in_a_row()
                 if (end := row.add(rejected.failure)) is not None:
-                    raise end from rejected.__cause__
+                    raise end from (None if end.details else rejected.__cause__)  # else shown twice
                 continue
             if by_tokens:  # then no place was refilled: there is one outcome for each
                 made_of = zip(addresses, result.outcomes, strict=True)
@@ -161,8 +162,7 @@ class Pipeline:
                 return None  # before anything is read, which would be read again
         try:
             rows, places = self.samples.read_together(job.addresses)
-            self.samples.tell("decode", "*", f"{len(job.addresses)} samples")
-            fields = {number: those.fields() for number, those in rows.items()}
+            fields = self.samples.fields_of(rows)
             self.samples.tell("batch", "*", f"{len(job.addresses)} samples")
             return batch_of_rows(rows, fields, places, job.key, self.samples.encoder.padding)
         except Exception:
@@ -198,7 +198,7 @@ class Pipeline:
                 tried += 1
                 row = row or self._in_a_row()
                 if (end := row.add(made.failure)) is not None:
-                    raise end from made.__cause__
+                    raise end from (None if end.details else made.__cause__)
                 made = self.samples.one(address, context, tried, batch_index)
             else:
                 samples.append(made)
@@ -206,14 +206,17 @@ class Pipeline:
                 places.append(self.samples.replacement(address, tried) if tried else address)
         return samples, places
 
-    def _batch(self, samples: list[Any], job: Job, context: HookContext) -> Any:
+    def _batch(self, samples: list[Any], places: Sequence[Address], job: Job, context: HookContext) -> Any:
         batch: Any = samples
         for name in self._batch_hooks:
             # A place of its own for each hook: what one draws must not depend on how much the other drew.
             origin = (_BATCH, job.pass_number, job.number, *(() if name == "batch" else (1,)))
             context.move(self.samples.seed, *origin, batch_index=job.number)
             hook = getattr(self.samples.encoder, name)
-            batch = self.samples.guarded(name, "*", f"{len(samples)} samples", batch, hook, batch)
+            try:
+                batch = self.samples.guarded(name, "*", places, batch, hook, batch)
+            except UnlikeError as unlike:
+                raise unlike.named(SampleNames("", places, self.samples.leaves).keys) from None
         set_restore_key(batch, job.key)
         return batch
 
@@ -232,6 +235,7 @@ class Pipeline:
         tried, tolerance = 0, self.samples.encoder.failure_tolerance
         for number, leaf in enumerate(self.samples.leaves):
             found: list[Any] = []
+            places: list[Address] = []
             for index in range(leaf.length):
                 tried += 1
                 made = self.samples.one((number, index, 0), context, batch_index=0)  # of one that there is
@@ -239,11 +243,12 @@ class Pipeline:
                     failure = made.failure
                 else:
                     found.append(made)
+                    places.append((number, index, 0))
                 if len(found) == 2 or (not found and 0 < tolerance <= tried):
                     break
             if found:
                 try:
-                    return self._batch(found, Job(0, -1, ()), context), len(found)
+                    return self._batch(found, places, Job(0, -1, ()), context), len(found)
                 except Rejected as rejected:
                     failure = rejected.failure
         raise too_many_failures(tried, failure)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.outcomes import Failure, InARow, Mark, Outcome
 from energon_lite.loading.makers.quarantine import Quarantine
 
@@ -30,6 +31,9 @@ class Report:
         leaves: name and path of each data set, in the order's numbering.
         quarantine: gets each sample that was skipped or failed.
         hooks: the tolerances of single hooks.
+
+    Attributes:
+        log: tells of the first failure of each kind; whoever knows of it earlier tells it there.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class Report:
         self.reasons: Counter[tuple[str, str, str, bool]] = Counter()
         self._delivered: Counter[Outcome] = Counter()  # by leaf; None: of a leaf that is not known
         self._lost: Counter[tuple[int, str]] = Counter()  # by leaf and what became of the sample
-        self._told: set[tuple[str, str, str]] = set()
+        self.log = FailureLog()
         self._filter_told = False
 
     def add(self, outcomes: Sequence[Outcome], *, batches: int = 1) -> None:
@@ -167,7 +171,7 @@ class Report:
         if failure.address is not None:
             kind = "dropped" if failure.dropped else "skipped" if failure.skipped else "failed"
             self._lost[failure.address[0], kind] += 1
-        self._tell(failure)
+        self.log.tell(failure)
         lost, seen = sum(self.reasons.values()) - self.dropped, self.samples
         if not self._filter_told and lost + seen >= _FILTER_SAMPLES and lost > _FILTER_SHARE * (lost + seen):
             self._filter_told = True
@@ -177,18 +181,3 @@ class Report:
                 lost,
                 lost + seen,
             )
-
-    def _tell(self, failure: Failure) -> None:
-        """Log the first failure of each kind in full; all of them are counted."""
-        kind = (failure.leaf, failure.stage, failure.reason.split(":", 1)[0])
-        if failure.skipped or kind in self._told or len(self._told) >= _MAX_REASONS:
-            return
-        self._told.add(kind)
-        logger.warning(
-            "%s of %s failed in %s: %s (further ones of this kind are only counted)\n%s",
-            failure.key,
-            failure.leaf,
-            failure.stage,
-            failure.reason,
-            failure.details.rstrip(),
-        )

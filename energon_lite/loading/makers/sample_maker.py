@@ -7,13 +7,12 @@ that are not alike) each is read by itself, so that what is wrong is told of the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from itertools import chain, repeat
-from types import GeneratorType
 from typing import Any
 
-from energon_lite.errors import SkipSample
+from energon_lite.errors import FatalSampleError, SkipSample
 from energon_lite.hooks import (
     HookContext,
     Hooks,
@@ -27,18 +26,22 @@ from energon_lite.hooks import (
 )
 from energon_lite.loading.makers.columns import Rows, columns_of, in_order
 from energon_lite.loading.makers.empty_batch import empty_batch
+from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.hook_errors import (
     FATAL,
+    NEVER_A_RESULT,
     failure_of,
-    is_out_of_resources,
-    out_of_resources,
+    nobodys_fault,
+    note_where,
     returned_nothing,
-    undeclared_generator,
+    wrong_result,
 )
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.observer import Observer
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
 from energon_lite.loading.makers.planned_sample import as_planned
+from energon_lite.loading.makers.sample_names import SampleNames
+from energon_lite.loading.makers.user_frames import hook_traceback
 from energon_lite.order.hashing import hash_ints
 from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.storage.read.sample_reader import fetch_samples
@@ -64,6 +67,7 @@ class SampleMaker:
         error_handler: see :class:`~energon_lite.WorkerConfig`.
 
     Attributes:
+        failures: told of each failure at once; None: nobody is.
         observers: told of each step. Without any, nothing is told, and costs nothing.
         cache_pool: what hooks find as ``self.cache``; None: one that keeps nothing.
         worker_config: that of the loader; None: there is none.
@@ -81,6 +85,7 @@ class SampleMaker:
     ):
         self.leaves, self.encoder, self.hooks, self.seed = tuple(leaves), encoder, hooks, seed
         self.error_handler = error_handler
+        self.failures: FailureLog | None = None
         self.observers: tuple[Observer, ...] = ()
         self.cache_pool: CachePool | None = None
         self.worker_config: WorkerConfig | None = None
@@ -118,7 +123,9 @@ class SampleMaker:
 
     def make_together(self, addresses: Sequence[Address]) -> list[Any] | None:
         """The samples, where no hook sees them before those of batches do; None: they have to be made one by one."""
-        if self._sample_hooks or not self.hooks.batched or self.observers or len(addresses[0]) > 3:
+        if self._sample_hooks or not self.hooks.batched or len(addresses[0]) > 3:
+            return None
+        if any(one.times_samples for one in self.observers):
             return None
         if len(addresses) * self._largest > _READ_TOGETHER:
             return None
@@ -129,7 +136,11 @@ class SampleMaker:
         try:
             rows, places = self.read_together(addresses)
             keys = {number: [("sample", *addresses[place], 0) for place in mine] for number, mine in places.items()}
-            made = [those.samples(keys[number]) for number, those in rows.items()]
+            made = []
+            for number, those in rows.items():
+                if self.observers:
+                    self._tell_columns(those)
+                made.append(those.samples(keys[number]))
         except Exception:
             return None  # whatever it is, it is found again, and told of its sample
         return made[0] if len(made) == 1 else in_order(made, places)
@@ -179,6 +190,8 @@ class SampleMaker:
         """Read samples with one read for each data set. What was read, and which of ``addresses`` it is, by leaf."""
         if self.reads_ahead:
             leaves = self.leaves
+            if self.observers:
+                self.tell("read", "*", f"{len(addresses)} samples")
             fetch_samples((leaves[leaf].reader, index) for leaf, index, *_ in addresses)
         numbers, indices = columns_of(addresses)
         places: dict[int, Sequence[int]] = {numbers[0]: range(len(numbers))}
@@ -194,6 +207,15 @@ class SampleMaker:
                 self.tell("read", self.leaves[number].name, f"{len(those)} samples")
             rows[number] = Rows(self.leaves[number], those)
         return rows, places
+
+    def fields_of(self, rows: Mapping[int, Rows]) -> dict[int, dict[str, list[Any]]]:
+        """The fields of what was read, by leaf."""
+        found = {}
+        for number, those in rows.items():
+            if self.observers:
+                self._tell_columns(those)
+            found[number] = those.fields()
+        return found
 
     def made(
         self,
@@ -250,6 +272,9 @@ class SampleMaker:
             sample = self.guarded("cook_crude_sample", leaf.name, raw.key, sample, *given)
         return raw.key, sample
 
+    def _tell_columns(self, rows: Rows) -> None:
+        self.tell("decode_columns", rows.leaf.name, f"{len(rows.indices)} samples")
+
     # -- those who look on ----------------------------------------------------------------------------------------
 
     def tell(self, stage: str, leaf: str, key: str) -> None:
@@ -271,45 +296,77 @@ class SampleMaker:
             context.seed_globals()
         return empty_batch(self.encoder, like, rows)
 
-    def guarded(self, stage: str, leaf: str, key: str, subject: Any, step: Callable[..., Any], *arguments: Any) -> Any:
+    def guarded(
+        self,
+        stage: str,
+        leaf: str,
+        key: str | SampleNames | Sequence[Address],
+        subject: Any,
+        step: Callable[..., Any],
+        *arguments: Any,
+    ) -> Any:
         """Take one step.
 
         Args:
-            stage, leaf, key: see :class:`~energon_lite.loading.makers.observer.Observer`.
+            stage, leaf, key: see :class:`~energon_lite.loading.makers.observer.Observer`. In place of the key, what it
+                is made of if it is needed: the addresses of samples.
             subject: what the user's error handler is given, if the step fails.
 
         Raises:
             Rejected: it raised something.
-            FatalSampleError: it raised what must end the iteration, or returned nothing.
+            FatalSampleError: it raised what must end the iteration, or returned what no hook may return.
         """
         try:
             if self.observers:
-                self.tell(stage, leaf, key)
+                self.tell(stage, leaf, key if isinstance(key, str) else f"{self.names(key):short}")
             if stage in self.seeded_hooks and (context := running_context()) is not None:
                 context.seed_globals()
             value = step(*arguments)
-            if value is None or type(value) is GeneratorType:
-                self._check(value, stage, arguments)
+            if type(value) in NEVER_A_RESULT or isinstance(value, BaseException):
+                self._check(value, stage, self._whose(key, leaf), arguments)
             return value
         except SkipSample as skip:
-            raise Rejected(Failure(leaf, key, stage, str(skip) or "SkipSample", skipped=True)) from None
-        except FATAL:
+            failure = Failure(leaf, f"{self.names(key)}", stage, str(skip) or "SkipSample", skipped=True)
+            raise Rejected(failure) from None
+        except (StopIteration, StopAsyncIteration) as error:  # in a generator it would become another error
+            raise FatalSampleError(
+                f"{stage} raised {type(error).__name__} for {self._whose(key, leaf)}",
+                fix="an iterator had no more: give next() a default, or catch this; SkipSample leaves a sample out",
+                details=hook_traceback(error),
+            ) from None
+        except FATAL as error:
+            note_where(error, stage, self._whose(key, leaf))
             raise
         except Exception as error:
-            if is_out_of_resources(error):
-                raise out_of_resources(error, stage, leaf, key) from error
+            if (end := nobodys_fault(error, stage, leaf, f"{self.names(key)}")) is not None:
+                raise end from (None if end.details else error)
             if self.error_handler is not None:
                 sources = _sources_of(subject)
                 self.error_handler(error, subject, None if sources is None else list(sources))
-            raise Rejected(failure_of(error, stage, leaf, key)) from error
+            failure = failure_of(error, stage, leaf, f"{self.names(key)}")
+            if self.failures is not None:
+                self.failures.tell(failure)
+            raise Rejected(failure) from error
 
-    def _check(self, value: Any, stage: str, arguments: Sequence[Any]) -> None:
+    def names(self, key: str | SampleNames | Sequence[Address]) -> SampleNames | str:
+        """What samples are called in a message."""
+        if isinstance(key, (str, SampleNames)):
+            return key
+        return SampleNames(f"{len(key)} samples", key, self.leaves)
+
+    def _whose(self, key: str | SampleNames | Sequence[Address], leaf: str) -> str:
+        return f"{self.names(key)}" if leaf == "*" else f"{self.names(key)} of {leaf}"
+
+    def _check(self, value: Any, stage: str, whose: str, arguments: Sequence[Any]) -> None:
         """Refuse what no hook may return."""
-        if value is not None:
-            raise undeclared_generator(stage)
-        if stage in self._own:
-            is_cooker = stage == "cook_crude_sample" and not is_overridden(self.encoder, stage)
-            raise returned_nothing(stage, arguments[1].cook if is_cooker else getattr(self.encoder, stage))
+        if stage not in self._own:
+            return
+        is_cooker = stage == "cook_crude_sample" and not is_overridden(self.encoder, stage)
+        function = arguments[1].cook if is_cooker else getattr(self.encoder, stage)
+        if value is None:
+            raise returned_nothing(stage, function, whose=whose)
+        if (error := wrong_result(value, stage, function, whose)) is not None:
+            raise error
 
 
 def _sources_of(subject: Any) -> tuple[SourceInfo, ...] | None:

@@ -14,10 +14,17 @@ from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Result
 
-__all__ = ["StageTimer", "note_transfer"]
+__all__ = ["StageTimer", "note_transfer", "stage_of"]
 
 #: Stages of the pipeline under another name; all others are hooks.
-_STAGES = {"read": "read", "decode": "decode", "batch": "batch", "encode_batch": "batch"}
+_STAGES = {"read": "read", "decode": "decode", "decode_columns": "decode", "batch": "batch", "encode_batch": "batch"}
+#: Steps of many samples of a data set at once.
+_OF_SEVERAL = frozenset({"read", "decode_columns"})
+
+
+def stage_of(step: str) -> str:
+    """The stage that a step belongs to: ``read``, ``decode``, ``hooks`` or ``batch``."""
+    return _STAGES.get(step, "hooks")
 
 
 class StageTimer:
@@ -32,7 +39,7 @@ class StageTimer:
         number: of the worker, among those of its rank.
     """
 
-    sees_samples = False
+    sees_samples, times_samples = False, True
 
     def __init__(self, leaves: Sequence[Leaf], number: int = 0) -> None:
         self._leaves, self._number = leaves, number
@@ -70,8 +77,8 @@ class StageTimer:
         """The step that was begun last has ended."""
         if self._at is not None:
             stage, leaf, key = self._at
-            self._stages[_STAGES.get(stage, "hooks")] += now - self._since
-            if leaf != "*" and stage != "read":
+            self._stages[stage_of(stage)] += now - self._since
+            if leaf != "*" and stage not in _OF_SEVERAL:
                 self._samples[leaf, key] += now - self._since
 
 

@@ -10,6 +10,7 @@ from energon_lite.batching.collate import empty_like
 from energon_lite.errors import FatalSampleError, SampleError, SkipSample, UsageError
 from energon_lite.hooks import HookContext
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
+from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.hook_errors import FATAL, failure_of
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.observer import Observer
@@ -110,6 +111,17 @@ class _Samples:
     def worker_config(self, config: WorkerConfig | None) -> None:
         for one in self._all:
             one.worker_config = config
+
+    @property
+    def failures(self) -> FailureLog | None:
+        """Who is told of each failure at once."""
+        found: FailureLog | None = self._all[0].failures
+        return found
+
+    @failures.setter
+    def failures(self, log: FailureLog | None) -> None:
+        for one in self._all:
+            one.failures = log
 
     def context(self, *origin: int, batch_index: int | None = None) -> HookContext:
         """A context for functions of the user's."""
@@ -239,7 +251,10 @@ class ItemsPipeline:
             except Exception as error:
                 if self._error_handler is not None:
                     self._error_handler(error, item, getattr(item, "__sources__", None))
-                return failure_of(error, function.name, "*", f"item {job.number}")
+                failure = failure_of(error, function.name, "*", f"item {job.number}")
+                if self.samples.failures is not None:
+                    self.samples.failures.tell(failure)
+                return failure
 
     def _empty(self, job: Job) -> Any:
         """An item without samples, for a rank that has none left."""

@@ -259,8 +259,8 @@ def file_system(url: str) -> tuple[Any, str]:
             raise DatasetError(
                 f"fsspec cannot open {scheme}:// here: {error}",
                 where=url,
-                fix="install the package that fsspec names for it (s3fs for s3://, gcsfs for gs://, "
-                "multi-storage-client for msc://)",
+                fix="install the package that fsspec names for it: pip install 'energon-lite[s3]' for s3://, "
+                "'energon-lite[msc]' for msc://, gcsfs for gs://",
             ) from error
         _file_systems[os.getpid(), scheme] = fs
     path: str = fs._strip_protocol(url)

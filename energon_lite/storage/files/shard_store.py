@@ -15,12 +15,13 @@ import random
 import resource
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
 from energon_lite.errors import DatasetError, FatalStorageError, MissingShardError, ShardChangedError
 from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.storage.files.remote_files import is_remote, read_range, read_range_in_loop
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
@@ -99,9 +100,9 @@ class LocalFile:
         """Fill ``memory`` from ``offset`` on; returns how many bytes there were."""
         return os.preadv(self.fd, [memory], offset)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the end of Python, there is no `os`
         if self.fd >= 0:
-            os.close(self.fd)
+            close(self.fd)
 
 
 class RemoteFile:
@@ -164,7 +165,7 @@ class ShardStore:
 
     def fetch(self, ranges: Iterable[Range]) -> list[bytes]:
         """:meth:`read` for each of these ranges, in order. Of small samples, many calls would take longer."""
-        files, found = self._files, []
+        files, found, again = self._files, list[bytes](), 0
         for shard, offset, size in ranges:
             file = files.pop(shard, None)
             if file is None:
@@ -175,7 +176,11 @@ class ShardStore:
                     data = file.read(size, offset)
                 except OSError:  # read says what is wrong
                     data = b""
-            found.append(data if len(data) == size else self.read(*shard, offset, size))
+            if len(data) != size:
+                again += size
+                data = self.read(*shard, offset, size)
+            found.append(data)
+        COUNTS.bytes_read += sum(map(len, found)) - again  # read has counted these
         return found
 
     def _read_again(self, error: DatasetError, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
@@ -210,6 +215,7 @@ class ShardStore:
                 have += len(data)
         except OSError as error:
             raise _storage_error(path, error) from error
+        COUNTS.bytes_read += have
         return b"".join(chunks)
 
     def open(self, path: str, identity: ShardIdentity) -> OpenShard:
@@ -260,7 +266,9 @@ class ShardStore:
                 self._keep(key, _checked(RemoteFile(path, identity.size), path, identity, head))
             if offset + size > identity.size:
                 raise changed_shard(path, offset + size, identity.size)
-            return await read_range_in_loop(path, offset, size)
+            data = await read_range_in_loop(path, offset, size)
+            COUNTS.bytes_read += size
+            return data
         except OSError as error:
             raise _storage_error(path, error) from error
 

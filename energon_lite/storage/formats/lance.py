@@ -106,7 +106,9 @@ class LanceSource:
                 import lance
             except ImportError as error:
                 raise UsageError(
-                    f"Lance data sets need the package pylance: {error}", where=self.path, fix="pip install pylance"
+                    f"Lance data sets need the package pylance: {error}",
+                    where=self.path,
+                    fix="pip install 'energon-lite[lance]'",
                 ) from error
             try:
                 opened = lance.dataset(self.path, version=self._version)

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from energon_lite.storage.files.shard_store import ShardRange
@@ -29,6 +29,8 @@ _TRIES = 3
 _SPARE, _SHARE = 16.0, 0.1
 #: Seconds below which nobody waits too long, and that count as too long as long as nobody knows better.
 _SHORT, _UNKNOWN = 0.01, 1.0
+#: Seconds after which a thread that has nothing to do ends: it would keep alive what it reads for.
+_IDLE = 10.0
 #: Bytes up to which all requests take about the same time.
 _SMALL = 1 << 17
 #: Answers of a size by which is known how long they take, at least; and after how many one looks again.
@@ -125,16 +127,16 @@ class Fetches:
         with self._lock:
             for fetch in fetches:
                 self._active[id(fetch)] = fetch
+            if self._is_hedged and fetches:
+                self._busy.set()  # here: once they are sent, they may be done
+                if self._watcher is None:
+                    self._watcher = threading.Thread(target=self._watch, name="energon-lite-hedge", daemon=True)
+                    self._watcher.start()
         for loop, some in loops.items():
             if loop is None:
                 self._to_threads(some, self._requests)
             else:
                 loop.call_soon_threadsafe(self._launch, some)
-        if self._is_hedged and self._active:
-            if self._watcher is None:
-                self._watcher = threading.Thread(target=self._watch, name="energon-lite-hedge", daemon=True)
-                self._watcher.start()
-            self._busy.set()
         return fetches
 
     def wait(self, fetches: Sequence[Fetch]) -> None:
@@ -170,17 +172,25 @@ class Fetches:
     # -- in threads -----------------------------------------------------------------------------------------------
 
     def _to_threads(self, fetches: Sequence[Fetch], most: int) -> None:
-        for fetch in fetches:
-            self._queue.put(fetch)
-        while self._threads < min(most, self._threads + self._queue.qsize()):
-            self._threads += 1
-            threading.Thread(
-                target=self._work, args=(self._queue,), name=f"energon-lite-read-{self._threads}", daemon=True
-            ).start()
+        with self._lock:
+            for fetch in fetches:
+                self._queue.put(fetch)
+            while self._threads < min(most, self._threads + self._queue.qsize()):
+                self._threads += 1
+                threading.Thread(
+                    target=self._work, args=(self._queue,), name=f"energon-lite-read-{self._threads}", daemon=True
+                ).start()
 
     def _work(self, queue: SimpleQueue[Fetch]) -> None:
         while True:
-            fetch = queue.get()
+            try:
+                fetch = queue.get(timeout=_IDLE)
+            except Empty:
+                with self._lock:
+                    if queue.empty():
+                        self._threads -= 1
+                        return
+                continue
             if fetch.is_done:
                 continue
             fetch.started = fetch.started or time.monotonic()
@@ -234,8 +244,11 @@ class Fetches:
 
     def _watch(self) -> None:
         while True:
-            self._busy.wait()
+            is_busy = self._busy.wait(_IDLE)
             with self._lock:
+                if not (is_busy or self._active):
+                    self._watcher = None
+                    return
                 now, late = time.monotonic(), list[Fetch]()
                 shortest = _UNKNOWN
                 for fetch in self._active.values():

@@ -10,6 +10,7 @@ import numpy as np
 
 from energon_lite.errors import DataIndexError, DatasetError, EmptyDatasetError, UsageError
 from energon_lite.samples import SourceInfo
+from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.kept_samples import DenseExclusion
@@ -129,11 +130,14 @@ class OpenedSource:
         Raises:
             DatasetError: the source does not return parts.
         """
+        counted = COUNTS.bytes_read
         found = self._source().read(self._place(index))
         if not isinstance(found, Mapping):
             raise DatasetError(
                 f"read returned a {type(found).__name__}", where=self.path, fix="return a dict of parts by name"
             )
+        if COUNTS.bytes_read == counted:  # else it reads by our means
+            COUNTS.bytes_read += sum([len(value) for value in found.values() if isinstance(value, bytes)])
         parts = dict(found) if self._renaming is None else self._renamed_one(found)
         if self._parts is not None:
             parts = {name: value for name, value in parts.items() if name in self._parts}
@@ -149,8 +153,10 @@ class OpenedSource:
         read_many = getattr(source, "read_many", None)
         if read_many is None:
             return None
-        wanted = [self._place(index) for index in indices]
+        wanted, counted = [self._place(index) for index in indices], COUNTS.bytes_read
         found = read_many(wanted)
+        if COUNTS.bytes_read == counted:  # else it reads by our means
+            COUNTS.bytes_read += sum(map(_bytes_of, found.values()))
         if self._renaming is None:
             parts = {name: found[name] for name in found if self._parts is None or name in self._parts}
         else:
@@ -210,6 +216,13 @@ class OpenedSource:
         return {
             name: make(found[column]) for name, (column, make) in made if self._parts is None or name in self._parts
         }
+
+
+def _bytes_of(column: Sequence[Any]) -> int:
+    """Bytes in a column; of values of another kind none."""
+    if not len(column) or not isinstance(column[0], bytes):
+        return 0
+    return sum([len(value) for value in column if isinstance(value, bytes)])
 
 
 #: What a leaf reads from.

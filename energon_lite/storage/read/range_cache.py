@@ -27,6 +27,7 @@ from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.storage.files.atomic_file import replacing
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.file_mapping import map_file
+from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.storage.files.remote_files import is_remote, reads_in_loop
 from energon_lite.storage.files.shard_store import ShardRange, ShardStore, shared_store
 from energon_lite.storage.read.fetches import Fetch, Fetches
@@ -122,6 +123,7 @@ class RangeCache:
         self._after_fork()
         found = {one: self._held.get(one) or self._kept.get(one) for one in ranges}
         missing = [one for one, data in found.items() if data is None]
+        COUNTS.memory_hits += len(found) - len(missing)
         self._start([one for one in missing if one not in self._coming])
         fetches = [self._coming[one] for one in missing]
         self._fetches.wait(fetches)
@@ -189,9 +191,11 @@ class RangeCache:
         return bytes(fetch.data)
 
     def _read(self, one: ShardRange) -> bytes:
+        COUNTS.requests += 1
         return self._store.read(*one.shard, one.offset, one.size)
 
     async def _read_in_loop(self, one: ShardRange) -> bytes:
+        COUNTS.requests += 1
         return await self._store.read_in_loop(*one.shard, one.offset, one.size)
 
 
@@ -235,6 +239,7 @@ class _Folder:
         path = os.path.join(self._path, name[:2], name)
         data = self._map(path, one)
         if data is not None:
+            COUNTS.folder_hits += 1
             return data
         try:
             # One process fetches, the others wait and find it.

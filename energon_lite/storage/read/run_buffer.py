@@ -12,6 +12,7 @@ import mmap
 import threading
 from typing import NamedTuple, Protocol
 
+from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.storage.tar.tar_scan import Int64
 
 __all__ = ["LARGEST", "Runs", "Usage", "fetch_neighbours"]
@@ -96,6 +97,7 @@ def fetch_neighbours(shard: ScratchReader, starts: Int64, stops: Int64) -> list[
         if not got:
             return None
         done += got
+    COUNTS.bytes_read += size
     return [
         [memory[low:high] for low, high in zip(lows, highs, strict=True)]
         for lows, highs in zip((starts - begin).T.tolist(), (stops - begin).T.tolist(), strict=True)

@@ -79,6 +79,7 @@ class TrainConfig:
         freeze: patterns of names of parameters that are not trained, as ``vision.*`` or ``layers.[01].*``.
         tensorboard: also write metrics for TensorBoard, into ``output/tensorboard``.
         wandb: also send metrics to Weights & Biases: what ``wandb.init`` takes, as ``{project: captions}``; None: not.
+        prometheus_port: at this port of this machine Prometheus finds the metrics of the last step; None: nowhere.
         peak_tflops: what a device can do at most, for ``mfu`` in the metrics; None for what its maker states.
         profile: first and last step of a window in which Chrome traces are taken, into ``output/profile``.
         memory_snapshot: in that window, also record who has what memory of the GPU, for pytorch.org/memory_viz.
@@ -108,6 +109,7 @@ class TrainConfig:
     freeze: tuple[str, ...] = ()
     tensorboard: bool = False
     wandb: Mapping[str, Any] | None = None
+    prometheus_port: int | None = None
     peak_tflops: float | None = None
     profile: tuple[int, int] | None = None
     memory_snapshot: bool = False

@@ -128,7 +128,7 @@ class Breaks(TaskEncoder):
 
     def batch(self, samples: list[Any]) -> Any:
         batch = super().batch(samples)
-        return (lambda: 0) if self.what == "unsendable" and "a-31" in batch.__key__ else batch
+        return [lambda: 0] if self.what == "unsendable" and "a-31" in batch.__key__ else batch
 
 
 def until(found: SavableDataLoader, error: type[Exception]) -> Iterator[Any]:
@@ -147,7 +147,7 @@ def test_an_error_comes_behind_the_batches_before_it(leaf_of: Any, groups: list[
     with loader(path, 2, Breaks(what)) as two:
         *found, text = until(two, Exception if what == "unsendable" else FatalSampleError)
     assert found == plain[:before]
-    assert ("enough" if what == "end" else "local object 'Breaks.batch.<locals>.<lambda>'") in text
+    assert ("enough" if what == "end" else "[0] is the function Breaks.batch.<locals>.<lambda>") in text
     assert max(groups) > 2
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from effort import nightly_but
 
 from energon_lite import (
     Capacity,
@@ -78,7 +79,7 @@ def test_no_further_than_memory_allows(leaf_of: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [2, 20_000])
+@pytest.mark.parametrize("batch_size", nightly_but({1}, [2, 20_000]))
 def test_a_stopped_worker_is_replaced_also_where_a_job_does_not_fit_into_its_pipe(
     leaf_of: Any, batch_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:

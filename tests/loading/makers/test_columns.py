@@ -140,7 +140,10 @@ def test_unlike_pictures_are_refused_or_padded_either_way(pictures: Path, same: 
     refused = [batch for batch in found[0] if isinstance(batch, str)]
     assert same(*found)
     assert bool(refused) == (padding in (None, {"caption": 0}))
-    assert all("'image' is not alike: shape [3, " in error and str(pictures) in error for error in refused)
+    assert all(
+        "the 'image' of the samples of one batch have unequal sizes: shape [3, " in error and str(pictures) in error
+        for error in refused
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -17,7 +17,7 @@ def test_without_the_package(tmp_path: Path) -> None:
     (tmp_path / "a.lance").mkdir()
     with pytest.raises(UsageError, match="need the package pylance") as error:
         open_source(str(tmp_path / "a.lance"), "train")
-    assert error.value.fix == "pip install pylance"
+    assert error.value.fix == "pip install 'energon-lite[lance]'"
 
 
 def test_rows(tmp_path: Path) -> None:

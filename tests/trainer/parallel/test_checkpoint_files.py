@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from effort import nightly_but
 from rank_processes import RunRanks
 from test_parity import Layout
 from training_part import STATE, Part
@@ -67,8 +69,16 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("damage", [flip, cut, Path.unlink], ids=["a bit", "the end", "a file"])
-@pytest.mark.parametrize("pattern", ["*_0_0.distcp", "*_1_0.distcp", ".metadata", "manifest.json"])
+DAMAGES = {"a bit": flip, "the end": cut, "a file": Path.unlink}
+PATTERNS = ["*_0_0.distcp", "*_1_0.distcp", ".metadata", "manifest.json"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "damage"),
+    # Each kind of file and of damage, and the manifest, by which all others are judged, damaged in each way.
+    nightly_but({0, 4, 8, 9, 10, 11}, itertools.product(PATTERNS, DAMAGES.values())),
+    ids=[f"{pattern}-{name}" for pattern in PATTERNS for name in DAMAGES],
+)
 def test_a_damaged_checkpoint_is_passed_over(
     run_ranks: RunRanks, tmp_path: Path, damage: Callable[[Path], None], pattern: str
 ) -> None:

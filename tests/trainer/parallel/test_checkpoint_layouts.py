@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import nightly_but
 from late_collectives import watched_collectives
 from rank_processes import RunRanks
 from test_parity import Layout
@@ -29,11 +30,10 @@ LAYOUTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saved", LAYOUTS, ids=str)
+@pytest.mark.parametrize("saved", nightly_but({0, 2, 4, 6}, LAYOUTS), ids=str)
 def test_each_layout_reads_others(run_ranks: RunRanks, tmp_path: Path, saved: Layout) -> None:
-    # Itself and two others: with all eight, each is read and written in three ways, and the neighbours differ.
-    place = LAYOUTS.index(saved)
-    read_by_others(run_ranks, tmp_path, saved, [LAYOUTS[(place + step) % len(LAYOUTS)] for step in (0, 1, 3)])
+    # The next in a ring; each layout writes or reads. Itself: bit for bit, in a test below.
+    read_by_others(run_ranks, tmp_path, saved, [LAYOUTS[(LAYOUTS.index(saved) + 1) % len(LAYOUTS)]])
 
 
 @pytest.mark.nightly
@@ -156,8 +156,14 @@ def test_a_checkpoint_has_the_values_of_the_last_step(run_ranks: RunRanks, tmp_p
     assert all(torch.equal(loaded[name], content[name]) for name in content)
 
 
-@pytest.mark.parametrize("other", [Layout(tp=2), Layout(pp=2), Layout(cp=2)], ids=str)
-@pytest.mark.parametrize("kinds", [("plain", "overlapped"), ("overlapped", "plain")], ids=str)
+@pytest.mark.parametrize(
+    ("kinds", "other"),
+    [
+        pytest.param((saves, reads), other, marks=[pytest.mark.nightly] * (saves == rarely), id=f"{saves}-{other}")
+        for other, rarely in ((Layout(tp=2), "plain"), (Layout(pp=2), "overlapped"), (Layout(cp=2), "overlapped"))
+        for saves, reads in (("plain", "overlapped"), ("overlapped", "plain"))
+    ],
+)
 def test_both_optimizers_read_what_the_other_saved(
     run_ranks: RunRanks, tmp_path: Path, kinds: tuple[str, str], other: Layout
 ) -> None:

@@ -63,7 +63,7 @@ class Counted:
         return self.graphs - before
 
 
-@pytest.mark.parametrize("recompute", ["none", pytest.param("selective", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("recompute", ["none", pytest.param("selective", marks=pytest.mark.nightly)])
 def test_rows_of_all_kinds_make_few_graphs(run_ranks: RunRanks, recompute: str) -> None:
     """One for the first shape, and one for each kind of all other shapes."""
 
@@ -93,7 +93,7 @@ def test_rows_that_are_cut_over_ranks_make_one_graph(run_ranks: RunRanks) -> Non
         assert found[:3] == [1, 0, 1] and sum(found) <= 3
 
 
-@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.slow), "selective"])
+@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.nightly), "selective"])
 def test_images_of_all_sizes_make_few_graphs(run_ranks: RunRanks, recompute: str) -> None:
     """One for the first shape, one for all others; a single image is another matter."""
     vision = VisionConfig(hidden_size=8, num_layers=2, num_heads=2, ffn_size=12, recompute=recompute)

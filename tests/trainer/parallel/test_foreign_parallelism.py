@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import nightly_but
 from foreign_nets import CONFIG, Found, make_net, run_steps, serial, train, unlike
 from rank_processes import RunRanks
 from torch import nn
@@ -206,7 +207,7 @@ def test_what_cannot_be_trained_is_refused(run_ranks: RunRanks) -> None:
     assert "weight is torch.float32 on meta" in refused(run_ranks, 1, job)
 
 
-@pytest.mark.parametrize("when", ["before", "after", pytest.param("inside", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("when", nightly_but({0}, ["before", "after", "inside"]))
 def test_a_compiled_module_makes_the_same_run(run_ranks: RunRanks, when: str) -> None:
     def job(rank: int) -> tuple[Found, int]:
         from torch._dynamo.testing import CompileCounter

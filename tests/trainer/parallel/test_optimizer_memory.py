@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import weakref
 from typing import Any
 
 import pytest
 import torch
+from effort import nightly_but
 from rank_processes import RunRanks
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -92,8 +94,9 @@ def run(
     return peaks, optimizer
 
 
-@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("world", "dtype"), nightly_but({1, 2}, itertools.product([1, 2, 4], [torch.bfloat16, torch.float32])), ids=str
+)
 def test_no_peak_is_above_that_of_a_later_step(run_ranks: RunRanks, world: int, dtype: torch.dtype) -> None:
     # Under "every", gradients that come in a wholly other order are held until it is known.
     cases = [("reversed", "last"), ("shuffled", "last"), ("swapped", "last"), ("swapped", "every")]
@@ -106,7 +109,7 @@ def test_no_peak_is_above_that_of_a_later_step(run_ranks: RunRanks, world: int, 
             assert max(peaks[:2]) <= 1.1 * peaks[-1], case
 
 
-@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("world", nightly_but({1}, [1, 2, 4]))
 def test_allocated_bytes_are_those_of_the_formula(run_ranks: RunRanks, world: int) -> None:
     """For each parameter in bfloat16, padding included; and the activations and gradients of a layer."""
 

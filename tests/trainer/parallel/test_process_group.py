@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-TRIALS = 4
+TRIALS = 2
 
 # Late: gloo's threads get the processor only when nobody else wants it, and all share one. The interpreter ends slowly:
 # while it sleeps in the middle of ending, they go on. With destroy_process_group alone, nearly every trial dies.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import nightly_but
 from rank_processes import RunRanks
 from test_trainer_runs import blend, make_config, metrics, train  # noqa: F401
 
@@ -25,7 +26,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 TOOL = Path(__file__).parents[3] / "tools/draw_schedule.py"
 
 
-@pytest.mark.parametrize("virtual", [1, 2])
+@pytest.mark.parametrize("virtual", nightly_but({1}, [1, 2]))
 def test_a_window_leaves_traces_and_a_picture(
     run_ranks: RunRanks,
     blend: Path,  # noqa: F811

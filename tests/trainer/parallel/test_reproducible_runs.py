@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import nightly_but
 from rank_processes import RunRanks
 from test_packed_runs import BATCHING, measured  # noqa: F401
 from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
@@ -47,7 +48,7 @@ def run_config(path: Path, output: Path, mesh: dict[str, Any], *, packed: bool =
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "mesh", "packed"),
-    [(1, {}, False), (4, {"tp": 2, "pp": 2}, True)],
+    nightly_but({1}, [(1, {}, False), (4, {"tp": 2, "pp": 2}, True)]),
     ids=str,
 )
 def test_two_runs_of_one_configuration_write_the_same(
@@ -101,7 +102,7 @@ def test_a_run_stopped_at_random_steps_follows_the_curve(
     measured: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    interrupted(run_ranks, measured, tmp_path, stops=4, seed=1, packed=True)
+    interrupted(run_ranks, measured, tmp_path, stops=2, seed=1, packed=True)
 
 
 @pytest.mark.nightly

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from effort import examples
+from effort import examples, nightly_but
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from plain_llama import PlainRun, Rows
@@ -87,12 +87,11 @@ CASES: list[tuple[str, dict[str, Any], Layout, OptimizerConfig]] = [
     ("pooled", {}, Layout(tp=2, cp=2), LAST),
     ("pooled", {"tp": 1}, Layout(pp=2, cp=2), EVERY),
 ]
-SLOW = {1, 3, 5, 7}
 
 
 @pytest.mark.parametrize(
     ("name", "told", "layout", "optimizer"),
-    [pytest.param(*case, marks=[pytest.mark.slow] * (number in SLOW)) for number, case in enumerate(CASES)],
+    nightly_but({0, 3, 4, 5, 7}, CASES),
     ids=[f"{name} {more} {layout}" for name, more, layout, _ in CASES],
 )
 def test_an_encoder_on_any_layout_makes_the_run_of_one_rank(

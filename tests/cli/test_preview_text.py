@@ -8,7 +8,7 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
-from energon_lite.cli import preview
+from energon_lite.cli import preview_text
 from energon_lite.cli.main import main
 from energon_lite.cli.sample_text import picture_lines, sample_lines
 from tests.conftest import text_dataset, write_dataset
@@ -17,7 +17,7 @@ CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
 def run(*arguments: object, answers: str | None = None) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["preview", *map(str, arguments)], input=answers)
+    result = CliRunner().invoke(main, ["preview", "--text", *map(str, arguments)], input=answers)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
 
@@ -60,7 +60,7 @@ class TestCommand:
             def isatty(self) -> bool:
                 return True
 
-        monkeypatch.setattr(preview, "sys", type("sys", (), {"stdin": Terminal(), "stdout": Terminal()}))
+        monkeypatch.setattr(preview_text, "sys", type("sys", (), {"stdin": Terminal(), "stdout": Terminal()}))
         _, output = run(text_dataset(tmp_path / "a", 5), answers="y\nn\n")
         assert output.count("TextSample") == 2
 

@@ -1,0 +1,57 @@
+"""A ``checkpoint-N`` folder of Hugging Face's Trainer: the place in the data beside what Trainer puts into it."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from energon_lite.errors import StateError
+from energon_lite.loading.iterators.state import State
+from energon_lite.storage.files.atomic_file import write_bytes
+
+__all__ = ["STATE_FILE", "TRAINER_FILE", "newest_checkpoint", "read_json", "write_state"]
+
+#: The place in the training data, for any number of processes.
+STATE_FILE = "energon_lite_loader.json"
+#: What Trainer writes last.
+TRAINER_FILE = "trainer_state.json"
+#: Trainer's own mark of a checkpoint that is being written because the machine is about to go.
+_MARK = "checkpoint-is-incomplete.txt"
+
+
+def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
+    """The ``checkpoint-N`` with the largest N that a kill has not left half written; None: there is none."""
+    found = {int(path.name[11:]): path for path in Path(folder).glob("checkpoint-*") if path.name[11:].isdecimal()}
+    for _, path in sorted(found.items(), reverse=True):
+        with suppress(StateError):
+            read_json(path / TRAINER_FILE)
+            is_whole = all(zipfile.is_zipfile(file) for file in path.glob("*.pt*"))
+            if is_whole and not (path / _MARK).exists():
+                return str(path)
+    return None
+
+
+def read_json(path: Path) -> Any:
+    """What is in a file of a checkpoint.
+
+    Raises:
+        StateError: it is not there, or damaged.
+    """
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise StateError(
+            f"the checkpoint cannot be resumed: {error}",
+            where=str(path),
+            fix="give another one; or ignore_data_skip=True among the arguments, to begin the data anew",
+        ) from error
+
+
+def write_state(folder: Path, state: State) -> None:
+    """Put the place in the data into a checkpoint, whole or not at all; before Trainer says that it is complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(str(folder / STATE_FILE), json.dumps(state).encode())

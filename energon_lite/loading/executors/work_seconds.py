@@ -1,0 +1,97 @@
+"""What workers did with their time, and how much they read: added up where the batches go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from energon_lite.loading.makers.job_timer import Times
+from energon_lite.storage.files.read_counts import Reads
+
+__all__ = ["STAGES", "WorkSeconds", "WorkSum"]
+
+#: Stages of a job, as :func:`~energon_lite.loading.makers.stage_timer.stage_of` has them; what is in none is "other".
+STAGES = ("read", "decode", "hooks", "batch", "other")
+
+
+class WorkSum(NamedTuple):
+    """Sums, up to some moment.
+
+    Attributes:
+        busy: seconds in which workers made batches.
+        timed: of these, those that timed jobs took or stand for: for all jobs but the last ones.
+        cpu: of ``timed``, those in which the worker did not wait.
+        stages: of ``timed``, by stage.
+        sent: seconds in which workers packed and sent results.
+        received: seconds in which the trainer's process took them, and began to copy them to the device.
+    """
+
+    busy: float = 0.0
+    timed: float = 0.0
+    cpu: float = 0.0
+    stages: tuple[float, ...] = (0.0,) * len(STAGES)
+    sent: float = 0.0
+    received: float = 0.0
+
+    def since(self, before: WorkSum) -> WorkSum:
+        """What came after another moment."""
+        stages = tuple(now - then for now, then in zip(self.stages, before.stages, strict=True))
+        return WorkSum(
+            self.busy - before.busy,
+            self.timed - before.timed,
+            self.cpu - before.cpu,
+            stages,
+            self.sent - before.sent,
+            self.received - before.received,
+        )
+
+    def by_stage(self) -> dict[str, float]:
+        """Seconds of all jobs by stage, as those that were timed say."""
+        scale = self.busy / self.timed if self.timed > 0 else 0.0
+        return {stage: seconds * scale for stage, seconds in zip(STAGES, self.stages, strict=True)}
+
+
+class WorkSeconds:
+    """Adds up.
+
+    Attributes:
+        busy: seconds in which workers made batches; those of a job are added behind what it says by :meth:`add`.
+        received: seconds in which this process took results from workers, and began to copy them to the device.
+        reads: what was read.
+    """
+
+    def __init__(self) -> None:
+        self.busy = self.received = 0.0
+        self.reads = Reads()
+        self._timed = self._cpu = self._sent = 0.0
+        self._steps: Counter[tuple[str, str]] = Counter()  # seconds, by stage and data set
+
+    def add(self, times: Times) -> None:
+        """A worker says how long a job took. It stands for those before it that nobody timed, and for no more: a first
+        job that opens files for seconds says nothing about a million others."""
+        scale = 1.0 + max(0.0, self.busy - self._timed) / max(1e-9, times.seconds)
+        self._timed += times.seconds * scale
+        self._cpu += times.cpu_seconds * scale
+        self._sent += times.sent
+        self.reads += times.reads
+        for stage, leaf, seconds in times.steps:
+            self._steps[stage, leaf] += seconds * scale  # type: ignore[assignment]
+
+    def sum(self) -> WorkSum:
+        """The sums up to now."""
+        stages = dict.fromkeys(STAGES, 0.0)
+        for (stage, _), seconds in self._steps.items():
+            stages[stage] += seconds
+        stages["other"] = max(0.0, self._timed - sum(stages.values()))
+        return WorkSum(self.busy, self._timed, self._cpu, tuple(stages.values()), self._sent, self.received)
+
+    def by_leaf(self) -> list[dict[str, float | str]]:
+        """Seconds of each data set that anything was timed of: ``read``, ``decode`` and ``hooks`` (those of single
+        samples)."""
+        scale = self.busy / self._timed if self._timed > 0 else 0.0
+        leaves: dict[str, dict[str, float | str]] = {}
+        for (stage, leaf), seconds in sorted(self._steps.items()):
+            if leaf != "*":
+                own = leaves.setdefault(leaf, {"dataset": leaf, "read": 0.0, "decode": 0.0, "hooks": 0.0})
+                own[stage] = seconds * scale
+        return list(leaves.values())

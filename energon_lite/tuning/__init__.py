@@ -1,0 +1,1 @@
+"""How many workers, and which, a loader is fastest with on this machine: measured, within a memory limit."""

@@ -1,0 +1,143 @@
+"""Iterators for Megatron, without Megatron: passes, places by counts, states in its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from energon_lite import (
+    ByTokens,
+    Capacity,
+    DefaultTaskEncoder,
+    Greedy,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon_lite.errors import StateError, UsageError
+from energon_lite.integrations.megatron import DataIterator, data_iterators, worker_config
+from energon_lite.storage.read.webdataset import WebdatasetSource
+
+ALONE = WorkerConfig(rank=0, world_size=1)
+
+
+def keys(batches: Any, count: int) -> list[list[str]]:
+    return [next(batches).__key__ for _ in range(count)]
+
+
+def test_a_pass_ends_or_begins_again(leaf_of: Callable[..., Path]) -> None:
+    loader = get_savable_loader(get_val_dataset(leaf_of(5), batch_size=2, worker_config=ALONE))
+    expected = [["a-0", "a-1"], ["a-2", "a-3"], ["a-4"]]
+    finite = DataIterator(loader, cyclic=False)
+    assert len(finite) == 3
+    assert keys(finite, 3) == expected
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(finite)
+    assert [batch.__key__ for batch in finite] == expected
+    assert [batch.__key__ for batch in finite] == expected
+
+    cyclic = DataIterator(loader)
+    assert keys(cyclic, 7) == [*expected, *expected, expected[0]]
+    assert next(iter(cyclic)).__key__ == expected[1]
+
+
+def test_a_pass_without_batches_is_an_error_and_no_endless_loop(leaf_of: Callable[..., Path]) -> None:
+    class Nothing(DefaultTaskEncoder):
+        def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+            return []
+
+        def pack_selected_samples(self, samples: list[Any]) -> Any:
+            return samples[0]
+
+    encoder = Nothing()
+    data = get_val_dataset(leaf_of(5), batch_size=8, packing_buffer_size=4, task_encoder=encoder, worker_config=ALONE)
+    valid = data_iterators(None, data, micro_batch_size=8)[1]
+    with pytest.raises(UsageError, match="there is no batch in a pass"):
+        next(valid)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_validation_goes_on_where_the_count_says(world: int, leaf_of: Callable[..., Path]) -> None:
+    """Of 9 samples on two ranks: 5 micro-batches, 3 steps a pass, the last of which one rank has nothing to do in."""
+
+    def iterator(rank: int, consumed: int) -> DataIterator:
+        config = WorkerConfig(rank=rank, world_size=world)
+        data = get_val_dataset(leaf_of(9), batch_size=2, worker_config=config)
+        found: DataIterator = data_iterators(
+            None, data, micro_batch_size=2, progress=SimpleNamespace(consumed_valid_samples=consumed)
+        )[1]
+        return found
+
+    for rank in range(world):
+        expected = keys(iterator(rank, 0), 14)
+        for step in range(7):
+            assert keys(iterator(rank, 2 * world * step), 7) == expected[step : step + 7], (rank, step)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_batches_by_tokens_go_on_where_the_count_says(
+    world: int, leaf_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: np.arange(len(self)) * 37 % 60 + 1)
+
+    def iterator(rank: int, consumed: int, **options: Any) -> DataIterator:
+        config = WorkerConfig(rank=rank, world_size=world)
+        data = get_train_dataset(leaf_of(31), worker_config=config, batching=Greedy(Capacity(99)), **options)
+        run = SimpleNamespace(step=3, consumed_train_samples=consumed)
+        found: DataIterator = data_iterators(data, micro_batch_size=1, progress=run)[0]
+        return found
+
+    for options in ({}, {"repeat": False}):  # one stream without end; passes
+        for rank in range(world):
+            expected = keys(iterator(rank, 0, **options), 40)
+            for step in (1, 17, 33):
+                assert keys(iterator(rank, world * step, **options), 7) == expected[step : step + 7]
+
+
+def test_where_hooks_decide_a_count_says_nothing(leaf_of: Callable[..., Path]) -> None:
+    batching = ByTokens(Greedy(Capacity(12)), length_column=None, length_field="text")
+    data = get_train_dataset(leaf_of(31), worker_config=ALONE, batching=batching)
+    run = SimpleNamespace(step=3, consumed_train_samples=33, consumed_valid_samples=3)
+    with pytest.raises(UsageError, match="restore a state that was saved there"):
+        data_iterators(data, micro_batch_size=1, progress=run)
+    train, valid, _ = data_iterators(data, data, micro_batch_size=1)
+    following = keys(train, 3)
+    assert keys(valid, 3) == following
+    assert keys(data_iterators(None, data, micro_batch_size=1, progress=run)[1], 3) == following
+
+
+def test_states_are_looked_for_where_megatron_puts_them(tmp_path: Path, leaf_of: Callable[..., Path]) -> None:
+    data = get_train_dataset(leaf_of(31), batch_size=2, worker_config=ALONE)
+    train = data_iterators(data, micro_batch_size=2)[0]
+    keys(train, 4)
+    file = tmp_path / "iter_0000002" / "mp_rank_00_000_003" / "train_dataloader_dprank000.pt"
+    file.parent.mkdir(parents=True)
+    torch.save({"dataloader_state_dict": train.save_state()}, file)
+    following = keys(train, 3)
+    for run in (
+        SimpleNamespace(iteration=2, consumed_train_samples=8),
+        SimpleNamespace(step=2, consumed_train_samples=8),  # Bridge's word for it
+        SimpleNamespace(iteration=1, consumed_train_samples=8),  # no file: the count
+    ):
+        found = data_iterators(data, micro_batch_size=2, progress=run, states=tmp_path)[0]
+        assert keys(found, 3) == following
+
+    file.write_bytes(file.read_bytes()[:300])
+    run = SimpleNamespace(iteration=2, consumed_train_samples=8)
+    with pytest.raises(StateError, match=r"train_dataloader_dprank000\.pt"):
+        data_iterators(data, micro_batch_size=2, progress=run, states=tmp_path)
+    assert data_iterators(data, micro_batch_size=2, progress=None, states=tmp_path)[0] is not None
+
+
+def test_without_the_package_its_name_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "megatron.core", None)
+    with pytest.raises(UsageError, match=r"energon-lite\[megatron\]"):
+        worker_config()

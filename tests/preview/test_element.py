@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite.preview.element import document, element, joined, raw, url_path
+from tests.effort import examples
+
+
+class Seen(HTMLParser):
+    def __init__(self, html: str):
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+TEXTS = st.text(st.characters(blacklist_categories=("Cs", "Cc", "Cn")), max_size=40) | st.sampled_from(
+    ["<script>", "'\"><b>", "&lt;", "--><!--", "]]>", "</title>", "javascript:alert(1)"]
+)
+
+
+@settings(max_examples=examples(60))
+@given(TEXTS, TEXTS)
+def test_whatever_the_text_there_is_one_element(text: str, attribute: str) -> None:
+    seen = Seen(element("p", text, element("b"), title=attribute))
+    assert seen.tags == [("p", {"title": attribute}), ("b", {})]
+    assert seen.text == text
+
+
+def test_what_is_no_text_of_a_page_is_replaced() -> None:
+    assert element("p", "a\0b\x1b\ud800") == "<p>a\ufffdb\ufffd\ufffd</p>"
+    assert b"<p>" in document(element("p", "\udcff"))
+
+
+def test_children_and_attributes() -> None:
+    made = element("ul", [element("li", 1), None, [element("li", "x")]], hidden=True, class_="a", data_x=None)
+    assert made == '<ul hidden class="a"><li>1</li><li>x</li></ul>'
+    assert element("img", src="a") == '<img src="a">' and joined("<", raw("<b>")) == "&lt;<b>"
+
+
+def test_segments_lead_nowhere_else() -> None:
+    assert url_path("a/b", "?x=1#y", 3) == "a%2Fb/%3Fx%3D1%23y/3"
+    assert url_path("\udcff")  # a name that is no UTF-8

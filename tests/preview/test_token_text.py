@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from energon_lite.preview.token_text import find_tokens, pieces_of, token_figure
+
+
+def utf8(tokens: Sequence[int]) -> str:
+    """Tokens that are bytes; 0 is a special one, without text."""
+    return bytes(token for token in tokens if token).decode("utf-8", "replace")
+
+
+def words(tokens: Sequence[int]) -> str:
+    """Tokens that are words; the first has no space before it, as with SentencePiece."""
+    return " ".join(f"w{token}" for token in tokens)
+
+
+def test_a_character_of_several_tokens_is_one_piece() -> None:
+    data = [*"aé🦊".encode(), 0]
+    assert pieces_of(data, utf8) == [("a", 1), ("é", 2), ("🦊", 4), ("", 1)]
+    assert sum(count for _, count in pieces_of([97, 240, 159], utf8)) == 3  # cut inside of a character
+
+
+def test_spaces_before_words_are_kept() -> None:
+    assert pieces_of([1, 2, 3], words) == [("w1", 1), (" w2", 1), (" w3", 1)]
+
+
+def test_the_pieces_are_the_whole_text() -> None:
+    for text in ("long text, é, 🦊 and more. " * 40, "plain " * 40, "🦊" * 70):
+        data = [*text.encode()]
+        found = pieces_of(data, utf8)
+        assert "".join(piece for piece, _ in found) == text and sum(count for _, count in found) == len(data)
+    many = [*range(200)]
+    assert "".join(piece for piece, _ in pieces_of(many, words)) == words(many)
+
+
+def test_labels_that_come_next_colour_the_token_that_is_learned() -> None:
+    row = find_tokens(
+        {"tokens": torch.tensor([1, 2, 3]), "labels": torch.tensor([2, 3, 4]), "loss_mask": torch.tensor([0.0, 1, 1])}
+    )
+    assert row is not None and row.tokens.tolist() == [1, 2, 3, 4] and row.weights is not None
+    assert row.weights.tolist() == [0, 0, 1, 1] and row.fields == {"tokens", "labels", "loss_mask"}
+
+
+def test_labels_of_the_same_place_that_are_ignored_are_not_learned() -> None:
+    row = find_tokens({"input_ids": [5, 6, 7, 7], "labels": [-100, -100, 7, 7]})
+    assert row is not None and row.tokens.tolist() == [5, 6, 7, 7] and row.weights is not None
+    assert row.weights.tolist() == [0, 0, 1, 1]
+
+
+def test_a_stored_mask_and_segments() -> None:
+    row = find_tokens({"tokens.npy": np.array([1, 2, 3]), "mask.npy": np.array([0, 1, 1], np.uint8)})
+    assert row is not None and row.weights is not None and row.weights.tolist() == [0, 1, 1]
+    packed = find_tokens({"tokens": torch.tensor([[1, 2, 3, 4]]), "cu_seqlens": torch.tensor([0, 1, 4])})
+    assert packed is not None and packed.segments == (0, 1)
+
+
+def test_the_last_label_of_a_segment_is_not_the_first_token_of_the_next() -> None:
+    fields = {"tokens": [1, 2, 3, 5, 6, 7], "labels": [2, 3, 4, 6, 7, 8], "cu_seqlens": torch.tensor([0, 3, 6])}
+    row = find_tokens(fields)
+    assert row is not None and row.weights is not None and row.learned == 6
+    assert row.weights.tolist() == [0, 1, 1, 0, 1, 1, 1]
+
+
+def test_what_are_no_tokens() -> None:
+    for value in (torch.zeros(4), torch.zeros(2, 4, dtype=torch.int64), "tokens", [1], ["a", "b"], None):
+        assert find_tokens({"tokens": value}) is None
+
+
+def test_the_figure_says_how_many_and_shows_some() -> None:
+    row = find_tokens({"tokens": torch.arange(100), "loss_mask": (torch.arange(100) >= 90).float()})
+    assert row is not None
+    figure = token_figure(row, "it", None, 20, "/all")
+    assert "100 tokens, of which 10 are learned" in figure and figure.count("<span>") >= 20
+    assert '<a href="/all">show all 100</a>' in figure and "<mark" in figure
+
+    def broken(tokens: Sequence[int]) -> str:
+        raise ValueError("not these")
+
+    assert ">19</span>" in token_figure(row, "it", broken, 20)  # numbers, then
