@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -110,7 +111,7 @@ class EncoderPlan:
     def give_back(self, rank: int) -> list[list[int]]:
         """For each rank, which of the images that this rank has encoded go back there, as they came."""
         ends = np.cumsum([0, *self.receive(rank)]).tolist()
-        return [list(range(first, stop)) for first, stop in zip(ends, ends[1:], strict=False)]
+        return [list(range(first, stop)) for first, stop in pairwise(ends)]
 
     def order_back(self, rank: int) -> list[int]:
         """What has come back to this rank, in the order of its images: the place of each among all that came."""

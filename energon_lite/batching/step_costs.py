@@ -37,12 +37,17 @@ class StepCosts:
     images: Ints | None = None
     max_images: int | None = None
 
-    def of(self, batches: MicroBatches) -> Ints:
-        """The costs of the entries of micro-batches, and of their attention, ``[1 + rows, entries]``."""
+    def of(self, batches: MicroBatches, multiple: int = 1) -> Ints:
+        """The costs of the entries of micro-batches, those of their attention first, ``[1 + rows, entries]``.
+
+        Each is padded to a multiple, and with context parallelism cut into parts that cost the same: what is even for
+        all of it is even for the parts.
+        """
         whole, length = np.maximum(self.lengths[batches.sample], 1), batches.length
         rows = self.rows[:, batches.sample]
         part = np.where(length == whole, rows, rows // whole * length + rows % whole * length // whole)
-        return np.concatenate([(length * length)[None], part])
+        padded = -(-length // multiple) * multiple
+        return np.concatenate([(padded * padded)[None], part])
 
     def of_batches(self, batches: MicroBatches) -> Ints:
         """The costs of micro-batches, tokens and attention with padding first, ``[2 + rows, micro-batches]``."""
@@ -128,7 +133,9 @@ def _evened(
     """Micro-batches evened out, and whether they are in the order of their places."""
     sizes, limits = costs.sizes(batches, capacity)
     home = np.repeat(np.arange(len(batches)), batches.rows())
-    even = _put(batches, even_costs(costs.of(batches), sizes, limits, home, len(batches)), len(batches))
+    even = _put(
+        batches, even_costs(costs.of(batches, capacity.multiple), sizes, limits, home, len(batches)), len(batches)
+    )
     if sample is None:
         return even, True
     sizes, _ = costs.sizes(even, capacity)

@@ -202,6 +202,7 @@ class TokenPlan(Plan):
 
     def describe(self) -> str:
         steps = "" if self.step is None else f", steps of {self.step} micro-batches"
+        steps += "" if self.costs is None or self.step is None else ", even in all costs"
         return f"batches by {describe(self.strategy)}{steps}"
 
     def make(self, pass_number: int, number: int) -> PlannedChunk:

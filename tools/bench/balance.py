@@ -2,19 +2,19 @@
 
 A step is planned as the loader does it, for a language model of 8 billion parameters and an image encoder of 6 billion
 (InternVL's), whose costs follow from their shapes (:class:`CostModel`). Times are those of the slowest rank, with the
-stages of a pipeline simulated (1F1B; layers are divided so that stages have equal work on average, the encoder's first):
+stages of a pipeline simulated (1F1B; layers are divided so that stages have equal work on average, encoder first):
 
     by number     no balance: every micro-batch has as many samples, whatever they are (it need not even fit)
     as packed     best_fit by tokens, micro-batches as they come
     lengths       steps evened out in tokens and attention (micro_batches_per_step alone)
     run time      what others do while they train: samples gathered from all ranks, dealt by the language model's cost,
-                  longest first, then exchanged until the largest is 5 % above the mean; images dealt in the same way for
-                  the encoder; both left as they are where they are even to 20 %. Time for gathering is not counted.
+                  longest first, then exchanged until the largest is 5 % above the mean; images dealt in the same way
+                  for the encoder; both left as they are where they are even to 20 %. Time for gathering is not counted.
     planned       all costs (costs=...), each image where its sample is
     encoder apart the same, images dealt by the encoder plan, turn by turn
     even          every micro-batch costs the mean: the lower bound
 
-How to read it: "mean/max" is over ranks, for the planned step: tokens, attention, encoder, loss tokens; where one sample
+How to read it: "mean/max" is over ranks, for the planned step: tokens, attention, encoder, loss tokens; where a sample
 is more than a rank's share, or needs so many micro-batches beside it that it becomes so, the least possible maximum
 stands in place of the mean ("*"). "ms" is planning for each micro-batch of a step, on one core; a rank plans the whole
 step, in the background.
@@ -192,7 +192,7 @@ def packed(mix: Mix, count: int, seed: int) -> tuple[MicroBatches, Samples]:
 
 
 def evenness_of(step: Step, place: Ints, ranks: int, turns: int, capacity: int) -> tuple[Floats, list[bool]]:
-    """Mean (or the least possible maximum, if that is more) over maximum of the ranks, of each row; and whether it is."""
+    """Mean (or the least possible maximum, if that is more) over maximum of the ranks, by row; and whether it is."""
     balance, bounded = [], []
     for row in step.rows():
         loads = np.bincount(place % ranks, weights=row, minlength=ranks)

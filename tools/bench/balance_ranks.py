@@ -1,7 +1,7 @@
 """Balance on real ranks: a small vision-language model on gloo, with steps as they are packed, and with planned ones.
 
-A folder of texts, one in twenty with a clip of 8 to 32 images of its own size, is trained on by the reference trainer's model
-with an image encoder that costs more than the language model. Variants: micro-batches as ``best_fit`` packs them;
+A folder of texts, one in twenty with a clip of 8 to 32 images of its own size, is trained on by the reference trainer's
+model with an image encoder that costs more than the language model. Variants: micro-batches as ``best_fit`` packs them;
 ``costs``, the same samples of each step dealt by a plan; and that with ``share_images``, so that ranks encode each
 other's images. After that, the planned run goes from 4 to 2 to 3 to 4 ranks, and has the same samples in each step.
 

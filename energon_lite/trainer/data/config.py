@@ -71,6 +71,8 @@ class DataConfig:
         require_at_least(self, "data", micro_batch_size=1, micro_batches_per_step=1, max_length=1)
         require_at_least(self, "data", workers=0, prefetch_factor=1)
         planned = self.batching is not None or (self.costs, self.max_images) == (None, None)
-        require(planned, "costs, or max_images, without batching", "data.batching", "give e.g. {strategy: best_fit, ...}")
+        require(
+            planned, "costs, or max_images, without batching", "data.batching", "give e.g. {strategy: best_fit, ...}"
+        )
         counted = all(step >= 1 for step in self.skip_steps)
         require(counted, "a step is below 1", "data.skip_steps", "steps are counted from 1; give e.g. [7, 8]")
