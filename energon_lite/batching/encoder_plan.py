@@ -116,7 +116,8 @@ class EncoderPlan:
     def order_back(self, rank: int) -> list[int]:
         """What has come back to this rank, in the order of its images: the place of each among all that came."""
         sent = [image for images in self.send(rank) for image in images]
-        return np.argsort(np.array(sent, dtype=np.int64), kind="stable").tolist()  # type: ignore[no-any-return]
+        order: list[int] = np.argsort(np.array(sent, dtype=np.int64), kind="stable").tolist()
+        return order
 
     @cached_property
     def _table(self) -> Ints:

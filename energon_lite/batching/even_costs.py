@@ -22,7 +22,7 @@ import numpy as np
 
 from energon_lite.batching.capacity import Ints
 from energon_lite.batching.movable_samples import MovableSamples
-from energon_lite.batching.rank_columns import UNIT, RankColumns, shares_of
+from energon_lite.batching.rank_columns import UNIT, RankColumns, levels_of, shares_of
 
 __all__ = ["arrange_costs", "even_costs", "fit_limits"]
 
@@ -30,8 +30,8 @@ __all__ = ["arrange_costs", "even_costs", "fit_limits"]
 _SINGLE = 16
 #: Micro-batches that are dealt to at once; those of a larger step are divided into so many columns first.
 _TOGETHER = 256
-#: Rounds of exchanging single samples; rounds of trades, of an eighth of the micro-batches each.
-_ROUNDS, _TRADES = 16, 16
+#: Rounds of exchanging single samples; rounds of trades, of an eighth of the micro-batches each, at least.
+_ROUNDS, _TRADES = 16, 10
 #: Samples of a micro-batch that are considered in trades, where there is room for many exchanges, and where for few.
 _FEW, _MANY = 10, 16
 #: Tries to make the worst columns of each level better.
@@ -172,7 +172,7 @@ def _even_block(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints | N
     if not bins.mend():
         return None
     tight = int(sizes[0].sum()) * 100 >= (_FULL - 2) * int(limits[0]) * count
-    for turn in range(_TRADES):
+    for turn in range(max(_TRADES, 3 * len(levels_of(count)) // 2)):
         bins.trade(turn, pairs=max(1, count // 8), considered=_MANY if tight else _FEW)
     bins.finish(_TRIES)
     return bins.place()

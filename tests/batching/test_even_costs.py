@@ -64,7 +64,7 @@ def test_all_costs_are_even_whatever_the_number_of_ranks(count: int) -> None:
     assert np.bincount(place, weights=sizes[0]).max() <= 4000 and np.bincount(place, weights=sizes[1]).max() <= 60
     for ranks in (width for width in levels_of(count) if 4 <= width <= count // 4):
         before, after = (column_sums(rows, one, ranks) for one in (home, place))
-        assert (after.mean(axis=1) / after.max(axis=1)).min() > 0.97, ranks
+        assert (after.mean(axis=1) / after.max(axis=1)).min() > 0.95, ranks
         assert (before.mean(axis=1) / before.max(axis=1)).min() < 0.93, ranks
 
 
