@@ -61,26 +61,27 @@ def even_costs(costs: Ints, sizes: Ints, limits: Sequence[int], home: Ints, coun
         >>> even_costs(lengths[None] ** 2, lengths[None], [16], np.array([0, 0, 1, 1, 1, 1]), 2).tolist()
         [0, 1, 0, 1, 0, 1]
     """
-    limits = np.asarray(limits, dtype=np.int64)
+    bounds = np.asarray(limits, dtype=np.int64)
     if count < 2 or not len(home):
         return home
-    if int(sizes[0].sum()) * 100 < _FULL * int(limits[0]) * count:
+    if int(sizes[0].sum()) * 100 < _FULL * int(bounds[0]) * count:
         costs = np.concatenate([costs, sizes[:1]])
     costs = costs[costs.max(axis=1) > 0]
     if not len(costs):
         return home
-    alone = (sizes > limits[:, None]).any(axis=0)
-    sizes = np.where(alone, limits[:, None], sizes)  # then nothing else fits beside it
+    alone = (sizes > bounds[:, None]).any(axis=0)
+    sizes = np.where(alone, bounds[:, None], sizes)  # then nothing else fits beside it
     shares = shares_of(costs, count)
     blocks = _blocks(count)
     of_homes = np.zeros((len(shares), count), dtype=np.int64)
-    np.add.at(of_homes, (slice(None), home), shares)
+    for row, of_home in zip(shares, of_homes, strict=True):
+        np.add.at(of_home, home, row)
     # A mean block is as large as a mean micro-batch, in these units.
     block_of = _arranged(of_homes * blocks // count, blocks)[home]
     place = np.empty(len(home), dtype=np.int64)
     for block in range(blocks):
         mine = np.flatnonzero(block_of == block)
-        found = _even_block(shares[:, mine], sizes[:, mine], limits, count // blocks)
+        found = _even_block(shares[:, mine], sizes[:, mine], bounds, count // blocks)
         if found is None:
             homes, own = np.unique(home[mine], return_inverse=True)
             found = _arranged(of_homes[:, homes], count // blocks)[own]
