@@ -1,22 +1,21 @@
-"""A cost model as a file: its coefficients, and how they were found. JSON, to be read, compared and kept with a run."""
+"""A cost model as a file: its coefficients, and how they were found; and the file of measured micro-batches."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from energon_lite.batching.cost_fit import CostFit
 from energon_lite.batching.cost_model import CostModel
 from energon_lite.documents import load_yaml, located
 from energon_lite.documents.node import Node
+from energon_lite.errors import UsageError
 from energon_lite.storage.files.atomic_file import write_bytes
 
-__all__ = ["COSTS_FILE", "read_cost_model", "write_cost_model"]
+__all__ = ["MeasuredMicroBatches", "read_cost_model", "read_micro_batches", "write_cost_model"]
 
-#: What a run calls the file that it writes.
-COSTS_FILE = "costs.json"
 _FORMAT = 1
 
 
@@ -56,3 +55,80 @@ def read_cost_model(path: str | os.PathLike[str]) -> CostModel:
     coefficients: Node = entries["coefficients"]
     with located(coefficients):
         return CostModel.from_features({name: one.integer() for name, one in coefficients.entries().items()})
+
+
+class MeasuredMicroBatches(NamedTuple):
+    """What a run has measured: the arguments of :func:`fit_costs`.
+
+    Attributes:
+        sizes: by name, ``[micro-batches]``.
+        seconds: ``[micro-batches]``.
+        prior: what the run expected, by the shape of its model; None: it did not say.
+    """
+
+    sizes: dict[str, list[int]]
+    seconds: list[float]
+    prior: CostModel | None = None
+
+
+def read_micro_batches(path: str | os.PathLike[str]) -> MeasuredMicroBatches:
+    """What a run has measured, for :func:`fit_costs`: sizes by name, and seconds, of all micro-batches in a file.
+
+    Each line is the JSON of a step: ``{"seconds": [0.5, ...], "sizes": {"tokens": [900, ...], ...}}``, with ``"prior"``
+    beside them, if there is one: coefficients by name. The reference trainer writes it; another one may. Micro-batches
+    without any time are left out, and so is a last line that was cut. Lines may say of what ``"place"`` they are, a
+    layout and a device: of several, those of the last line's place are read.
+
+    Args:
+        path: the file.
+
+    Raises:
+        UsageError: there is no such file, or a line is not like that.
+    """
+    found: list[tuple[dict[str, int], float]] = []
+    last, prior = "", None
+    try:
+        with open(path, encoding="utf-8") as stream:
+            for number, line in enumerate(stream, 1):
+                if not line.endswith("\n"):
+                    break
+                place, prior, more = _micro_batches(line, f"{os.fspath(path)}, line {number}")
+                if place != last:
+                    found.clear()
+                found += more
+                last = place
+    except OSError as error:
+        raise UsageError(
+            f"what a run has measured cannot be read: {error.strerror}",
+            where=os.fspath(path),
+            fix="measure some steps: train.measure_costs=10",
+        ) from None
+    names = sorted({name for sizes, _ in found for name in sizes})
+    columns = {name: [sizes.get(name, 0) for sizes, _ in found] for name in names}
+    return MeasuredMicroBatches(columns, [seconds for _, seconds in found], prior)
+
+
+def _micro_batches(line: str, where: str) -> tuple[str, CostModel | None, list[tuple[dict[str, int], float]]]:
+    """The place of a line, its prior, and its micro-batches."""
+    try:
+        step = json.loads(line)
+        seconds, sizes = [float(one) for one in step["seconds"]], step["sizes"]
+        place = str(step.get("place", ""))
+        prior = CostModel.from_features(step["prior"]) if "prior" in step else None
+        columns = {str(name): [int(one) for one in values] for name, values in sizes.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"that is no measured step: {type(error).__name__}: {error}", where=where, fix=_LIKE) from None
+    if any(len(values) != len(seconds) for values in columns.values()):
+        raise UsageError("there are not as many sizes as seconds", where=where, fix=_LIKE)
+    return (
+        place,
+        prior,
+        [
+            ({name: values[number] for name, values in columns.items()}, one)
+            for number, one in enumerate(seconds)
+            if one > 0
+        ],
+    )
+
+
+_LIKE = 'a line is like {"seconds": [0.5], "sizes": {"tokens": [900]}}'

@@ -46,16 +46,18 @@ class CostFit:
         )
 
 
-def fit_costs(sizes: Mapping[str, Any], seconds: Any) -> CostFit:
+def fit_costs(sizes: Mapping[str, Any], seconds: Any, prior: CostModel | None = None) -> CostFit:
     """Fit a cost model by measured micro-batches: non-negative least squares of relative errors.
 
-    Coefficients whose number is the same, or 0, in all micro-batches cannot be told from others, and become 0 or part
-    of these; predictions of micro-batches like the measured ones do not depend on it.
+    Where numbers come together, as when each sample has one image of the same size, the times do not tell which of them
+    makes the cost: predictions of such micro-batches do not depend on it, and plans may. The prior decides it then.
 
     Args:
         sizes: what is in each micro-batch, by name: ``[micro-batches]`` each; names as
             :meth:`CostModel.micro_batch_costs` has them.
         seconds: how long each took, forward and backward, ``[micro-batches]``.
+        prior: costs, in any unit, to which it comes as near as the times allow: those by the model's shape. None: costs
+            of 0.
 
     Raises:
         UsageError: too few micro-batches, or times that are none.
@@ -64,8 +66,8 @@ def fit_costs(sizes: Mapping[str, Any], seconds: Any) -> CostFit:
         >>> tokens = np.arange(1000, 3000, 100)
         >>> fit = fit_costs({"tokens": tokens, "images": tokens % 7}, 2e-6 * tokens + 1e-3 * (tokens % 7) + 5e-3)
         >>> model = fit.model
-        >>> model.language.b, model.encoder.c, model.micro_batch  # attoseconds
-        (2000000000000, 1000000000000000, 5000000000000000)
+        >>> [round(one, -9) for one in (model.language.b, model.encoder.c, model.micro_batch)]  # attoseconds
+        [2000000000000, 1000000000000000, 5000000000000000]
     """
     times = np.asarray(seconds, dtype=np.float64)
     columns = {name: np.asarray(sizes[name], dtype=np.float64) for name in _names(sizes)}
@@ -85,11 +87,15 @@ def fit_costs(sizes: Mapping[str, Any], seconds: Any) -> CostFit:
             fix=f"measure at least {max(_LEAST, _FOR_EACH * len(columns))}, of different sizes",
         )
     table = np.stack(list(columns.values()), axis=1)
+    expected = None
+    if prior is not None:
+        known = prior.by_feature()
+        expected = np.array([float(known.get(name, 0)) for name in columns])
     halves = [np.arange(len(times)) % 2 == half for half in (0, 1)]
     errors = np.zeros(len(times))
     for half in halves:
-        errors[half] = np.abs(table[half] @ _solve(table[~half], times[~half]) / times[half] - 1)
-    found = dict(zip(columns, _solve(table, times).tolist(), strict=True))
+        errors[half] = np.abs(table[half] @ _solve(table[~half], times[~half], expected) / times[half] - 1)
+    found = dict(zip(columns, _solve(table, times, expected).tolist(), strict=True))
     model = CostModel.from_features({name: round(value * 1e18) for name, value in found.items()})
     return CostFit(model, len(times), float(errors.mean()), float(np.quantile(errors, 0.95)))
 
@@ -106,17 +112,32 @@ def _names(sizes: Mapping[str, Any]) -> list[str]:
     return known + sorted(sizes.keys() - {*MICRO_BATCH_NUMBERS, "micro_batches"})
 
 
-def _solve(table: Floats, times: Floats) -> Floats:
+def _solve(table: Floats, times: Floats, expected: Floats | None) -> Floats:
     """Coefficients of at least 0 with the least relative errors, in which far ones count less."""
     weights, rows = np.ones(len(times)), table / times[:, None]
-    found = np.zeros(table.shape[1])
+    spread, towards = _expected(rows, expected)
+    found, noise = np.zeros(table.shape[1]), 0.0
     for _ in range(_ROUNDS):
-        root = np.sqrt(weights)
-        found = _non_negative(rows * root[:, None], root)
+        root, pull = np.sqrt(weights), noise / spread
+        drawn = np.concatenate([rows * root[:, None], np.diag(pull)])
+        found = _non_negative(drawn, np.concatenate([root, pull * towards]))
         errors = np.abs(rows @ found - 1)
-        far = _FAR * max(float(np.median(errors)), 1e-12)
-        weights = np.minimum(1.0, far / np.maximum(errors, 1e-300))
+        noise = max(float(np.median(errors)), 1e-12)
+        weights = np.minimum(1.0, _FAR * noise / np.maximum(errors, 1e-300))
     return found
+
+
+def _expected(rows: Floats, expected: Floats | None) -> tuple[Floats, Floats]:
+    """How far a coefficient may be from the one that is expected, and that one, in the unit of the times.
+
+    As in Bayesian regression, the noisier the times are, the nearer coefficients stay: by as much as what is expected;
+    where that is 0, by what would make a tenth of the time, and, where nothing is expected of any, all of it.
+    """
+    share = 1.0 if expected is None else 0.1
+    expected = np.zeros(rows.shape[1]) if expected is None else expected
+    predicted = rows @ expected
+    towards = expected * float(predicted.sum() / max(float(predicted @ predicted), 1e-300))
+    return np.where(towards > 0, towards, share / np.maximum(rows.mean(axis=0), 1e-300)), towards
 
 
 def _non_negative(table: Floats, wanted: Floats) -> Floats:

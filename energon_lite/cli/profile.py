@@ -1,4 +1,4 @@
-"""``energon-lite profile``: the largest capacity with which a training step fits into memory."""
+"""``energon-lite profile``: the largest capacity with which a training step fits into memory; the costs of a run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import click
 
 from energon_lite.batching.capacity_search import largest_fitting
 from energon_lite.cli.capacity_trial import Outcome, Trial, device_memory, run_trial
+from energon_lite.cli.cost_report import is_measured, report_costs
 from energon_lite.errors import UsageError
 
 __all__ = ["command", "parse_bytes"]
@@ -31,6 +32,9 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 @click.option("--multiple", type=click.IntRange(min=1), default=64, show_default=True, help="Try multiples of this.")
 @click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True, help="Steps in each try.")
 @click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds that a try may take.")
+@click.option("--output", "-o", metavar="FILE", help="Of a run: write its costs there, for plans of new runs.")
+@click.option("--compare", metavar="FILE", help="Of a run: say also how well these costs predict it.")
+@click.option("--json", "as_json", is_flag=True, help="Of a run: say it as JSON.")
 def command(
     function: str,
     device: str,
@@ -41,8 +45,12 @@ def command(
     multiple: int,
     steps: int,
     timeout: float,
+    output: str | None,
+    compare: str | None,
+    as_json: bool,
 ) -> None:
-    """Find the largest capacity with which FUNCTION, written module:name, fits into memory.
+    """Find the largest capacity with which FUNCTION, written module:name, fits into memory; or, where FUNCTION is the
+    folder of a run, the costs that fit what it has measured.
 
     FUNCTION is called with a capacity, and makes one training step with a batch that fills it: model, loss, backward
     pass, optimizer. Let it take the worst batch that your data can give: with attention that is one sample as long as
@@ -51,11 +59,24 @@ def command(
     Each try is a process of its own, with real steps: the second one has the optimizer's state in memory. Capacities
     are doubled until one does not fit, then bisected.
 
+    A run measures its micro-batches with train.measure_costs, into micro_batches.jsonl (other trainers may write such a
+    file). From these come the times of a token, of a pair of tokens, of a patch, ..., by which plans can be balanced.
+
     \b
     Examples:
       energon-lite profile train:step
       energon-lite profile train:step --device cpu --memory-limit 6G --multiple 256
+      energon-lite profile output/run -o costs.json
     """
+    if is_measured(function):
+        report_costs(function, output, compare, as_json=as_json)
+        return
+    if output is not None or compare is not None or as_json:
+        raise UsageError(
+            "--output, --compare and --json are of a run's costs",
+            where=function,
+            fix="give the run's folder, or its micro_batches.jsonl",
+        )
     device = _device() if device == "auto" else device
     whole = device_memory(device) if memory_limit is None else parse_bytes(memory_limit)
     if whole is None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_lite.batching.cost_model import LOSS_TOKENS
 from energon_lite.documents.paths import local_path, missing_file_fix
 from energon_lite.errors import DatasetError, EmptyDatasetError, UsageError
 from energon_lite.storage.files.atomic_file import remove_if_there, write_bytes
@@ -27,7 +28,15 @@ from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 from energon_lite.tokenizing.records import KINDS, Block, find_blocks
-from energon_lite.tokenizing.shards import TOKENS_PART, ShardCounts, Tokenized, shard_name, total, write_shard
+from energon_lite.tokenizing.shards import (
+    MASK_PART,
+    TOKENS_PART,
+    ShardCounts,
+    Tokenized,
+    shard_name,
+    total,
+    write_shard,
+)
 from energon_lite.tokenizing.tasks import Task
 from energon_lite.tokenizing.tokenizer import HuggingFaceTokenizer, fingerprint_of
 
@@ -38,6 +47,8 @@ WORK_FOLDER, SETTINGS_FILE = ".tokenize", "settings.json"
 #: What a data set was made of, and the counts.
 DONE_FILE = "tokenize.json"
 _FORMAT = 3
+#: Version of the results of shards.
+_RESULTS = 2
 
 
 @dataclass(frozen=True)
@@ -89,7 +100,7 @@ class _Shards(Work[_Shard, Tokenized]):
     def __init__(self, root: str, settings: Mapping[str, Any], tokenizer: HuggingFaceTokenizer):
         super().__init__(os.path.join(root, WORK_FOLDER))
         self._root, self._tokenizer = root, tokenizer
-        self._settings = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+        self._settings = hashlib.sha256(json.dumps([settings, _RESULTS]).encode()).hexdigest()[:16]
 
     def name(self, unit: _Shard) -> str:
         return shard_name(unit.number)
@@ -107,10 +118,10 @@ class _Shards(Work[_Shard, Tokenized]):
         return write_shard(self._root, unit.number, unit.block, unit.task, self._tokenizer)
 
     def pack(self, result: Tokenized) -> tuple[dict[str, Any], Arrays]:
-        return asdict(result.counts), {"lengths": result.lengths}
+        return asdict(result.counts), {"lengths": result.lengths, "loss_tokens": result.loss_tokens}
 
     def unpack(self, table: Table, arrays: Arrays) -> Tokenized:
-        return Tokenized(ShardCounts(**table), arrays["lengths"])
+        return Tokenized(ShardCounts(**table), arrays["lengths"], arrays["loss_tokens"])
 
 
 class _Records:
@@ -146,7 +157,8 @@ def tokenize_files(
 ) -> TokenizeReport:
     """Tokenise records into a data set with ``tokens.npy`` (int32 ``[n]``) and, for ``sft``, ``mask.npy`` (uint8).
 
-    The data set has a column ``length``, the number of tokens of each sample, by which batches can be planned.
+    The data set has a column ``length``, the number of tokens of each sample, by which batches can be planned, and a
+    column ``loss_tokens``, how many of them the loss counts.
 
     Args:
         inputs: the files and their tasks.
@@ -198,8 +210,11 @@ def tokenize_files(
     _check_not_empty(report)
     prepare_dataset(root, split_ratio=split_ratio, crude=True, sqlite=sqlite, workers=workers, force_overwrite=True)
     by_name = {work.name(shard): shard for shard in shards}
-    lengths = [job.read(by_name[name]).lengths for name in nv_meta.read_info(root)]
-    write_column(root, LENGTH, np.concatenate(lengths), maker={"by": "tokenize", "length": TOKENS_PART})
+    made = [job.read(by_name[name]) for name in nv_meta.read_info(root)]
+    loss_tokens = np.concatenate([one.loss_tokens for one in made])
+    write_column(root, LOSS_TOKENS, loss_tokens, maker={"by": "tokenize", "loss_tokens": MASK_PART})
+    lengths = np.concatenate([one.lengths for one in made])
+    write_column(root, LENGTH, lengths, maker={"by": "tokenize", "length": TOKENS_PART})
     finished = {"settings": settings, "counts": asdict(report.counts)}  # written last: who finds it leaves all as it is
     write_bytes(os.path.join(root, DONE_FILE), json.dumps(finished, indent=1).encode())
     work.remove()

@@ -61,10 +61,12 @@ def total(counts: Sequence[ShardCounts]) -> ShardCounts:
 
 
 class Tokenized(NamedTuple):
-    """What became of a block: the counts, and the tokens of each example (int64 ``[n]``), in the shard's order."""
+    """What became of a block: the counts, and of each example, in the shard's order, its tokens and those that the loss
+    counts, int64 ``[n]``."""
 
     counts: ShardCounts
     lengths: NDArray[np.int64]
+    loss_tokens: NDArray[np.int64]
 
 
 def shard_name(number: int) -> str:
@@ -84,6 +86,7 @@ def write_shard(root: str, number: int, block: Block, task: Task, tokenizer: Hug
     """
     counts = ShardCounts()
     lengths: list[int] = []
+    loss_tokens: list[int] = []
     with replacing(os.path.join(root, shard_name(number))) as temporary, open(temporary, "wb") as file:
         tar = ArrayTar(file)
         for key, example in _examples(block, task, tokenizer, counts):
@@ -91,9 +94,10 @@ def write_shard(root: str, number: int, block: Block, task: Task, tokenizer: Hug
             if example.mask is not None:
                 tar.add(f"{key}.{MASK_PART}", example.mask)
             lengths.append(len(example.tokens))
+            loss_tokens.append(len(example.tokens) if example.mask is None else int(np.count_nonzero(example.mask)))
         tar.finish()
     counts.examples, counts.tokens, counts.longest = len(lengths), sum(lengths), max(lengths, default=0)
-    return Tokenized(counts, np.array(lengths, dtype=np.int64))
+    return Tokenized(counts, np.array(lengths, dtype=np.int64), np.array(loss_tokens, dtype=np.int64))
 
 
 def _examples(

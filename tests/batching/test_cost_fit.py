@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,7 +10,6 @@ from energon_lite.batching.cost_file import read_cost_model, write_cost_model
 from energon_lite.batching.cost_fit import _non_negative, fit_costs, relative_errors
 from energon_lite.batching.cost_model import CostModel, Quadratic
 from energon_lite.errors import ConfigError, UsageError
-from tests.effort import examples
 
 TRUE = CostModel(Quadratic(3 * 10**9, 2 * 10**12, 10**14), Quadratic(5 * 10**9, 10**12, 10**15), 10**11, 4 * 10**15)
 
@@ -67,6 +67,29 @@ def test_the_least_squares_are_the_least_there_are(columns: int, rows: int, seed
     gradient = table.T @ (wanted - table @ found)
     assert (gradient <= 1e-7 * rows).all()
     assert np.abs(gradient[found > 0]).max(initial=0) <= 1e-7 * rows
+
+
+def test_what_comes_together_is_told_apart_by_what_was_expected() -> None:
+    sizes = micro_batches(80)
+    # Each segment has one image of 100 patches.
+    sizes |= {
+        "images": sizes["segments"],
+        "patches": 100 * sizes["segments"],
+        "squared_patches": 10**4 * sizes["segments"],
+    }
+    times = TRUE.micro_batch_costs(sizes) / 1e9 * np.random.default_rng(0).normal(1, 0.02, 80)
+    expected = CostModel(Quadratic(3, 2000), Quadratic(5, 1000))  # by a shape, in another unit
+    fit = fit_costs(sizes, times, expected).model
+    assert fit.encoder.b * 100 + fit.encoder.a * 100**2 + fit.encoder.c + fit.language.c == pytest.approx(
+        TRUE.encoder.b * 100 + TRUE.encoder.a * 100**2 + TRUE.encoder.c + TRUE.language.c, rel=0.2
+    )
+    assert fit.encoder.b > 10**11
+    # Where the times tell, they decide, whatever was expected.
+    sizes = micro_batches(200)
+    wrong = CostModel(Quadratic(30, 2000), Quadratic(5, 100_000))
+    fit = fit_costs(sizes, TRUE.micro_batch_costs(sizes) / 1e9, wrong).model
+    for name in ("tokens", "squared_tokens", "patches", "squared_patches"):
+        assert fit.by_feature()[name] == pytest.approx(TRUE.by_feature()[name], rel=0.1), name
 
 
 def test_numbers_that_are_always_0_have_no_coefficient() -> None:

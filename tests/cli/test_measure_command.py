@@ -292,3 +292,37 @@ def test_the_command_that_measures_again_has_the_subflavors(here: Path) -> None:
 def test_subflavors_that_are_none(data: Path, text: str) -> None:
     code, output = run(data, "--task-encoder", "encoders_here:Words", "--subflavors", text)
     assert code == 1 and "--subflavors" in output and '{"kind": "chat"}' in output
+
+
+def test_columns_of_parts_need_no_encoder(data: Path) -> None:
+    code, output = run(data, "--column", "n=txt", "--column", "all=*", "--length-field", "txt")
+    assert code == 0 and "column n: 12 values of up to 2, 14 in all" in output
+    source = WebdatasetSource.open(data)
+    assert source.column("n")[:].tolist() == source.column("length")[:].tolist() == [1] * 10 + [2] * 2
+    assert source.column("n").maker["by"] == "measure"
+    # With an encoder, in the pass that measures the length.
+    code, output = run(data, "--task-encoder", "encoders_here:Own", "--column", "n=txt")
+    assert code == 0 and source.column("length")[:].max() == 1000
+    assert WebdatasetSource.open(data).column("n")[:].tolist() == [1] * 10 + [2] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing says what is to be measured"),
+        (["--images"], "no sample has a part that is an image"),
+        (["--column", "txt"], "no name and part"),
+        (["--column", "a=txt", "--column", "a=txt"], "given twice"),
+        (["--column", "length=txt"], "no column can be called so"),
+        (["--column", "n=jpg"], "no sample has such a part"),
+        (["--patches", "14,"], "not JSON"),
+        (["--patches", '{"patch": 14}'], "unexpected keyword"),
+        (["--patches", '{"patch_size": 0}'], "patch_size is 0"),
+        (["--patches", '{"patch_size": 14, "multiple": 20}'], "no multiple of patches"),
+        (["--patches", '{"patch_size": "14"}'], "whole numbers"),
+        (["--column", "n=txt", "--split-part", "train"], "needs a task encoder"),
+    ],
+)
+def test_parts_that_cannot_be_measured(data: Path, arguments: list[str], message: str) -> None:
+    code, output = run(data, *arguments)
+    assert code == 1 and message in output

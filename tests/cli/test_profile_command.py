@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from in_time import in_time
 
-from energon_lite import UsageError
+from energon_lite import CostModel, Quadratic, UsageError, read_cost_model, write_cost_model
 from energon_lite.cli import capacity_trial
 from energon_lite.cli.capacity_trial import Outcome, Trial, run_trial
 from energon_lite.cli.main import main
@@ -171,3 +172,38 @@ def test_a_gpu_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "executable", str(silent))
     monkeypatch.setattr(capacity_trial, "_ASKING", 0.3, raising=False)
     assert in_time(lambda: capacity_trial.device_memory("cuda")) is None
+
+
+def a_run(folder: Path, count: int = 60) -> Path:
+    """What a run leaves whose micro-batches take 2 us a token and 3 ms an image."""
+    folder.mkdir()
+    sizes = {"tokens": [1000 + 37 * n % 900 for n in range(count)], "images": [n % 5 for n in range(count)]}
+    seconds = [2e-6 * tokens + 3e-3 * images for tokens, images in zip(*sizes.values(), strict=True)]
+    (folder / "micro_batches.jsonl").write_text(json.dumps({"seconds": seconds, "sizes": sizes}) + "\n")
+    return folder
+
+
+def test_the_costs_of_a_run(tmp_path: Path) -> None:
+    run, costs = a_run(tmp_path / "run"), tmp_path / "costs.json"
+    result = CliRunner().invoke(main, ["profile", str(run), "-o", str(costs)], catch_exceptions=False)
+    assert "fitted by 60 micro-batches" in result.output
+    assert "2 us for each of tokens" in result.output and "3 ms for each of images" in result.output
+    model = read_cost_model(costs)
+    assert model.language.b == pytest.approx(2e12) and model.encoder.c == pytest.approx(3e15)
+    # Costs in another unit, as those by a model's shape, are compared by their proportions.
+    write_cost_model(costs, CostModel(Quadratic(b=4 * 10**9), Quadratic(c=6 * 10**12)))
+    words = ["profile", str(run / "micro_batches.jsonl"), "--compare", str(costs), "--json"]
+    found = json.loads(CliRunner().invoke(main, words, catch_exceptions=False).output)
+    assert found["error"] < 1e-6 and found["error_of_compared"] < 1e-6
+    assert sum(found["shares"].values()) == pytest.approx(1)
+
+
+def test_a_run_that_has_measured_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for words, message in (
+        ([tmp_path / "run"], "train.measure_costs"),
+        ([a_run(tmp_path / "other", 3)], "too few"),
+        (["steps_here:step", "--json"], "of a run's costs"),
+    ):
+        code, output = profile(*words)
+        assert code == 1 and message in output

@@ -90,7 +90,8 @@ class MeasuredColumns:
             for name, file in self._others(RaggedFile).items()
             if isinstance(file, RaggedFile)
         }
-        known = [set(found) for found in (*fixed, *columns.values(), *ragged.values())]
+        known = [set(found) for found in fixed]
+        known += [set(one) for one in columns.values()] + [set(one) for one in ragged.values()]
         by_name = dict(zip(self._fixed, fixed, strict=True))
         values = {}
         for row in set.intersection(*known) if known else ():

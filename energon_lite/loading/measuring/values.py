@@ -50,8 +50,8 @@ class Values:
     def rows(self, name: str, width: int) -> Ragged:
         """A ragged column by name; of one that is not known here, nothing for each sample."""
         nothing = Ragged(np.zeros(len(self.lengths), dtype=np.int64), np.zeros((0, 0), dtype=np.int64))
-        counts, values = self.ragged.get(name, nothing)
-        return Ragged(counts, values if values.size else values.reshape(0, max(width, 0)))
+        one = self.ragged.get(name, nothing)
+        return one if one.values.size else Ragged(one.counts, one.values.reshape(0, max(width, 0)))
 
     @classmethod
     def zeros(cls, samples: int) -> Values:
@@ -69,9 +69,9 @@ class Values:
     def cut(self, start: int, stop: int) -> Values:
         """The values of samples ``start`` to ``stop - 1``."""
         ragged = {}
-        for name, (counts, values) in self.ragged.items():
-            ends = np.concatenate([[0], np.cumsum(counts)])
-            ragged[name] = Ragged(counts[start:stop], values[ends[start] : ends[stop]])
+        for name, rows in self.ragged.items():
+            ends = np.concatenate([[0], np.cumsum(rows.counts)])
+            ragged[name] = Ragged(rows.counts[start:stop], rows.values[ends[start] : ends[stop]])
         columns = {name: values[start:stop] for name, values in self.columns.items()}
         return Values(self.lengths[start:stop], self.flags[start:stop], columns, ragged)
 

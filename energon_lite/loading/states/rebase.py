@@ -17,8 +17,8 @@ from energon_lite.order.rebase import Rebase
 
 __all__ = ["RebaseReport", "RebasedLeaf", "rebase_state"]
 
-#: How the names of settings begin that say how the leaves are blended, which is what may change.
-_OF_BLEND = ("blend", "weights ")
+#: How the names of settings begin that may change: how the leaves are blended, and by which costs steps are evened out.
+_MAY_CHANGE = ("blend", "weights ", "costs")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def rebase_state(
     Args:
         state: of the whole run, or those of all ranks.
         old: the data set with which it was saved, built the same way; on any rank.
-        new: the data set with which the run will go on: the same arguments, another blend or batch size.
+        new: the data set with which the run will go on: the same arguments; another blend, batch size or costs.
         give_up: allow samples to be passed over, in chunks, or a new micro-batch, that were begun.
 
     Returns:
@@ -153,9 +153,9 @@ def _resized(moved: Moved, old: SavableDataset, new: SavableDataset, give_up: bo
 
 
 def _check_alike(old: SavableDataset, new: SavableDataset) -> None:
-    """Refuse a change of anything else than the blend."""
+    """Refuse a change of anything else than the blend, the batch size and the costs."""
     settings = [
-        {name: value for name, value in one.identity.settings.items() if not name.startswith(_OF_BLEND)}
+        {name: value for name, value in one.identity.settings.items() if not name.startswith(_MAY_CHANGE)}
         for one in (old, new)
     ]
     if _batch_sizes(old, new) is not None:
@@ -169,7 +169,7 @@ def _check_alike(old: SavableDataset, new: SavableDataset) -> None:
         differences.append(f"kind of batches: {type(old).__name__} and {type(new).__name__}")
     if differences:
         raise UsageError(
-            "a rebase changes the blend or the batch size, and nothing else; here are different: "
+            "a rebase changes the blend, the batch size or the costs, and nothing else; here are different: "
             f"{'; '.join(differences)}",
             fix="build both data sets with the same arguments",
         )

@@ -43,8 +43,9 @@ class MultimodalTaskEncoder(TaskEncoder):
     and a question about an image, what the assistant says; of stored tokens, what was stored. Records without a type,
     as those of JSONL, are taken by the names of their fields (:func:`cook_record`).
 
-    The length of a sample is that of its ``tokens``, those that keep an image's place included. So this is also the
-    encoder to measure data with, for ``data.batching``. One of yours may be derived from it.
+    The length of a sample is that of its ``tokens``, those that keep an image's place included, and it says what else
+    decides its cost. So this is also the encoder to measure data with, for ``data.batching``. One of yours may be
+    derived from it.
 
     Args:
         max_length: most tokens of a sample, the image's not counted.
@@ -106,6 +107,20 @@ class MultimodalTaskEncoder(TaskEncoder):
         kept = (tokens != _IMAGE).cumsum(0) <= self.max_length + 1
         last = max((place for place in range(int(kept.sum())) if counted[place]), default=-1)
         return self._row(sample, tokens[: last + 1], torch.tensor(counted[: last + 1]), images)
+
+    @stateless(restore_seeds=False)
+    def sample_costs(self, encoded: TokenSequence) -> dict[str, Any]:
+        """What a sample costs beside its tokens, for the columns by which :class:`CostModel` has times."""
+        images = 0 if encoded.media is None else len(encoded.media["image"])
+        patches = [(self.image_size // self.patch_size) ** 2] * images
+        mask = encoded.loss_mask
+        return {
+            "loss_tokens": len(encoded.tokens) if mask is None else int(torch.count_nonzero(mask)),
+            "images": images,
+            "patches": sum(patches),
+            "squared_patches": sum(one**2 for one in patches),
+            "image_patches": patches,
+        }
 
     def _pieces(self, sample: Any) -> tuple[list[tuple[list[int], bool]], list[torch.Tensor]]:
         """Tokens, and whether the loss counts them, with -1 for each image; and the images."""

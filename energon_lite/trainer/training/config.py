@@ -82,6 +82,8 @@ class TrainConfig:
         prometheus_port: at this port of this machine Prometheus finds the metrics of the last step; None: nowhere.
         peak_tflops: what a device can do at most, for ``mfu`` in the metrics; None for what its maker states.
         profile: first and last step of a window in which Chrome traces are taken, into ``output/profile``.
+        measure_costs: steps between two whose micro-batches are measured, for the costs by which later runs plan, see
+            :class:`MicroBatchTimes`; 0: none is.
         memory_snapshot: in that window, also record who has what memory of the GPU, for pytorch.org/memory_viz.
         gc_every: steps between two searches for Python's garbage, at the same steps on all ranks; 0: whenever it likes.
         flight_recorder: how many of the last collectives NCCL remembers, and writes into ``output`` when one hangs.
@@ -112,6 +114,7 @@ class TrainConfig:
     prometheus_port: int | None = None
     peak_tflops: float | None = None
     profile: tuple[int, int] | None = None
+    measure_costs: int = 0
     memory_snapshot: bool = False
     gc_every: int = 0
     flight_recorder: int = 0
@@ -130,7 +133,7 @@ class TrainConfig:
         require(factor, "spike_factor is not above 1", "train.spike_factor", "leave it out, or give e.g. 1.5")
         require_at_least(self, "train", steps=1, keep=1, log_every=1, nonfinite_limit=1, spike_window=2)
         require_at_least(self, "train", save_every=0, keep_every=0, eval_every=0, eval_batches=0, save_timeout=0)
-        require_at_least(self, "train", gc_every=0, flight_recorder=0)
+        require_at_least(self, "train", gc_every=0, flight_recorder=0, measure_costs=0)
         inside = not self.memory_snapshot or self.profile is not None
         require(inside, "memory_snapshot has no window", "train.memory_snapshot", "give train.profile, e.g. [5, 6]")
         limit = self.time_limit is None or self.time_limit > 0

@@ -12,7 +12,7 @@ HARMLESS = {
     "model.": "recompute recompute_budget compile fuse_projections loss_chunk",
     "train.": "save_every keep keep_every checkpoints time_limit async_save save_timeout log_every eval_every "
     "eval_at_start eval_batches tensorboard wandb prometheus_port peak_tflops init_from init_from_ignore profile "
-    "memory_snapshot gc_every flight_recorder nonfinite_limit",
+    "memory_snapshot gc_every flight_recorder nonfinite_limit measure_costs",
 }
 
 

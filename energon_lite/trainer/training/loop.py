@@ -24,6 +24,7 @@ from energon_lite.trainer.training.config import TrainerConfig
 from energon_lite.trainer.training.config_changes import changes
 from energon_lite.trainer.training.config_file import config_to_dict
 from energon_lite.trainer.training.metrics import MetricsSink, SinkMaker, make_sinks, write
+from energon_lite.trainer.training.micro_batch_times import MicroBatchTimes
 from energon_lite.trainer.training.nonfinite import NonFiniteGuard, is_finite
 from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
 from energon_lite.trainer.training.profiling import ProfileWindow
@@ -76,6 +77,7 @@ class Trainer:
         self.spikes = SpikeGuard(train.spike_factor, train.spike_window, self.mesh) if train.spike_factor else None
         self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, data.skip_steps)
         self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh, memory=train.memory_snapshot)
+        self.times = MicroBatchTimes(train.measure_costs, config.output, config.model, self.mesh)
         self.numbers = StepMetrics(config, self.mesh)
 
     def run(self) -> int:
@@ -119,6 +121,7 @@ class Trainer:
             if done > saved:
                 self.save(done)
             self.saver.finish()
+            self.times.finish(done)
             if stopped_by and self.mesh.is_main:
                 logger.info("stopped after step %d of %d by %s", done, train.steps, stopped_by)
         return done
@@ -144,7 +147,9 @@ class Trainer:
         lr = partial(scaled_learning_rate, step - 1, train.steps, self.config.optimizer)
         parts = self.model, self.optimizer, micro_batches, self.mesh
         with self.profile.step(step) as record:
-            running.launched = launch_step(*parts, lr=lr, record=record, spikes=self.spikes)
+            passes = self.times.recorder(step) if record is None else None
+            running.launched = launch_step(*parts, lr=lr, record=record or passes, spikes=self.spikes)
+        running.measured = self.times.measured(step, passes, micro_batches)
         if _due(step, train.eval_every):
             running.launched.result()  # its time ends here
             running.evaluation = self.evaluate()

@@ -23,6 +23,7 @@ class RunningStep:
         data_wait: seconds until its micro-batches were there.
         launched: what will tell its loss.
         evaluation: metrics of the evaluation after it, if there was one.
+        measured: metrics of its micro-batches, if these were measured.
     """
 
     step: int
@@ -31,6 +32,7 @@ class RunningStep:
     data_wait: float
     launched: LaunchedStep = field(init=False)
     evaluation: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, float] = field(default_factory=dict)
 
 
 class StepMetrics:
@@ -70,4 +72,4 @@ class StepMetrics:
             positions, pairs, images = launched.work()
             needed = training_flops(self.config.model, positions, pairs) + images
             values["mfu"] = needed / seconds / (self.peak_flops * self.mesh.world_size)
-        return values | running.evaluation
+        return values | running.measured | running.evaluation

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kill_steps import killed_at_every_step
@@ -27,7 +28,6 @@ from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.values import columns_of
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.effort import examples
 
 PATCHES = ImagePatches(10)
 

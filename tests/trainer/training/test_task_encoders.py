@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import (
+    CaptioningSample,
     ChatSample,
     FatalSampleError,
     InterleavedSample,
@@ -340,3 +341,12 @@ def test_a_text_sample_still_passes_through_a_derived_encoder(module: str) -> No
     derived = named(module, "Derived")
     with hook_context(HookContext(0)):
         assert derived.encode_sample(TextSample(**BASE, text="Hi")).tokens.tolist() == [BOS, 72, 105]
+
+
+def test_what_a_sample_costs_beside_its_tokens() -> None:
+    encoder = MultimodalTaskEncoder(max_length=20, image_size=4, patch_size=2)
+    text = encoder.sample_costs(encoder.encode_sample(TextSample(__key__="", __restore_key__=(), text="abc")))
+    assert text == {"loss_tokens": 4, "images": 0, "patches": 0, "squared_patches": 0, "image_patches": []}
+    caption = CaptioningSample(__key__="", __restore_key__=(), image=torch.zeros(3, 8, 8), caption="abc")
+    costs = encoder.sample_costs(encoder.encode_sample(caption))
+    assert costs == {"loss_tokens": 4, "images": 1, "patches": 4, "squared_patches": 16, "image_patches": [4]}
