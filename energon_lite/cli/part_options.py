@@ -14,7 +14,7 @@ from energon_lite.errors import UsageError
 if TYPE_CHECKING:
     from energon_lite.batching.image_patches import ImagePatches
 
-__all__ = ["AskedParts", "asked_parts", "part_options"]
+__all__ = ["AskedParts", "asked_parts", "part_options", "part_words"]
 
 
 class AskedParts(NamedTuple):
@@ -75,6 +75,14 @@ def asked_parts(asked: Mapping[str, Any]) -> AskedParts:
             raise UsageError(f"--column {name}=... is given twice", fix="give each column once")
         columns[name] = field
     return AskedParts(columns, asked["images"], _patches(asked["patches"]))
+
+
+def part_words(asked: Mapping[str, Any]) -> list[str]:
+    """The same options as they are written on a command line."""
+    words = [word for one in asked["columns"] for word in ("--column", one)]
+    return (
+        words + ["--images"] * asked["images"] + ([] if asked["patches"] is None else ["--patches", asked["patches"]])
+    )
 
 
 def _patches(text: str | None) -> ImagePatches | None:

@@ -19,7 +19,7 @@ import click
 from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.media_options import extract_media, media_options
-from energon_lite.cli.part_options import asked_parts, part_options
+from energon_lite.cli.part_options import asked_parts, part_options, part_words
 from energon_lite.cli.progress import progress, show_share
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
@@ -131,9 +131,10 @@ def _prepare_url(url: str, asked: _Asked) -> None:
         raise UsageError(
             "--media-metadata-by-... works on local folders", where=url, fix="leave it out; or use a local copy"
         )
-    if asked["length_field"] is not None or asked_parts(asked):
+    options = {"--length-field": "length_field", "--column": "columns", "--images": "images", "--patches": "patches"}
+    if wanted := [option for option, name in options.items() if asked[name]]:
         raise UsageError(
-            "--length-field, --column, --images and --patches work on local folders",
+            f"{wanted[0]} works on local folders",
             where=url,
             fix="leave it out; lengths are measured where the data set is read: `energon-lite measure`",
         )
@@ -348,9 +349,7 @@ def _store_lengths(root: str, asked: _Asked) -> None:
     only = [] if is_jsonl(root) else ["--tar-index-only"]
     length = asked["length_field"]
     given = [] if length is None else ["--length-field", length]
-    given += [word for one in asked["columns"] for word in ("--column", one)] + ["--images"] * parts.images
-    given += [] if parts.patches is None else ["--patches", asked["patches"]]
-    again = shlex.join(["energon-lite", "prepare", root, *only, *given])
+    again = shlex.join(["energon-lite", "prepare", root, *only, *given, *part_words(asked)])
     with measuring(root, asked["show_progress"]) as show:
         report = measure_parts(
             root,

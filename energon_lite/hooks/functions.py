@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(HOOK_ORDER, ("sample",)),
     **dict.fromkeys(("select_samples_to_pack", "pack_selected_samples", "batch"), ("samples",)),
-    "sample_length": ("encoded",),
+    **dict.fromkeys(("sample_length", "sample_costs"), ("encoded",)),
     "encode_batch": ("batch",),
     "empty_batch": ("like", "rows"),
 }
@@ -124,7 +124,8 @@ def _layers(encoder: Any) -> Iterator[Any]:
 
 def _owner(encoder: Any, name: str) -> Any:
     """The encoder, of those in each other, that has a hook of its own."""
-    while isinstance(encoder, AugmentTaskEncoder) and getattr(type(encoder), name) is getattr(AugmentTaskEncoder, name):
+    mine = getattr(AugmentTaskEncoder, name, None)  # sample_length is no method of every encoder
+    while isinstance(encoder, AugmentTaskEncoder) and getattr(type(encoder), name, None) is mine:
         encoder = encoder.task_encoder
     return encoder
 

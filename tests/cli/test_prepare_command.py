@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,7 @@ from energon_lite.cli import progress
 from energon_lite.cli.main import main
 from energon_lite.cli.prepare_dialogue import guess_access
 from energon_lite.samples import SourceInfo
+from energon_lite.storage.index.columns import stored_columns
 from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.prepare.shard_scans import ShardScans
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
@@ -370,3 +372,25 @@ def test_guesses(field: str, parts: list[str], expected: str | None) -> None:
     source = SourceInfo(dataset_path="", index=0, shard_name="", file_names=())
     first = RawSample("0", {name: about if name == "json" else b"" for name in parts}, source)
     assert guess_access(field, dict.fromkeys(parts, 1), first) == expected
+
+
+def test_columns_beside_the_length(data: Path) -> None:
+    options = [
+        "--split-ratio",
+        "1,0,0",
+        "--length-field",
+        "json",
+        "--column",
+        "all=*",
+        "--patches",
+        "1",
+        "--non-interactive",
+    ]
+    code, output = run(data, *options)
+    assert code == 0 and "column all:" in output
+    source = WebdatasetSource.open(data)
+    assert (source.column("all")[:] >= source.column("length")[:]).all()
+    assert source.column("patches")[:].tolist() == [4] * 8
+    (file,) = stored_columns(str(data), "all")
+    again = ["--tar-index-only", "--length-field", "json", "--column", "all=*", "--patches", "1"]
+    assert shlex.split(file.command) == ["energon-lite", "prepare", str(data), *again]

@@ -65,6 +65,12 @@ def test_other_ways_to_take_it_are_fine() -> None:
     check_hooks(_with(encode_sample=stateless(restore_seeds=False)(lambda self, sample, **more: 0)))
 
 
+@pytest.mark.parametrize("hook", ["sample_length", "sample_costs"])
+def test_hooks_that_only_an_augmented_encoder_has(hook: str) -> None:
+    check_hooks(AugmentTaskEncoder(_with(**{hook: lambda self, encoded: 1})))
+    assert f"Own.{hook} is called with (encoded)" in _refused(AugmentTaskEncoder(_with(**{hook: lambda self: 1})))
+
+
 def test_hooks_of_an_encoder_that_is_augmented_are_looked_at() -> None:
     class Outer(AugmentTaskEncoder):
         def encode_sample(self, sample: Any) -> Any:

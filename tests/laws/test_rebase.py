@@ -15,6 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import (
+    ByTokens,
+    CostModel,
+    Quadratic,
     StateError,
     StateMismatchError,
     TaskEncoder,
@@ -360,3 +363,24 @@ def test_a_chunks_end_gives_nothing_up(cluster: Any, leaf_of: Any, lengths: None
     after = [one for _, batch in zip(range(40), again, strict=False) for one in batch["shown"]]
     stream = sorted(positions(leaf_of, "c")[one[1:]] for one in before + after if one[0] == "c")
     assert stream == list(range(len(stream)))
+
+
+@pytest.mark.skipif("costs" not in ByTokens.__dataclass_fields__, reason="nothing is planned by costs")
+def test_a_run_goes_on_with_other_costs(leaf_of: Any, lengths: None) -> None:
+    fixed = {**TOKENS, "batching": {"strategy": "fixed", "batch_size": 5}, "task_encoder": Addresses()}
+    path = document({"weight": {"a": 1.0, "c": 2.0}}, leaf_of)
+    old, new = (
+        make(path, **fixed, micro_batches_per_step=2, costs=CostModel(Quadratic(square, 5 * 10**9)))
+        for square in (10**9, 10**10)
+    )
+    loader, again = get_savable_loader(old), get_savable_loader(new)
+    before = [one for _, batch in zip(range(8), loader, strict=False) for one in batch["shown"]]
+    with pytest.raises(StateMismatchError, match="costs"):
+        again.restore_state_rank(loader.save_state_rank())
+    state, report = rebase_state(loader.save_state_rank(), old, new)
+    assert not report.given_up
+    again.restore_state_rank(state)
+    after = [one for _, batch in zip(range(40), again, strict=False) for one in batch["shown"]]
+    for tag in ("a", "c"):
+        stream = sorted(positions(leaf_of, tag)[one[1:]] for one in before + after if one[0] == tag)
+        assert stream == list(range(len(stream)))

@@ -50,7 +50,6 @@ class MicroBatchTimes:
     def __init__(self, every: int, output: str | Path, model: ModelConfig, mesh: ParallelMesh):
         self.every, self.path, self.model, self.mesh = every, Path(output) / TIMES_FILE, model, mesh
         self._first, self._costs = True, cost_model_of(model)
-        self._told: dict[str, float] = {}
 
     def recorder(self, step: int) -> PassTimes | None:
         """What :func:`run_pipeline` shall report the passes of a step to; None: it is not measured."""
