@@ -38,6 +38,9 @@ from energon_lite.batching.sequence_batches import pad_sequences as pad_sequence
 from energon_lite.batching.sequences import TokenSequence as TokenSequence
 from energon_lite.batching.sequences import cut_sequence as cut_sequence
 from energon_lite.batching.sequences import next_token_pairs as next_token_pairs
+from energon_lite.batching.set_digest import chain_digest as chain_digest
+from energon_lite.batching.set_digest import digest_text as digest_text
+from energon_lite.batching.set_digest import set_digest as set_digest
 from energon_lite.batching.sorted_window import SortedWindow as SortedWindow
 from energon_lite.batching.strategy import from_dict as _strategy_from_dict
 from energon_lite.batching.strategy import register_strategy as register_strategy
@@ -96,6 +99,9 @@ from energon_lite.hooks import TaskEncoder as TaskEncoder
 from energon_lite.hooks import basic_sample_keys as basic_sample_keys
 from energon_lite.hooks import cooker as cooker
 from energon_lite.hooks import stateless as stateless
+from energon_lite.loading.auditing.sample_history import SampleHistory as SampleHistory
+from energon_lite.loading.auditing.sample_history import find_samples as find_samples
+from energon_lite.loading.auditing.sample_history import sample_history as sample_history
 from energon_lite.loading.iterators.dataset import SavableDataset as SavableDataset
 from energon_lite.loading.iterators.lane_dataset import LaneDataset as LaneDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset as PlannedDataset

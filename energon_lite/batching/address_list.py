@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
-__all__ = ["AddressList"]
+from energon_lite.batching.set_digest import set_digest
+
+__all__ = ["AddressList", "SpanList"]
 
 Address = tuple[int, int, int]
 
@@ -15,6 +17,7 @@ class AddressList(Sequence[Address]):
 
     Args:
         leaves, indices, epochs: ``n`` integers each.
+        digest: see :func:`~energon_lite.batching.set_digest.set_digest`; None: it is computed when it is asked for.
 
     Example:
         >>> addresses = AddressList([0, 0], [7, 3], [1, 1])
@@ -22,10 +25,17 @@ class AddressList(Sequence[Address]):
         ((0, 3, 1), 2)
     """
 
-    __slots__ = ("epochs", "indices", "leaves")
+    __slots__ = ("_digest", "epochs", "indices", "leaves")
 
-    def __init__(self, leaves: list[int], indices: list[int], epochs: list[int]):
-        self.leaves, self.indices, self.epochs = leaves, indices, epochs
+    def __init__(self, leaves: list[int], indices: list[int], epochs: list[int], digest: int | None = None):
+        self.leaves, self.indices, self.epochs, self._digest = leaves, indices, epochs, digest
+
+    @property
+    def digest(self) -> int:
+        """The digest of the samples."""
+        if self._digest is None:
+            self._digest = set_digest(list(self))
+        return self._digest
 
     def __len__(self) -> int:
         return len(self.leaves)
@@ -56,4 +66,22 @@ class AddressList(Sequence[Address]):
         return repr(list(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return AddressList, (self.leaves, self.indices, self.epochs)
+        return AddressList, (self.leaves, self.indices, self.epochs, self._digest)
+
+
+class SpanList(list[tuple[int, ...]]):
+    """The samples, or parts of samples, of a micro-batch that is planned by tokens: a list that knows its digest.
+
+    Args:
+        spans: ``(leaf, index, epoch, first token, tokens, 1 if that is not the whole sample)`` of each.
+        digest: see :func:`~energon_lite.batching.set_digest.set_digest`.
+    """
+
+    __slots__ = ("digest",)
+
+    def __init__(self, spans: Iterable[tuple[int, ...]], digest: int):
+        super().__init__(spans)
+        self.digest = digest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SpanList, (list(self), self.digest)

@@ -22,6 +22,7 @@ import numpy as np
 from energon_lite.batching.address_list import AddressList
 from energon_lite.batching.capacity import at_least_one
 from energon_lite.batching.oversize import Counts
+from energon_lite.batching.set_digest import address_hashes, sums_of_groups
 from energon_lite.order import Order
 from energon_lite.order.permutation import MAX_LENGTH
 
@@ -182,8 +183,10 @@ class FixedPlan(Plan):
         inside = np.arange(edges[-1]) - np.repeat(edges[:-1], sizes)
         found = self.order.lookup(np.repeat(starts, sizes) + inside)
         leaf, index, epoch = (column.tolist() for column in found.columns())
+        digests = sums_of_groups(address_hashes(*found.columns()), edges)
         slices = [slice(begin, end) for begin, end in pairwise(edges.tolist())]
-        return [AddressList(leaf[here], index[here], epoch[here]) for here in slices]
+        own = zip(slices, digests, strict=True)
+        return [AddressList(leaf[here], index[here], epoch[here], digest) for here, digest in own]
 
     def describe(self) -> str:
         return f"batches of {self.chunk}"

@@ -9,12 +9,14 @@ from typing import ClassVar
 
 import numpy as np
 
+from energon_lite.batching.address_list import SpanList
 from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked_lengths
 from energon_lite.batching.epochs import ONE_STRETCH, Stretches, plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.oversize import Counts
 from energon_lite.batching.plan import Place, Plan
 from energon_lite.batching.plans_ahead import PlansAhead
+from energon_lite.batching.set_digest import UInt64, address_hashes, set_digest
 from energon_lite.batching.step_costs import CostColumns, StepCosts, even_step_costs, within_image_limit
 from energon_lite.batching.steps import even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import CHUNK, Strategy, describe, packing_capacity
@@ -75,9 +77,16 @@ class PlannedChunk:
         first, last = batches.offsets[number : number + 2]
         sample, start, length = (column[first:last] for column in (batches.sample, batches.start, batches.length))
         columns = [column[sample] for column in self.addresses.columns()]
-        is_cut = (length != self.lengths[sample]).astype(np.int64)
-        rows = (column.tolist() for column in (*columns, start, length, is_cut))
-        return list(zip(*rows, strict=True))
+        is_cut = length != self.lengths[sample]
+        rows = (column.tolist() for column in (*columns, start, length, is_cut.astype(np.int64)))
+        spans = list(zip(*rows, strict=True))
+        digest = set_digest(spans) if is_cut.any() else int(self.hashes[sample].sum())
+        return SpanList(spans, digest)
+
+    @cached_property
+    def hashes(self) -> UInt64:
+        """Of the address of each sample."""
+        return address_hashes(*self.addresses.columns())
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from energon_lite.cli.dataset_of_state import dataset_of_state, dataset_options
 from energon_lite.cli.local_paths import ExistingPath
 from energon_lite.errors import StateError, StateMismatchError, UsageError, listed
 from energon_lite.loading.iterators.state import State
@@ -16,7 +17,7 @@ from energon_lite.loading.states.files import SUFFIXES, FoundState, find_states,
 from energon_lite.loading.states.merge import merged, redistributed
 from energon_lite.loading.states.summary import summary, summary_lines
 
-__all__ = ["command"]
+__all__ = ["command", "found_states"]
 
 _STATES = click.argument("states", nargs=-1, required=True, type=ExistingPath())
 
@@ -36,7 +37,7 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def info(states: tuple[str, ...], as_json: bool) -> None:
     """Show what is in the states of a run, and on how many ranks it can go on."""
-    found = _found(states)
+    found = found_states(states)
     names, problem = [one.name for one in found], None
     try:
         runs = [(names, summary(_whole(found), len(found)))]
@@ -60,7 +61,7 @@ def info(states: tuple[str, ...], as_json: bool) -> None:
 @click.option("--output", "-o", required=True, type=click.Path(), help="The file to be written.")
 def merge(states: tuple[str, ...], output: str) -> None:
     """Put the states of all ranks together: one state, that each rank of any suitable number can be given."""
-    found = _found(states)
+    found = found_states(states)
     whole = _whole(found)
     write_state_file(output, whole)
     click.echo(f"{output}: {len(found)} states at pass {whole['pass_number']}, micro-batch {whole['position']:,}")
@@ -85,7 +86,7 @@ def redist(states: tuple[str, ...], world: int | None, output: str | None, suffi
     states = tuple(existing.convert(state, None, click.get_current_context()) for state in states)
     if not states:
         raise UsageError("there are no states", fix="give files of states, and then the folder to be written")
-    whole = _whole(_found(states))
+    whole = _whole(found_states(states))
     if world is None:
         click.echo(f"The state was saved on {whole.get('world_size', len(states))} ranks.")
         world = int(click.prompt("Data-parallel ranks that are to go on", type=click.IntRange(min=1)))
@@ -109,12 +110,7 @@ def redist(states: tuple[str, ...], world: int | None, output: str | None, suffi
 @click.option("--batch-size", type=click.IntRange(min=1), help="Samples in a micro-batch from now on.")
 @click.option("--output", "-o", type=click.Path(), help="[default: STATE with .rebased in its name]")
 @click.option("--give-up", is_flag=True, help="Allow samples of what was begun to be passed over.")
-@click.option("--task-encoder", metavar="MODULE:CLASS", help="The hooks; needed where they make the batches.")
-@click.option("--shuffle-over-epochs-multiplier", default="1", help="As in get_train_dataset.")
-@click.option("--dataset-config", default="dataset.yaml", help="As in get_train_dataset.")
-@click.option("--split-config", default="split.yaml", help="As in get_train_dataset.")
-@click.option("--use-measured-skips", is_flag=True, help="As in get_train_dataset.")
-@click.option("--trust-code", is_flag=True, help="As in get_train_dataset.")
+@dataset_options
 def rebase(
     states: tuple[str, ...],
     old: str,
@@ -132,11 +128,11 @@ def rebase(
     from energon_lite.loading.states.rebase import rebase_state
 
     output = output or os.path.splitext(states[0].rstrip("/"))[0] + ".rebased" + _suffix_of(states[0])
-    whole = _whole(_found(states))
+    whole = _whole(found_states(states))
     if new is None and batch_size is None:
         raise UsageError("neither --to nor --batch-size: nothing would change", fix="give one of them, or both")
-    before = _dataset(whole, old, None, **options)
-    after = _dataset(whole, new or old, batch_size, **options)
+    before = dataset_of_state(whole, old, **options)
+    after = dataset_of_state(whole, new or old, batch_size, **options)
     try:
         state, report = rebase_state(whole, before, after, give_up=give_up)
     except StateMismatchError as error:
@@ -151,7 +147,7 @@ def rebase(
 # -- steps ----------------------------------------------------------------------------------------------------------
 
 
-def _found(paths: tuple[str, ...]) -> list[FoundState]:
+def found_states(paths: tuple[str, ...]) -> list[FoundState]:
     found: list[FoundState] = []
     for path in paths:
         if os.path.isdir(path) and os.path.exists(os.path.join(path, ".metadata")):
@@ -216,45 +212,3 @@ def _numbered_names(states: tuple[str, ...], world: int, suffix: str) -> list[st
 def _suffix_of(path: str) -> str:
     suffix = os.path.splitext(path.rstrip("/"))[1]
     return suffix if suffix in SUFFIXES else ".json"
-
-
-def _dataset(
-    state: State,
-    path: str,
-    batch_size: int | None,
-    task_encoder: str | None,
-    shuffle_over_epochs_multiplier: str,
-    **options: Any,
-) -> Any:
-    """The data set of a state, with another blend, or another batch size if one is given."""
-    from energon_lite.cli.task_encoder_argument import make_task_encoder
-    from energon_lite.recipes import get_train_dataset
-    from energon_lite.worker_config import WorkerConfig
-
-    settings = state["identity"]["settings"]
-    if settings.get("kind") != "train":
-        raise UsageError("the state is of validation, which begins anew", fix="give a state of training")
-    names = [
-        "split_part", "batch_size", "batch_drop_last", "shuffle_buffer_size", "max_samples_per_sequence", "repeat",
-        "batching", "length_column", "plan_chunk", "packing_buffer_size", "chunk_size", "chunk_remainder",
-    ]  # fmt: skip
-    multiplier = shuffle_over_epochs_multiplier.lower()
-    if multiplier not in ("none", "null") and not multiplier.lstrip("-").isdigit():
-        raise UsageError(f"--shuffle-over-epochs-multiplier {multiplier}", fix="give an integer, or none")
-    if task_encoder is None and state.get("kind") == "lanes" and "batching" not in settings:
-        raise UsageError(
-            "hooks made the batches of the run, and none are given",
-            fix="give --task-encoder MODULE:CLASS, the task encoder of the run",
-        )
-    arguments = {name: settings[name] for name in names if name in settings}
-    if batch_size is not None:
-        arguments["batch_size"] = batch_size
-    return get_train_dataset(
-        path,
-        **arguments,
-        **options,
-        lanes=state.get("lanes"),
-        worker_config=WorkerConfig(rank=0, world_size=1, seed_offset=settings.get("seed", 0)),
-        shuffle_over_epochs_multiplier=None if multiplier in ("none", "null") else int(multiplier),
-        task_encoder=None if task_encoder is None else make_task_encoder(task_encoder),
-    )

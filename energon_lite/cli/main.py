@@ -36,6 +36,7 @@ COMMANDS: dict[str, str] = {
     "convert-weights": "Convert weights from and to Hugging Face, or into one file.",
     "doctor": "Examine this machine, and the ranks of a launch: what is wrong, and what to do.",
     "trace": "Show a loader's trace: time by stage, slow samples, when a sample was seen; for Perfetto too.",
+    "audit": "Was this sample trained on, and when? Had a run the samples that were planned, or those of another run?",
     "analyze-debug": "Draw a picture of traces: which sample was seen when.",
     "completion": "Write the completion script of a shell.",
     "layout": "Show which ranks of a training run form which groups, and which layers they have.",

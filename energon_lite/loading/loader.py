@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from energon_lite.batching.set_digest import NO_SAMPLES
 from energon_lite.errors import SampleError, UsageError
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.device import DeviceCopy
@@ -34,7 +35,7 @@ from energon_lite.loading.rank_stats import gathered_stats
 from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_batch
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
 from energon_lite.metrics.sink import MetricsSink
-from energon_lite.storage.stores.cache_pool import CachePool
+from energon_lite.storage.stores.cache_pool import CachePool, checked_pool
 from energon_lite.worker_config import Replica, WorkerConfig
 
 if TYPE_CHECKING:
@@ -82,10 +83,16 @@ class DataLoader:
             stage, the samples. ``energon-lite trace`` shows them. Several ranks write several files.
         quarantine: a file that gets a line of JSON for each sample that is skipped or fails. Ranks may share it.
 
+    Attributes:
+        digest: of the samples of the last batch: their sum, modulo 2**64, over the batches and ranks of a step is the
+            same on any number of ranks. 0 on peers that got the batch of another one.
+
     Example:
         >>> with get_savable_loader(dataset, log_every=100, quarantine="bad_samples.jsonl").to("cuda") as loader:
         ...     for batch in loader: ...
     """
+
+    digest: int = NO_SAMPLES
 
     def __init__(
         self,
@@ -106,9 +113,8 @@ class DataLoader:
         cache_pool: CachePool | None = None,
     ):
         if not isinstance(dataset, SavableDataset):
-            raise UsageError(
-                f"a loader of a {type(dataset).__name__}", fix="give what get_train_dataset or get_val_dataset returned"
-            )
+            fix = "give what get_train_dataset or get_val_dataset returned"
+            raise UsageError(f"a loader of a {type(dataset).__name__}", fix=fix)
         runs = dataset.runs_as
         self.dataset = dataset
         self.worker_config = config = dataset.worker_config
@@ -126,7 +132,7 @@ class DataLoader:
         self._report = Report(encoder.failure_tolerance, names, self._quarantine, hooks=failure_tolerances(encoder))
         self._ahead: OneAhead | None = None
         self._pipeline = runs.pipeline()
-        self._pipeline.samples.cache_pool = self._cache_pool = _checked_pool(cache_pool)
+        self._pipeline.samples.cache_pool = self._cache_pool = checked_pool(cache_pool)
         self._pipeline.samples.worker_config, self._pipeline.samples.failures = config, self._report.log
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, trace is not None, prefetch_factor
@@ -170,6 +176,7 @@ class DataLoader:
             if self._ahead is not None:
                 batch = self._ahead.finish()
             delivered = time.monotonic()
+            self.digest = result.digest
             if self._trace is not None:
                 self._trace.add(place, asked, delivered, result)
             if self._progress.waited(delivered - asked, delivered):
@@ -388,11 +395,3 @@ class DataLoader:
     def _writes(self) -> bool:
         """Whether this rank writes down what it sees: of peers, who get the same batches, one does."""
         return self.worker_config.reads and self.worker_config.saves_state
-
-
-def _checked_pool(pool: CachePool | None) -> CachePool | None:
-    if pool is None or isinstance(pool, CachePool):
-        return pool
-    raise UsageError(
-        f"cache_pool is a {type(pool).__name__}", fix="give a FileStoreCachePool, or derive yours from CachePool"
-    )

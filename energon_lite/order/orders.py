@@ -316,6 +316,10 @@ class ConcatOrder:
     def rebased(self, rebase: Rebase) -> ConcatOrder:
         return self
 
+    def position(self, leaf: int, index: int) -> int:
+        """Where a sample of a leaf stands."""
+        return index + (int(self._stops[leaf - 1]) if leaf else 0)
+
     def lookup(self, positions: Ints) -> Addresses:
         leaf = np.searchsorted(self._stops, positions, side="right")
         starts = np.r_[0, self._stops[:-1]]

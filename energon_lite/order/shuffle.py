@@ -19,8 +19,8 @@ from energon_lite.errors import UsageError
 from energon_lite.order.epoch_keys import EpochPermutations, epoch_keys
 from energon_lite.order.feistel import quotient
 from energon_lite.order.hashing import hash_ints, mix64_array
-from energon_lite.order.permutation import MAX_LENGTH
-from energon_lite.order.windows import runs_in_windows
+from energon_lite.order.permutation import MAX_LENGTH, unpermute_array
+from energon_lite.order.windows import places_in_windows, runs_in_windows
 
 __all__ = ["LeafOrder", "Leaves"]
 
@@ -120,6 +120,29 @@ class Leaves:
     def cycle_length(self, leaf: int) -> int | None:
         """Samples of a turn of a leaf; None: they are drawn."""
         return None if self._copies[leaf] < 0 else int(self._cycle_lengths[leaf])
+
+    def places(self, leaf: int, index: int, cycles: Ints) -> Ints:
+        """The inverse of :meth:`lookup`: where a sample stands in the stream of its leaf, in some turns of it.
+
+        Args:
+            leaf, index: of the sample; one that is not drawn.
+            cycles: ``[k]`` numbers of turns.
+
+        Returns:
+            ``[k, copies]`` int64 positions, in no order.
+        """
+        order = self.leaves[leaf]
+        if order.copies is None:
+            return (cycles * order.length + index)[:, None]
+        length = order.length * order.copies
+        wanted = np.tile(np.arange(order.copies, dtype=np.int64) * order.length + index, len(cycles))
+        cycle = np.repeat(cycles, order.copies)
+        keys = epoch_keys(np.full(len(cycle), self._keys[leaf]), cycle)
+        if self.run is None or self.run <= 1 or self.window is None:
+            place = unpermute_array(wanted, length, keys)
+        else:
+            place = places_in_windows(wanted, np.full(len(cycle), length), keys, self.run, self.window)
+        return (cycle * length + place).reshape(len(cycles), order.copies)
 
     def _in_sequence(self, leaf: Ints, position: Ints) -> tuple[Ints, Ints]:
         length = self._lengths[leaf]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from energon_lite.order.hashing import hash_ints, mix64, mix64_array
 from energon_lite.order.permutation import permute_array, unpermute, unpermute_array
 
-__all__ = ["runs_in_windows"]
+__all__ = ["places_in_windows", "runs_in_windows"]
 
 Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
@@ -50,6 +50,30 @@ def runs_in_windows(place: Ints, n: Ints, keys: Keys, run: int, window: int) -> 
         mixed = _mix_windows_of_one(place[here], length, key, window)
         out[here] = _shuffle_runs_of_one(mixed, length, key, run)
     return out
+
+
+def places_in_windows(sample: Ints, n: Ints, keys: Keys, run: int, window: int) -> Ints:
+    """The inverse of :func:`runs_in_windows`: the places of epochs at which samples are.
+
+    Args:
+        sample: ``[k]``, from 0 to ``n - 1``.
+        n, keys, run, window: as there.
+
+    Returns:
+        ``[k]`` int64.
+    """
+    count, run_keys = -(-n // run), mix64_array(keys ^ _RUNS)
+    number = sample // run
+    slot = unpermute_array(number, count, run_keys)
+    # Behind the short run, places come so much earlier.
+    is_behind = slot > unpermute_array(count - 1, count, run_keys)
+    place = slot * run + (sample - number * run) - np.where(is_behind, run - ((n - 1) % run + 1), 0)
+    if window <= 1:
+        return place
+    number = place // window
+    start = number * window
+    window_keys = mix64_array(keys ^ _WINDOWS ^ mix64_array(number.astype(np.uint64)))
+    return start + unpermute_array(place - start, np.minimum(window, n - start), window_keys)
 
 
 def _groups(keys: Keys) -> list[tuple[int, Ints | slice]] | None:

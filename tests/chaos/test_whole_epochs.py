@@ -50,7 +50,8 @@ class Two(SlowPacks):
         return len(sample["__key__"]) % 2, None
 
 
-# Jobs take much less than the time between two kills: one during which three workers die is given up.
+# A job during which three workers die is given up: so those that are begun at one kill are done before the next one.
+IN_FLIGHT = 6
 MANNERS: dict[str, dict[str, Any]] = {
     "planned": {"task_encoder": Slow()},
     "packed": {"task_encoder": SlowPacks(), "packing_buffer_size": 12, "chunk_size": 12},
@@ -84,12 +85,16 @@ def _children() -> list[tuple[int, str]]:
 
 
 @contextmanager
-def _fire(loader: SavableDataLoader, draw: random.Random) -> Iterator[None]:
-    """Kill a worker, whichever, every half a second."""
+def _fire(loader: SavableDataLoader, draw: random.Random, found: list[Any]) -> Iterator[None]:
+    """Kill a worker, whichever, every half a second; on a machine that is busy, later."""
     ended = threading.Event()
 
     def shoot() -> None:
+        earliest = 0
         while not ended.wait(PAUSE):
+            if len(found) < earliest:
+                continue
+            earliest = len(found) + IN_FLIGHT
             executor: Any = loader._workers.executor()
             pid = draw.choice([worker.process.pid for worker in executor._workers])
             if pid in dict(_children()):
@@ -115,7 +120,7 @@ def test_a_worker_is_killed_every_half_a_second(manner: str, samples: int, secon
     with _loader(leaf_of(samples), manner, 2) as loader:
         iterator = iter(loader)
         found = [_digest(next(iterator))]  # the workers are there
-        with _fire(loader, random.Random(samples)):
+        with _fire(loader, random.Random(samples), found):
             for batch in iterator:
                 found.append(_digest(batch))
                 time.sleep(seconds / len(expected))  # a step of training

@@ -57,7 +57,8 @@ class Content:
 
     def encoder(self) -> TaskEncoder:
         """An encoder of a class that has just these hooks."""
-        hooks: dict[str, Any] = {"content": self}
+        # Some contents lose hundreds of samples in a row, by chance.
+        hooks: dict[str, Any] = {"content": self, "failure_tolerance": 10_000}
         first = "preencode_sample" if self.packing or self.late else "encode_sample"
         hooks[first] = _yield_samples if self.yields else _one_sample
         if self.late:

@@ -101,9 +101,10 @@ class Chromium:
         return [(str(role), str(name or "")) for role, name in pairs]
 
     def _read(self) -> dict[str, Any]:
-        end = time.monotonic() + _PATIENCE
+        end, poll = time.monotonic() + _PATIENCE, select.poll()  # the number of a file may be above 1,023
+        poll.register(self._from, select.POLLIN)
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._from], [], [], max(0.0, end - time.monotonic()))
+            ready = poll.poll(1000 * max(0.0, end - time.monotonic()))
             data = os.read(self._from, 1 << 20) if ready else b""
             if not data:
                 raise TimeoutError("the browser says nothing")

@@ -170,7 +170,10 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         ["no such JSONL file", "memory://data/x.jsonl"],
     ),
     "no encoder": (lambda path: _call(path, task_encoder=object()), ["task_encoder is a object", "TaskEncoder"]),
-    "class, not instance": (lambda path: _call(path, task_encoder=TaskEncoder), ["task_encoder is a type"]),
+    "class, not instance": (
+        lambda path: _call(path, task_encoder=TaskEncoder),
+        ["is the class TaskEncoder", "an instance"],
+    ),
     "rank out of range": (lambda path: WorkerConfig(rank=4, world_size=4), ["rank 4 of 4"]),
     "negative workers": (lambda path: WorkerConfig(rank=0, world_size=4, num_workers=-1), ["num_workers is -1"]),
     "worker_config of a loader": (

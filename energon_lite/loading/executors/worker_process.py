@@ -163,7 +163,7 @@ def answer(pipeline: JobRunner, ticket: int, job: Job, timer: JobTimer | None = 
     """Run a job, whatever comes of it; a timer times it."""
     try:
         result = pipeline.run(job) if timer is None else timer.run(pipeline.samples, lambda: pipeline.run(job))
-        return ticket, True, (result.batch, result.outcomes, result.tokens, result.trace)
+        return ticket, True, (result.batch, result.outcomes, result.tokens, result.trace, result.digest)
     except SystemExit as error:
         what, details = f"a hook ended its worker with sys.exit({error.code!r})", hook_traceback(error)
         return ticket, False, FatalSampleError(what, fix="raise FatalSampleError to end the run", details=details)

@@ -116,7 +116,7 @@ class LaneIterator(DatasetIterator):
             step = self._step = found
         self._taken = made = self._peek(step) if self._reads else None
         if made is not None:
-            return Result(made.batch, made.outcomes, trace=made.trace)
+            return Result(made.batch, made.outcomes, trace=made.trace, digest=made.digest)
         return Result(None if self.dataset.is_endless else self._empty(step))
 
     def _next_step(self) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from energon_lite.batching.set_digest import NO_SAMPLES
 from energon_lite.loading.makers.outcomes import Address, Outcome
 from energon_lite.order.orders import Addresses
 
@@ -157,6 +158,7 @@ class Made:
         trace: how it was made, if that was asked for.
         tail: the next batch, too, is one of what the chunk was handed, and begins here.
         carried: what is handed over.
+        digest: of the samples that are in the batch; see :mod:`energon_lite.batching.set_digest`.
     """
 
     batch: Any
@@ -167,3 +169,4 @@ class Made:
     trace: dict[str, Any] | None = None
     tail: Tail | None = None
     carried: Carried | None = None
+    digest: int = NO_SAMPLES

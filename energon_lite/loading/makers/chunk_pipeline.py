@@ -125,7 +125,7 @@ class ChunkPipeline:
             if self.hooks.packs:
                 set_restore_key(item.value, ("chunk", run.job.pass_number, run.job.number, *Place(*item.start)))
             run.items = [item]
-            yield Made(item.value, run.take(item.origins), Place(*item.after))
+            yield Made(item.value, run.take(item.origins), Place(*item.after), digest=run.digest([item]))
 
     def _batched(self, run: ChunkRun) -> Iterator[Made]:
         job = run.job
@@ -155,7 +155,8 @@ class ChunkPipeline:
                     if not own:
                         after, tail = START, Tail(bundle.chunk, after)
                 rows = rows_of(batch, len(bundle.items)) if self._batches_yield else len(bundle.items)
-                yield Made(batch, run.take(origins), after, rows=rows, tail=tail)
+                digest = run.digest(bundle.items, sub)
+                yield Made(batch, run.take(origins), after, rows=rows, tail=tail, digest=digest)
                 origins, told = (), tail or Tail(job.number, after or START)
 
     def _batches_of(self, bundle: Bundle, run: ChunkRun) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from energon_lite.batching.set_digest import address_hash, address_hashes, part_hash
 from energon_lite.errors import UnlikeError
 from energon_lite.hooks import HookContext
 from energon_lite.loading.makers.chunk_job import Carried, ChunkJob, Item, Origins, Reading
@@ -12,6 +13,7 @@ from energon_lite.loading.makers.hook_errors import returned_beside_yield, retur
 from energon_lite.loading.makers.outcomes import Address, Failure, Mark, Outcome, Rejected, of_each
 from energon_lite.loading.makers.sample_maker import SampleMaker
 from energon_lite.loading.makers.sample_names import SampleNames
+from energon_lite.order.hashing import MASK64
 
 __all__ = ["BEHIND", "ChunkRun", "dropped", "origins_of"]
 
@@ -46,6 +48,7 @@ class ChunkRun:
         self.buffer: tuple[int, int] | None = None
         self.packs = 0
         self.items: Sequence[Item] = ()
+        self._hashes: dict[Address | None, int] | None = None  # of the addresses of the chunk's samples
         self._told: Reading = job.first.reading
         self._outcomes: list[Outcome] = [*job.carried.outcomes] if isinstance(job.carried, Carried) else []
 
@@ -132,6 +135,33 @@ class ChunkRun:
     def has_outcomes(self) -> bool:
         """Whether there are any that were not taken."""
         return bool(self._outcomes)
+
+    def digest(self, items: Sequence[Item], sub: int = 0) -> int:
+        """That of a batch of items.
+
+        Args:
+            sub: its number, of the batches that were made of these items.
+        """
+        if (known := self._hashes) is None:
+            found = address_hashes(*self.job.samples.columns()).tolist()
+            known = self._hashes = dict(zip(self.job.samples.rows(), found, strict=True))
+        total, get = 0, known.get
+        for item in items:  # quickly, as there are some for each batch
+            part = item.result
+            if part is None:
+                part = item.start[3]
+            if part or sub or item.more_of:
+                wholes = [get(origin) or _hash_of(origin) for origin in (*item.origins, *item.more_of)]
+                total += sum(part_hash(whole, part, sub) for whole in wholes if whole) if part or sub else sum(wholes)
+                continue
+            for origin in item.origins:
+                total += get(origin) or _hash_of(origin)
+        return total & MASK64
+
+
+def _hash_of(address: Address | None) -> int:
+    """Of a sample that is not the chunk's own; 0 for one that is not known, or counted elsewhere."""
+    return 0 if address is None or address[0] < 0 else address_hash(*address[:3])
 
 
 def origins_of(items: Sequence[Item]) -> Origins:

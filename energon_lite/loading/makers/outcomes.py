@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from energon_lite.batching.set_digest import NO_SAMPLES
 from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import HOOK_ORDER
 
@@ -95,12 +96,14 @@ class Result:
         outcomes: what happened to its samples, in their order.
         tokens: that were planned for it, if they were.
         trace: how it was made, if that was asked for; see :mod:`energon_lite.loading.makers.stage_timer`.
+        digest: of the samples that are in it; see :mod:`energon_lite.batching.set_digest`.
     """
 
     batch: Any
     outcomes: list[Outcome] = field(default_factory=list)
     tokens: int = 0
     trace: dict[str, Any] | None = None
+    digest: int = NO_SAMPLES
 
 
 #: What happened to a sample. One that is part of the batch: the number of its leaf; None if that is not known.

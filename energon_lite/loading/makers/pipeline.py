@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from energon_lite.batching.set_digest import set_digest
 from energon_lite.errors import SampleError, UnlikeError
 from energon_lite.hooks import HookContext, TaskEncoder, failure_tolerances, hooks_of, returns_its_argument
 from energon_lite.loading.makers.columns import batch_of_rows, columns_of, has_default_hooks
@@ -103,6 +104,8 @@ class Pipeline:
         with HookContext(cache=samples.cache_pool, worker_config=samples.worker_config) as context:
             addresses = list(iter(job.addresses))
             places = self._fill(result, job, addresses, context) if addresses else self._empty(result, job, context)
+        # Where nothing was replaced, it is that of the plan, which has it already.
+        result.digest = set_digest(job.addresses if places is addresses or places == addresses else places)
         if self.samples.observers:
             result.trace = self.samples.end(places)
         return result

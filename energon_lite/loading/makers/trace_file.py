@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from energon_lite.batching.set_digest import digest_text
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Result
 
@@ -53,6 +54,7 @@ class TraceFile:
             lines.write({"t": "Worker.__init__", "r": rank, "worker_number": number})
         clock = time.time() - time.monotonic()
         header = {"format": "energon_lite.trace", "version": FORMAT, "rank": rank, "pid": os.getpid(), "clock": clock}
+        header["world_size"] = world_size
         self._count = 0
         header |= {"t": "SavableLoader.__init__", "r": rank}
         self._lines.write(header | {"datasets": [[leaf.name, leaf.source.path] for leaf in leaves]})
@@ -69,6 +71,7 @@ class TraceFile:
         keys = _keys_of(result.batch)
         step = place[1] // self._world
         line: dict[str, Any] = {"pass": place[0], "step": step, "asked": asked, "delivered": delivered}
+        line |= {"position": place[1], "digest": digest_text(result.digest)}
         if made.get("worker_number", len(self._workers)) < len(self._workers):
             own = {"t": "Worker.batch", "r": self._rank, "idx": step, "global_idx": self._count, "keys": keys}
             self._workers[made["worker_number"]].write({**line, **own, **made})

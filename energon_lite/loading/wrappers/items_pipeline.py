@@ -17,7 +17,7 @@ from energon_lite.loading.makers.observer import Observer
 from energon_lite.loading.makers.outcomes import Address, Failure, InARow, Result, of_each
 from energon_lite.loading.makers.pipeline import Job, Pipeline
 from energon_lite.loading.makers.sample_maker import set_restore_key
-from energon_lite.order.hashing import hash_ints
+from energon_lite.order.hashing import MASK64, hash_ints
 from energon_lite.storage.stores.cache_pool import CachePool
 from energon_lite.worker_config import ErrorHandler, WorkerConfig
 
@@ -193,6 +193,8 @@ class ItemsPipeline:
                 together.outcomes = list(of_each(made, job.addresses))
             else:
                 together.batch = made
+        if together.batch is not None:
+            together.digest = sum(one.digest for one in results if one.batch is not None) & MASK64
         set_restore_key(together.batch, job.key)
         return together
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import accumulate, pairwise
 
@@ -107,6 +107,18 @@ class SampleChoice:
         index += self._start
         place = bisect_right(self._starts, index) - 1
         return place, self._first[place] + index - self._starts[place]
+
+    def index_of(self, sample: int) -> int | None:
+        """The inverse of :meth:`locate`: the index of a sample by its number over all shards of the folder; None: it is
+        not among the chosen ones."""
+        for first, (begin, end) in zip(self._first, pairwise(self._starts), strict=True):
+            if first <= sample < first + end - begin:
+                place = begin + sample - first - self._start
+                if self._kept is None:
+                    return place if 0 <= place < self._length else None
+                index = bisect_left(range(self._length), place, key=self._kept.place)
+                return index if index < self._length and self._kept.place(index) == place else None
+        return None
 
     def locate_many(self, indices: Int64) -> tuple[Int64, Int64]:
         """:meth:`locate` for many, which have to be there."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, TypeVar
 
+from energon_lite.errors import UsageError
 from energon_lite.storage.stores.file_store import FileStore
 from energon_lite.storage.stores.lazy import DirectLazy, Lazy, MockLazy
 
-__all__ = ["CachePool", "NoCachePool"]
+__all__ = ["CachePool", "NoCachePool", "checked_pool"]
 
 T = TypeVar("T")
 
@@ -60,3 +61,16 @@ class NoCachePool(CachePool):
 
 def _itself(data: T, name: str) -> T:
     return data
+
+
+def checked_pool(pool: CachePool | None) -> CachePool | None:
+    """A pool that a user gave.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if pool is None or isinstance(pool, CachePool):
+        return pool
+    raise UsageError(
+        f"cache_pool is a {type(pool).__name__}", fix="give a FileStoreCachePool, or derive yours from CachePool"
+    )

@@ -23,10 +23,16 @@ class StepData(NamedTuple):
     Args:
         numbers: what ``data.skip_steps`` calls it: the step's own number, if no other was passed over before.
         restore_keys: of this rank's micro-batches; ``loader.restore_sample`` makes each again.
+        digest: of the samples in them, modulo 2**64; see ``loader.digest``.
+        micro_batches: how many there are, over all data-parallel ranks.
+        position: how many the loader's pass had up to the end of the step, over all of them.
     """
 
     numbers: list[int]
     restore_keys: list[tuple[Any, ...]]
+    digest: int = 0
+    micro_batches: int = 0
+    position: int = 0
 
 
 class RunData:
@@ -64,6 +70,7 @@ class RunData:
             loader.to(mesh.device)  # batches are copied ahead, beside the step before
         self._restore_keys: list[tuple[Any, ...]] = []  # of the last step's micro-batches
         self._taken = 0  # how many these are, on all ranks together
+        self._digest = 0  # of the samples in them, on this rank
 
     def take_step(self, batches: Iterator[Any]) -> list[MultimodalBatch | None]:
         """This rank's micro-batches of the next step, on its device; None for each on a stage that needs none.
@@ -71,11 +78,14 @@ class RunData:
         All of them at once: the loss needs the number of tokens before the first backward pass. There are fewer, but
         equally many on all ranks, where the data ends; and none behind that.
         """
-        fetched = list(itertools.islice(batches, self.micro_batches))
+        fetched, digest = list[Any](), 0
+        for batch in itertools.islice(batches, self.micro_batches):
+            fetched.append(batch)
+            digest += self.train_loader.digest
         # A loader that was restored to the end of its data begins with it again.
         if not self.data.repeat and self.train_loader.state_dict()["pass_number"]:
             fetched = []
-        self._taken = len(fetched) * self.mesh.dp
+        self._taken, self._digest = len(fetched) * self.mesh.dp, digest
         self._restore_keys = [batch.__restore_key__ for batch in fetched if batch is not None]
         return fetched
 
@@ -94,7 +104,8 @@ class RunData:
         """Where the data of the last step comes from."""
         share, stop = self.data.micro_batches_per_step, self.train_loader.state_dict()["position"]
         # Two numbers where a step takes parts of two, because micro_batches_per_step was another one before.
-        return StepData(list(range((stop - self._taken) // share + 1, (stop - 1) // share + 2)), self._restore_keys)
+        numbers = list(range((stop - self._taken) // share + 1, (stop - 1) // share + 2))
+        return StepData(numbers, self._restore_keys, self._digest, self._taken, stop)
 
     def close(self) -> None:
         """End the loaders' workers."""

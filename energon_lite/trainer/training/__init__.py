@@ -67,6 +67,7 @@ from energon_lite.trainer.training.loop import Trainer as Trainer
 from energon_lite.trainer.training.metrics import MetricsSink as MetricsSink
 from energon_lite.trainer.training.pipeline import run_pipeline as run_pipeline
 from energon_lite.trainer.training.pipeline_schedule import pipeline_schedule as pipeline_schedule
+from energon_lite.trainer.training.run_dataset import training_dataset as training_dataset
 from energon_lite.trainer.training.step import StepResult as StepResult
 from energon_lite.trainer.training.step import evaluate as evaluate
 from energon_lite.trainer.training.step import train_step as train_step

@@ -29,6 +29,7 @@ from energon_lite.trainer.training.nonfinite import NonFiniteGuard, is_finite
 from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
 from energon_lite.trainer.training.profiling import ProfileWindow
 from energon_lite.trainer.training.requests import Requests
+from energon_lite.trainer.training.run_digest import RunDigest
 from energon_lite.trainer.training.spikes import SpikeGuard
 from energon_lite.trainer.training.starting_weights import NEW_PARTS, load_starting_weights
 from energon_lite.trainer.training.step import evaluate_each, launch_step
@@ -79,6 +80,7 @@ class Trainer:
         self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh, memory=train.memory_snapshot)
         self.times = MicroBatchTimes(train.measure_costs, config.output, config.model, self.mesh)
         self.numbers = StepMetrics(config, self.mesh)
+        self.digest = RunDigest()
 
     def run(self) -> int:
         """Train until the last step or the end of the data, or until a rank is asked to stop by SIGTERM, SIGUSR1 or
@@ -148,7 +150,8 @@ class Trainer:
         parts = self.model, self.optimizer, micro_batches, self.mesh
         with self.profile.step(step) as record:
             passes = self.times.recorder(step) if record is None else None
-            running.launched = launch_step(*parts, lr=lr, record=record or passes, spikes=self.spikes)
+            more = {"spikes": self.spikes, "digest": running.data.digest}
+            running.launched = launch_step(*parts, lr=lr, record=record or passes, **more)
         running.measured = self.times.measured(step, passes, micro_batches)
         if _due(step, train.eval_every):
             running.launched.result()  # its time ends here
@@ -170,6 +173,7 @@ class Trainer:
         ended = [running.popleft() for _ in range(len(running) - leave)]
         lines = [self.numbers(step) for step in ended]
         for values in lines:
+            self.digest.add(values["step"], values["digest"])
             write(sinks, values)
         # Signals arrive at different times; all ranks must take the same branch.
         are_bad = [not is_finite(values) for values in lines]
@@ -192,6 +196,7 @@ class Trainer:
         config, guard = config_to_dict(self.config), self.guard.state()
         spikes = None if self.spikes is None else self.spikes.state()
         state = {"loader": self.loader.save_state_rank(), "config": config, "nonfinite": guard, "spikes": spikes}
+        state["digest"] = self.digest.state()
         place = self.saver.save(step, self.model, self.optimizer, state, prune=not self.guard.in_a_row)
         if not self.config.train.async_save:
             self.saver.finish()
@@ -215,6 +220,7 @@ class Trainer:
         self.guard.check_state(step, read=path)
         self.loader.restore_state_rank(state["loader"])
         self.guard.restore(state.get("nonfinite", {}))
+        self.digest.restore(state.get("digest") or {}, step)
         if self.spikes is not None:
             self.spikes.restore(state.get("spikes") or {})
         if self.mesh.is_main:

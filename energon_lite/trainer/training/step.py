@@ -20,6 +20,7 @@ from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.pipeline import Record, ToHost, run_pipeline
+from energon_lite.trainer.training.run_digest import digest_parts, joined_digest
 from energon_lite.trainer.training.spikes import SpikeGuard
 from energon_lite.trainer.training.throughput import image_flops, visible_positions
 
@@ -45,8 +46,9 @@ class LaunchedStep:
     """A step whose work is launched and need not be done. Asking for its numbers waits; launching the next does not.
 
     Args:
-        values: float64 ``[8]`` on the device: loss, tokens, three counts of :meth:`work`, gradient
-            norm, updates of the optimizer until now, and how many were left out for their losses.
+        values: float64 ``[11]`` on the device: loss, tokens, three counts of :meth:`work`, three parts of the digest
+            of the step's samples, gradient norm, updates of the optimizer until now, and how many were left out for
+            their losses.
         lr: the learning rate.
 
     Attributes:
@@ -59,17 +61,21 @@ class LaunchedStep:
 
     def result(self) -> StepResult:
         """Wait for the step's numbers."""
-        loss, tokens, _, _, _, norm, _, _ = self._values.read()
+        loss, tokens, *_, norm, _, _ = self._values.read()
         self.ended = self.ended or time.perf_counter()
         return StepResult(loss, norm, int(tokens), self._lr)
 
     def updates(self) -> int:
         """How many updates the optimizer had made with this step: fewer than steps, if some were left out."""
-        return int(self._values.read()[6])
+        return int(self._values.read()[-2])
 
     def spikes(self) -> int:
         """How many of these were left out by the :class:`SpikeGuard`."""
-        return int(self._values.read()[7])
+        return int(self._values.read()[-1])
+
+    def digest(self) -> int:
+        """The digest of the step's samples, of all ranks together."""
+        return joined_digest(self._values.read()[5:-3])
 
     def work(self) -> tuple[float, float, float]:
         """What was computed, whether the loss counts it or not: positions of all rows, pairs of one with itself or an
@@ -101,6 +107,7 @@ def launch_step(
     lr: float | Callable[[int], float],
     record: Record | None = None,
     spikes: SpikeGuard | None = None,
+    digest: int = 0,
 ) -> LaunchedStep:
     """Forward, backward and update on this rank's micro-batches of one step. Every rank must call it.
 
@@ -116,8 +123,9 @@ def launch_step(
         lr: the learning rate; or what it is for the number of tokens of the step.
         record: see :func:`run_pipeline`.
         spikes: may leave out the update for the step's loss.
+        digest: of the samples in the micro-batches of this rank; see ``loader.digest``.
     """
-    counts = _from_last_stage(mesh.sum_over_data(_count(micro_batches, model)), mesh)
+    counts = _from_last_stage(mesh.sum_over_data(_count(micro_batches, model, digest)), mesh)
     counted, tokens = ToHost(counts), counts[0]
     optimizer.begin_step(len(micro_batches))
 
@@ -172,13 +180,13 @@ def evaluate_each(
     return values
 
 
-def _count(micro_batches: Iterable[MultimodalBatch | None], model: LlamaModel) -> torch.Tensor:
-    """Tokens that count, and the :meth:`LaunchedStep.work`, in this rank's micro-batches.
+def _count(micro_batches: Iterable[MultimodalBatch | None], model: LlamaModel, digest: int = 0) -> torch.Tensor:
+    """Tokens that count, the :meth:`LaunchedStep.work`, and the parts of the digest, of this rank's micro-batches.
 
     Each on one rank of a model replica: of the last stage's.
     """
     mesh = model.mesh
-    counts = torch.zeros(4, dtype=torch.float64, device=mesh.device)
+    counts = torch.tensor([0.0] * 4 + digest_parts(digest, mesh), dtype=torch.float64, device=mesh.device)
     if mesh.is_last_stage and mesh.rank("cp") == 0:
         for batch in micro_batches:
             assert batch is not None, "the last stage needs its micro-batches"

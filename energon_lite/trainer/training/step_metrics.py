@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from energon_lite import digest_text
 from energon_lite.trainer.data.loaders import StepData
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import TrainerConfig
@@ -63,6 +64,9 @@ class StepMetrics:
             "data_wait": running.data_wait,
             "tokens_per_second": result.tokens / seconds,
             "memory_gib": memory_in_use(self.mesh.device),
+            "digest": digest_text(launched.digest()),
+            "micro_batches": running.data.micro_batches,
+            "position": running.data.position,
         }
         if (skipped := step - launched.updates()) > 0:
             values["skipped_updates"] = skipped

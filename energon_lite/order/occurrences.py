@@ -1,0 +1,177 @@
+"""Where a sample stands in an order: the inverse of :mod:`energon_lite.order.orders`, by arithmetic.
+
+A sample's places in its leaf's stream come from the inverse permutation of each epoch; a place in the stream is at one
+position of the blend, which is searched for: how many samples of a leaf stand before a position is known in closed
+form, and grows with the position. So how often a sample was shown before position 10**12, and where, is known at once.
+
+Samples that are drawn with replacement are the exception: their draws have no inverse, and are gone through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import UsageError
+from energon_lite.order.block_counts import BLOCK
+from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
+from energon_lite.order.shuffle import Leaves
+
+__all__ = ["Occurrences", "StreamPlaces", "pass_at"]
+
+Ints = NDArray[np.int64]
+
+#: Cycles whose permutations are inverted at once, and drawn positions that are looked at at once.
+_CYCLES, _DRAWS = 1 << 10, 1 << 20
+
+
+class StreamPlaces:
+    """The places of a sample in the stream of its leaf.
+
+    Args:
+        leaves: the streams.
+        leaf, index: of the sample.
+
+    Example:
+        >>> places = StreamPlaces(Leaves([LeafOrder(length=5, key=1, copies=None)]), leaf=0, index=3)
+        >>> places.count(14), list(places.between(0, 14))
+        (3, [3, 8, 13])
+    """
+
+    def __init__(self, leaves: Leaves, leaf: int, index: int):
+        self._leaves, self._leaf, self._index = leaves, leaf, index
+        self._length = leaves.cycle_length(leaf)
+
+    def count(self, stop: int) -> int:
+        """How often the sample stands before a place."""
+        if self._length is None:
+            return sum(1 for _ in self.between(0, stop))
+        cycles, rest = divmod(stop, self._length)
+        of_cycle = self._places(np.array([cycles], dtype=np.int64))[0] - cycles * self._length
+        return cycles * len(of_cycle) + int((of_cycle < rest).sum())
+
+    def between(self, start: int, stop: int, *, newest: bool = False) -> Iterator[int]:
+        """The places from ``start`` on and before ``stop``, ascending; with ``newest``, from the last one on."""
+        length, size = (_DRAWS, 1) if self._length is None else (self._length, _CYCLES)
+        last = -(-stop // length)
+        turns = range(start // length, last, size)
+        for turn in reversed(turns) if newest else turns:
+            cycles = np.arange(turn, min(turn + size, last), dtype=np.int64)
+            found = np.sort(self._places(cycles).ravel())
+            found = found[(found >= start) & (found < stop)]
+            yield from (found[::-1] if newest else found).tolist()
+
+    def _places(self, cycles: Ints) -> Ints:
+        """Those of some cycles, ``[cycles, places]``; of draws, of so many at once."""
+        if self._length is not None:
+            return self._leaves.places(self._leaf, self._index, cycles)
+        drawn = np.concatenate([np.arange(one * _DRAWS, (one + 1) * _DRAWS) for one in cycles.tolist()])
+        index, _ = self._leaves.lookup(np.full(len(drawn), self._leaf, dtype=np.int64), drawn)
+        return drawn[index == self._index].reshape(1, -1)
+
+
+class Occurrences:
+    """The positions of an order at which a sample stands.
+
+    Args:
+        order: the order.
+        leaf, index: of the sample.
+
+    Attributes:
+        before_rebase: how often it was shown by another blend, before this one began in the middle of the run.
+
+    Example:
+        >>> order = BlendOrder([LeafOrder(10**9, 1), LeafOrder(10**6, 2)], [3, 1], key=0)
+        >>> found = Occurrences(order, leaf=1, index=7)
+        >>> position = next(found.between(0, 10**10))
+        >>> order.lookup(np.array([position])).rows()
+        [(1, 7, 0)]
+    """
+
+    def __init__(self, order: Order, leaf: int, index: int):
+        self._order, self._leaf, self._index = order, leaf, index
+        self.before_rebase = 0
+        self._block: dict[int, int] | None = None  # positions of places of the leaf's stream that were looked up last
+        if isinstance(order, ConcatOrder):
+            self._alone: int | None = order.position(leaf, index)
+            return
+        if not isinstance(order, (BlendOrder, EpochBlendOrder)):
+            raise UsageError(f"where a sample is in a {type(order).__name__} is not known", fix="look at its batches")
+        self._alone, self._mixed = None, order
+        self._stream = StreamPlaces(order.leaves, leaf, index)
+        rebase = order.rebase
+        self._first, self._begun = (0, 0) if rebase is None else (rebase.position, rebase.starts[leaf])
+        self.before_rebase = self._stream.count(self._begun)
+
+    def count(self, stop: int) -> int:
+        """How often the sample stands before a position, also before a rebase."""
+        if self._alone is not None:
+            return int(self._alone < stop)
+        return self._stream.count(self._shown(stop)) if stop > self._first else self.before_rebase
+
+    def between(self, start: int, stop: int, *, newest: bool = False) -> Iterator[int]:
+        """The positions from ``start`` on and before ``stop``, ascending; with ``newest``, from the last one on. Those
+        before a rebase were another blend's, and are not known."""
+        if self._alone is not None:
+            if start <= self._alone < stop:
+                yield self._alone
+            return
+        start = max(start, self._first)
+        if start >= stop:
+            return
+        for place in self._stream.between(self._shown(start), self._shown(stop), newest=newest):
+            yield self._position_of(place, start, stop)
+
+    def _shown(self, position: int) -> int:
+        """Samples of the leaf's stream before a position."""
+        return int(self._mixed.counts_before(position)[self._leaf])
+
+    def _position_of(self, place: int, low: int, high: int) -> int:
+        """The position of a place of the leaf's stream that is known to be between two."""
+        order = self._mixed
+        if order.blend is None:
+            return self._first + place - self._begun
+        if self._block is not None and place in self._block:  # neighbours often are in one block
+            return self._block[place]
+        before, behind = self._shown(low), self._shown(high)
+        tried = 0
+        while high - low > BLOCK:
+            # Counts are near to a straight line: two positions around where the place should be. Else, the middle.
+            apart = (high - low) // max(1, behind - before) + BLOCK
+            guess = low + (high - low) * (place - before) // max(1, behind - before)
+            wanted = [guess - apart, guess + apart] if tried % 3 == 0 else [(low + high) // 2]
+            for position in wanted:
+                position -= (position - self._first) % BLOCK
+                position += BLOCK if position <= low else 0
+                if low < position < high:
+                    shown = self._shown(position)
+                    if shown <= place:
+                        low, before = position, shown
+                    else:
+                        high, behind = position, shown
+            tried += 1
+            if low - (low - self._first) % BLOCK + BLOCK >= high:
+                break
+        positions = np.arange(low, high)
+        leaf, stream = order.blend.lookup(positions - self._first)
+        if self._begun:
+            stream = stream + self._begun
+        here = leaf == self._leaf
+        self._block = dict(zip(stream[here].tolist(), positions[here].tolist(), strict=True))
+        return self._block[place]
+
+
+def pass_at(order: Order, position: int) -> int:
+    """The pass that a position is in, of an order whose passes go on where the one before ended."""
+    if order.bounds(0) is None or isinstance(order, ConcatOrder):
+        return 0
+    low, high = 0, 1
+    while (bounds := order.bounds(high)) is not None and bounds[0] <= position:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        bounds = order.bounds(middle)
+        low, high = (middle, high) if bounds is not None and bounds[0] <= position else (low, middle)
+    return low

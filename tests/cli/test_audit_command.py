@@ -1,0 +1,136 @@
+"""``energon-lite audit`` of loaders without the trainer: their traces and states."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
+from energon_lite.cli.main import main
+from energon_lite.errors import UsageError
+from energon_lite.loading.auditing.plan_check import PlannedSteps
+from energon_lite.loading.auditing.recorded_steps import RecordedStep, read_metrics, read_traces
+
+WriteDataset = Callable[..., Path]
+
+
+@pytest.fixture
+def texts(tmp_path: Path, write_dataset: WriteDataset) -> Path:
+    shards = {"a.tar": [(f"t{number:03d}", {"txt": b"text"}) for number in range(30)]}
+    return write_dataset(tmp_path / "texts", shards, splits={"train": ["a.tar"]})
+
+
+def audit(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["audit", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, result.output
+
+
+def go(texts: Path, trace: Path, world: int, steps: int, state: Any = None, seed: int = 0, save_at: int = 0) -> Any:
+    """Some steps of all ranks; returns the state after the last step, or after another one."""
+    loaders = [
+        get_savable_loader(
+            get_train_dataset(
+                texts, batch_size=2, worker_config=WorkerConfig(rank=rank, world_size=world, seed_offset=seed)
+            ),
+            trace=trace,
+        )
+        for rank in range(world)
+    ]
+    for loader in loaders:
+        loader.restore_state_rank(state)
+    iterators, saved = [iter(loader) for loader in loaders], None
+    for step in range(1, steps + 1):
+        for iterator in iterators:
+            next(iterator)
+        if step == (save_at or steps):
+            saved = loaders[0].save_state_rank()
+    for loader in loaders:
+        loader.close()
+    return saved
+
+
+def test_traces_of_runs_on_other_ranks_are_compared(texts: Path, tmp_path: Path) -> None:
+    one, two, other = (tmp_path / name for name in ("one", "two", "other"))
+    alone = go(texts, one / "trace.jsonl", 1, 24)
+    state = go(texts, two / "trace.jsonl", 4, 5, save_at=3)  # two steps are done again
+    assert go(texts, two / "trace.jsonl", 2, 6, state) == alone
+    go(texts, other / "trace.jsonl", 1, 24, seed=1)
+    saved = tmp_path / "state.json"
+    saved.write_text(json.dumps(alone))
+    mine, theirs = [one / "trace.jsonl"], sorted(two.glob("*.jsonl"))
+    assert [path.name for path in theirs] == [f"trace.rank{rank}.jsonl" for rank in range(4)]
+    code, said = audit(*theirs, "--against", mine[0])
+    assert code == 0 and "the same samples in all 9 steps" in said  # at 4, 8, 12, and then each 2 up to 24
+    code, said = audit(*theirs, "--data", texts, "--state", saved)
+    assert code == 0 and "9 steps" in said and "just the samples" in said
+    code, said = audit(mine[0], "--against", other / "trace.jsonl", "--data", texts, "--state", saved)
+    assert code == 1 and "different samples first in step 0" in said
+    with pytest.raises(UsageError, match="there is nothing of rank 1 of 4"):
+        read_traces([theirs[0], *theirs[2:]])
+
+
+def test_a_sample_is_looked_up_in_a_state(texts: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "state.json"
+    saved.write_text(json.dumps(go(texts, tmp_path / "trace.jsonl", 1, 24)))
+    seen = [key for text in (tmp_path / "trace.jsonl").open() for key in json.loads(text).get("keys", ())]
+    for key in ("t000", "t017"):
+        code, said = audit(saved, "--data", texts, "--key", key, "--json")
+        (found,) = json.loads(said)
+        assert code == 0 and found["times"] == seen.count(key)
+        assert [one["micro_batch"] for one in found["appearances"]] == [n // 2 for n, k in enumerate(seen) if k == key]
+    code, said = audit(saved, "--data", texts, "--sample", "0:3")
+    assert code == 0 and "t003 (sample 3 of data set 0" in said and "next: pass 0, epoch" in said
+    for wrong in ("0:x", "7:3", "nobody:3"):
+        assert audit(saved, "--data", texts, "--sample", wrong)[0] == 1
+    code, said = audit(saved, "--key", "t000")
+    assert code == 1 and "is not known" in said and "--data" in said
+    code, said = audit(saved, "--data", texts)
+    assert code == 1 and "a state alone says nothing about steps" in said
+
+
+class Twice(TaskEncoder):
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        yield sample
+        yield sample
+
+
+def test_runs_whose_hooks_decide_are_compared_and_not_planned(texts: Path, tmp_path: Path) -> None:
+    for name, ranks in (("one", 1), ("two", 2)):
+        for rank in range(ranks):
+            config = WorkerConfig(rank=rank, world_size=ranks)
+            dataset = get_train_dataset(
+                texts, batch_size=3, task_encoder=Twice(), chunk_size=6, lanes=2, worker_config=config
+            )
+            with get_savable_loader(dataset, trace=tmp_path / f"{name}.jsonl") as loader:
+                for _ in zip(range(12 // ranks), loader, strict=False):
+                    pass
+    traces = [tmp_path / "two.rank0.jsonl", tmp_path / "two.rank1.jsonl"]
+    code, said = audit(*traces, "--against", tmp_path / "one.jsonl")
+    assert code == 0 and "the same samples in all" in said
+    with pytest.raises(UsageError, match="decided by the hooks"):
+        PlannedSteps(dataset)
+    digests = [json.loads(line).get("digest") for line in (tmp_path / "one.jsonl").open()][1:]
+    assert len(set(digests)) == len(digests)  # both halves of a sample are told apart
+
+
+def test_lines_of_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines: list[dict[str, Any]] = [{"step": 0, "eval_loss": 1.0}]
+    # The third step passes over the data of one step; the last one has what is left of the data.
+    spans = [(1, 0, 4), (2, 4, 8), (3, 12, 16), (4, 16, 20), (5, 20, 22)]
+    lines += [
+        {"step": n, "position": stop, "micro_batches": stop - first, "digest": f"{n:016x}"} for n, first, stop in spans
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 6, "dig')
+    found = read_metrics(path)
+    assert found == [RecordedStep(n, 0, first, stop, n) for n, first, stop in spans]
+    path.write_text('{"step": 1, "loss": 2.0}\n')
+    with pytest.raises(UsageError, match="no line has the digest"):
+        read_metrics(path)
