@@ -150,8 +150,8 @@ class Trainer:
         parts = self.model, self.optimizer, micro_batches, self.mesh
         with self.profile.step(step) as record:
             passes = self.times.recorder(step) if record is None else None
-            record, digest = record or passes, running.data.digest
-            running.launched = launch_step(*parts, lr=lr, record=record, spikes=self.spikes, digest=digest)
+            digest, told = running.data.digest, record or passes
+            running.launched = launch_step(*parts, lr=lr, record=told, spikes=self.spikes, digest=digest)
         running.measured = self.times.measured(step, passes, micro_batches)
         if _due(step, train.eval_every):
             running.launched.result()  # its time ends here
