@@ -20,6 +20,7 @@ from energon_lite.batching.cost_fit import CostFit as CostFit
 from energon_lite.batching.cost_fit import fit_costs as fit_costs
 from energon_lite.batching.cost_model import CostModel as CostModel
 from energon_lite.batching.cost_model import Quadratic as Quadratic
+from energon_lite.batching.encoder_plan import EncoderPlan as EncoderPlan
 from energon_lite.batching.fixed_size import Fixed as Fixed
 from energon_lite.batching.fixed_size import LengthDifference as LengthDifference
 from energon_lite.batching.fixed_size import MaxLength as MaxLength

@@ -15,17 +15,16 @@ __all__ = ["assign"]
 _SCALE = 1 << 40
 
 
-def assign(tokens: Ints, cost: Ints, ranks: int) -> Ints:
-    """Give each rank the same number of micro-batches, with tokens and attention cost as equal as can be found.
+def assign(costs: Ints, ranks: int) -> Ints:
+    """Give each rank the same number of micro-batches, with every kind of cost as equal as can be found.
 
     What the step holds does not change, only who does which part of it: so it does not matter to the optimizer.
 
-    First the largest differencing method of Karmarkar and Karp, in the form that keeps counts equal, on the sum of both
+    First the largest differencing method of Karmarkar and Karp, in the form that keeps counts equal, on the sum of all
     shares; then micro-batches of the most loaded rank are exchanged as long as that helps.
 
     Args:
-        tokens: of each micro-batch of the step, ``[micro-batches]``.
-        cost: of its attention, ``[micro-batches]``.
+        costs: of each micro-batch of the step, tokens and attention, say: ``[rows, micro-batches]``.
         ranks: a divisor of the number of micro-batches.
 
     Returns:
@@ -35,17 +34,18 @@ def assign(tokens: Ints, cost: Ints, ranks: int) -> Ints:
         TopologyError: the micro-batches cannot be divided into equal numbers.
 
     Example:
-        >>> assign(np.array([9, 5, 1, 5]), np.array([9, 5, 1, 5]), ranks=2).T.tolist()
+        >>> assign(np.array([[9, 5, 1, 5]]), ranks=2).T.tolist()
         [[0, 2], [1, 3]]
     """
-    if ranks < 1 or len(tokens) % ranks:
+    count = costs.shape[1]
+    if ranks < 1 or count % ranks:
         raise TopologyError(
-            f"{len(tokens)} micro-batches of a step cannot be assigned to {ranks} ranks in equal numbers",
+            f"{count} micro-batches of a step cannot be assigned to {ranks} ranks in equal numbers",
             fix="make the micro-batches of a step a multiple of the data-parallel ranks",
         )
-    if len(tokens) <= ranks:
-        return np.arange(len(tokens), dtype=np.int64).reshape(-1, ranks)
-    shares = np.stack([_share(tokens), _share(cost)])
+    if count <= ranks:
+        return np.arange(count, dtype=np.int64).reshape(-1, ranks)
+    shares = np.stack([_share(row) for row in costs])
     assignments = _exchange(_differencing(shares.sum(axis=0).tolist(), ranks), shares)
     return np.array(sorted(sorted(share) for share in assignments), dtype=np.int64).T
 
@@ -79,10 +79,10 @@ def _differencing(weights: list[int], ranks: int) -> list[list[int]]:
 def _exchange(assignments: list[list[int]], shares: Ints) -> list[list[int]]:
     """Swap single micro-batches of the most loaded rank with others while its larger share gets smaller."""
     held = np.array(assignments)  # [ranks, each]
-    loads = shares[:, held].sum(axis=2)  # [2, ranks]
+    loads = shares[:, held].sum(axis=2)  # [rows, ranks]
     for _ in range(4 * held.size):
         worst = int(loads.max(axis=0).argmax())
-        # What each swap would do, for micro-batch i of the worst rank and j of rank r: [2, i, r, j]
+        # What each swap would do, for micro-batch i of the worst rank and j of rank r: [rows, i, r, j]
         moved = shares[:, held[worst]][:, :, None, None] - shares[:, held][:, None]
         mine = (loads[:, worst][:, None, None, None] - moved).max(axis=0)
         yours = (loads[:, None, :, None] + moved).max(axis=0)

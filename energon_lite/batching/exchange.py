@@ -10,6 +10,7 @@ The aim, and the limit to what a step already holds, are those of Skrull (arXiv 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -20,7 +21,7 @@ from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.errors import UsageError
 
-__all__ = ["exchange_samples"]
+__all__ = ["Sets", "Trade", "best_trade", "exchange_samples", "spread"]
 
 #: A micro-batch is good enough at this many thousandths above the mean cost.
 _TOLERANCE = 20
@@ -98,25 +99,15 @@ def _even_out(bins: list[_Bin], sizes: Ints, costs: Ints, limit: int) -> None:
 
 def _trade(heavy: _Bin, light: _Bin, sizes: Ints, costs: Ints, limit: int) -> bool:
     """Make the exchange after which the costlier of the two is cheapest; False if there is none that helps."""
-    mine, my_sizes, my_costs = _sets(heavy.entries, sizes, costs)
-    yours, your_sizes, your_costs = _sets(light.entries, sizes, costs)
-    order = np.argsort(your_sizes, kind="stable")
-    ordered = your_sizes[order]
-    # Both must stay within the capacity: your size is in [mine - room of light, mine + room of heavy].
-    low = np.searchsorted(ordered, my_sizes - (limit - light.size), side="left")
-    high = np.searchsorted(ordered, my_sizes + (limit - heavy.size), side="right")
-    many = high - low
-    first = np.repeat(np.arange(len(my_sizes)), many)
-    second = order[np.arange(len(first)) - np.repeat(np.cumsum(many) - many, many) + np.repeat(low, many)]
-    moved = my_costs[first] - your_costs[second]
-    after = np.maximum(heavy.cost - moved, light.cost + moved)
-    if not len(after):
+    mine, yours = (_sets(one.entries, sizes, costs) for one in (heavy, light))
+    room = np.array([limit - heavy.size]), np.array([limit - light.size])
+    found = best_trade(
+        mine, yours, room, lambda moved: np.maximum(heavy.cost - moved[0], light.cost + moved[0]) - heavy.cost
+    )
+    if found is None:
         return False
-    best = int(after.argmin())
-    if int(after[best]) >= heavy.cost:
-        return False
-    give, take = (sets[sets >= 0] for sets in (mine[first[best]], yours[second[best]]))
-    _move(heavy, give, light, take, int(my_sizes[first[best]] - your_sizes[second[best]]), int(moved[best]))
+    (give, take), size, moved = found.samples(mine, yours), found.size(mine, yours), found.moved(mine, yours)
+    _move(heavy, give, light, take, int(size[0]), int(moved[0]))
     return True
 
 
@@ -128,16 +119,103 @@ def _move(heavy: _Bin, give: Ints, light: _Bin, take: Ints, size: int, cost: int
     heavy.cost, light.cost = heavy.cost - cost, light.cost + cost
 
 
-def _sets(entries: Ints, sizes: Ints, costs: Ints) -> tuple[Ints, Ints, Ints]:
-    """Sets of up to two of the bin's samples, as places ``[sets, 2]`` with -1 for none; their sizes and costs."""
-    places = np.arange(len(entries), dtype=np.int64)
-    if len(places) > _CONSIDERED:
-        # Some of every length: to try all would take long, and where there are so many, some are enough.
-        by_size = np.argsort(sizes[entries], kind="stable")
-        places = by_size[np.arange(_CONSIDERED) * (len(by_size) - 1) // (_CONSIDERED - 1)]
-    chosen = _pairs(len(places))
-    size, cost = (np.append(values[entries[places]], 0) for values in (sizes, costs))
-    return np.append(places, -1)[chosen], size[chosen].sum(axis=1), cost[chosen].sum(axis=1)
+def _sets(entries: Ints, sizes: Ints, costs: Ints) -> Sets:
+    """Sets of up to two of the bin's samples, by their places in it."""
+    places = spread(sizes[entries], _CONSIDERED)
+    chosen = entries[places]
+    return Sets.of(places, sizes[None, chosen], costs[None, chosen])
+
+
+def spread(sizes: Ints, considered: int, shift: int = 0) -> Ints:
+    """Places of some samples of every length: to try all would take long, and where there are so many, some are enough.
+
+    Args:
+        sizes: of the samples.
+        considered: how many are wanted.
+        shift: less than ``considered``; others have other ones.
+    """
+    places = np.arange(len(sizes), dtype=np.int64)
+    if len(places) <= considered:
+        return places
+    by_size = np.argsort(sizes, kind="stable")
+    return by_size[(places[:considered] * (len(by_size) - 1) + shift) // (considered - 1 if not shift else considered)]
+
+
+@dataclass(frozen=True)
+class Sets:
+    """All sets of up to two of some samples.
+
+    Args:
+        numbers: of the samples, ``[sets, 2]``, -1 for none.
+        sizes: what they take up together, ``[limits, sets]``.
+        costs: of them, ``[rows, sets]``.
+    """
+
+    numbers: Ints
+    sizes: Ints
+    costs: Ints
+
+    @classmethod
+    def of(cls, numbers: Ints, sizes: Ints, costs: Ints) -> Sets:
+        """Sets of samples, whose sizes are ``[limits, samples]`` and costs ``[rows, samples]``."""
+        chosen = _pairs(len(numbers))
+        made = []
+        for values in (sizes, costs):
+            with_none = np.zeros((len(values), len(numbers) + 1), dtype=np.int64)
+            with_none[:, :-1] = values
+            made.append(with_none[:, chosen[:, 0]] + with_none[:, chosen[:, 1]])
+        return cls(np.append(numbers, -1)[chosen], *made)
+
+
+@dataclass(frozen=True)
+class Trade:
+    """Which set goes for which."""
+
+    give: int
+    take: int
+
+    def samples(self, mine: Sets, yours: Sets) -> tuple[Ints, Ints]:
+        """The samples of both."""
+        give, take = mine.numbers[self.give], yours.numbers[self.take]
+        return give[give >= 0], take[take >= 0]
+
+    def size(self, mine: Sets, yours: Sets) -> Ints:
+        """How much less is held, for each limit."""
+        less: Ints = mine.sizes[:, self.give] - yours.sizes[:, self.take]
+        return less
+
+    def moved(self, mine: Sets, yours: Sets) -> Ints:
+        """How much of each cost goes."""
+        less: Ints = mine.costs[:, self.give] - yours.costs[:, self.take]
+        return less
+
+
+def best_trade(mine: Sets, yours: Sets, room: tuple[Ints, Ints], worth: Callable[[Ints], Ints]) -> Trade | None:
+    """The exchange of a set for another one that is worth most; None if none is worth anything.
+
+    Args:
+        mine, yours: the sets of two micro-batches.
+        room: what each of them can take up beside what it holds, ``[limits]`` both.
+        worth: costs ``[rows, exchanges]`` that would go from mine to yours -> a number for each, the smaller the
+            better, below 0 where it helps.
+    """
+    order = np.argsort(yours.sizes[0], kind="stable")
+    ordered = yours.sizes[0][order]
+    # Both must stay within the capacity: your size is in [mine - room of yours, mine + room of mine].
+    low = np.searchsorted(ordered, mine.sizes[0] - room[1][0], side="left")
+    high = np.searchsorted(ordered, mine.sizes[0] + room[0][0], side="right")
+    many = np.maximum(high - low, 0)
+    first = np.repeat(np.arange(len(many)), many)
+    second = order[np.arange(len(first)) - np.repeat(np.cumsum(many) - many, many) + np.repeat(low, many)]
+    for limit in range(1, len(mine.sizes)):
+        more = mine.sizes[limit][first] - yours.sizes[limit][second]
+        fits = (more <= room[1][limit]) & (-more <= room[0][limit])
+        first, second = first[fits], second[fits]
+    if not len(first):
+        return None
+    found = worth(mine.costs[:, first] - yours.costs[:, second])
+    best = int(found.argmin())
+    return Trade(int(first[best]), int(second[best])) if int(found[best]) < 0 else None
 
 
 @lru_cache(maxsize=_CONSIDERED)

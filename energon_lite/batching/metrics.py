@@ -110,7 +110,7 @@ def rank_loads(batches: MicroBatches, *, ranks: int, per_rank: int = 1) -> tuple
     tokens, squares = (values[: shape[0] * step].reshape(shape) for values in (batches.space(), batches.attention()))
     if per_rank == 1:
         return tokens, squares
-    assignments = [assign(mine, costs, ranks) for mine, costs in zip(tokens, squares, strict=True)]
+    assignments = [assign(np.stack([mine, costs]), ranks) for mine, costs in zip(tokens, squares, strict=True)]
     assigned = np.array(assignments, dtype=np.int64).reshape(shape[0], step)
     rows = np.arange(shape[0])[:, None]
     loads = (values[rows, assigned].reshape(shape[0], per_rank, ranks).sum(axis=1) for values in (tokens, squares))

@@ -8,6 +8,7 @@ which may change in mid-run, is not asked.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ from energon_lite.batching.copies import keep_apart
 from energon_lite.batching.epochs import ONE_STRETCH, Stretches
 from energon_lite.batching.exchange import exchange_samples
 from energon_lite.batching.micro_batches import MicroBatches, concatenate
+from energon_lite.batching.step_costs import StepCosts
 
 __all__ = ["even_step", "rank_slot", "whole_steps"]
 
@@ -31,7 +33,11 @@ _SLACK = 200
 
 
 def whole_steps(
-    batches: MicroBatches, step: int, capacity: Capacity | None = None, stretches: Stretches = ONE_STRETCH
+    batches: MicroBatches,
+    step: int,
+    capacity: Capacity | None = None,
+    stretches: Stretches = ONE_STRETCH,
+    costs: StepCosts | None = None,
 ) -> MicroBatches:
     """Divide the samples of the last step among as many micro-batches as the others have.
 
@@ -44,6 +50,7 @@ def whole_steps(
         step: micro-batches in a step.
         capacity: what a packed micro-batch may hold; None: halve.
         stretches: what has to be kept apart: where the step has such samples, halve, too.
+        costs: they limit images beside the capacity; None: nothing does.
 
     Example:
         >>> [part.tolist() for part in whole_steps(Fixed(4).plan(np.array([1, 1, 1, 1, 1])), step=3)]
@@ -56,7 +63,11 @@ def whole_steps(
     lengths = batches.length[start:]
     assignments = None
     if batches.packed and capacity is not None and stretches.are_alike(batches.sample[start:]):
-        assignments = _assigned(capacity.sizes(lengths).tolist(), step, capacity.limit)
+        if costs is None:
+            sizes, limits = capacity.sizes(lengths)[None], [capacity.limit]
+        else:
+            sizes, limits = costs.sizes(batches, capacity)
+        assignments = _assigned(sizes[:, -len(lengths) :].T.tolist(), step, limits)
     if assignments is None:
         assignments = _halved(lengths, (batches.offsets[first:] - start).tolist(), step)
     entries = np.concatenate([np.arange(start), *(start + share for share in assignments)])
@@ -64,16 +75,17 @@ def whole_steps(
     return batches.regrouped(entries, rows, later=len(lengths))
 
 
-def _assigned(sizes: list[int], count: int, limit: int) -> list[Ints] | None:
-    """Numbers of the samples of each of ``count`` assignments; None if one would exceed the limit."""
+def _assigned(sizes: list[list[int]], count: int, limits: Sequence[int]) -> list[Ints] | None:
+    """Numbers of the samples of each of ``count`` assignments; None if one would exceed a limit."""
     assignments: list[list[int]] = [[] for _ in range(count)]
-    heap = [(0, number) for number in range(count)]
-    for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
-        load, share = heapq.heappop(heap)
-        if load + sizes[number] > limit:
+    heap = [([0] * len(limits), number) for number in range(count)]
+    for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number][0], number)):
+        loads, share = heapq.heappop(heap)
+        after = [load + size for load, size in zip(loads, sizes[number], strict=True)]
+        if any(load > limit for load, limit in zip(after, limits, strict=True)):
             return None
         assignments[share].append(number)
-        heapq.heappush(heap, (load + sizes[number], share))
+        heapq.heappush(heap, (after, share))
     return [np.array(sorted(share), dtype=np.int64) for share in assignments]
 
 
@@ -115,7 +127,9 @@ def even_step(batches: MicroBatches, capacity: Capacity | None, stretches: Stret
 
 def _exchanged(batches: MicroBatches, capacity: Capacity, sample: Ints | None) -> MicroBatches:
     groups = _groups(len(batches))
-    assignments = assign(batches.tokens(), batches.attention(), groups)  # [micro-batches of a group, groups]
+    assignments = assign(
+        np.stack([batches.tokens(), batches.attention()]), groups
+    )  # [micro-batches of a group, groups]
     even = exchange_samples(batches.select(assignments.T.reshape(-1)), _bound(batches, capacity), step=len(assignments))
     if sample is None:
         return even

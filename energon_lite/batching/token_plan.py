@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from energon_lite.batching.oversize import Counts
 from energon_lite.batching.plan import Place, Plan
 from energon_lite.batching.plans_ahead import PlansAhead
 from energon_lite.batching.set_digest import UInt64, address_hashes, set_digest
+from energon_lite.batching.step_costs import CostColumns, StepCosts, even_step_costs, within_image_limit
 from energon_lite.batching.steps import even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import CHUNK, Strategy, describe, packing_capacity
+from energon_lite.batching.token_lengths import Lengths
 from energon_lite.errors import UsageError
 from energon_lite.order import Order
 from energon_lite.order.hashing import hash_ints
@@ -35,16 +37,6 @@ _PLAN = 31
 _PATIENCE = 16
 
 
-class Lengths(Protocol):
-    """The lengths of a leaf's samples: an array, or something that can be asked like one."""
-
-    def __len__(self) -> int:
-        """Samples of the leaf."""
-
-    def __getitem__(self, key: Any) -> Any:
-        """Lengths of samples ``key``, an int64 array."""
-
-
 @dataclass(frozen=True)
 class PlannedChunk:
     """The micro-batches of one plan chunk.
@@ -55,6 +47,7 @@ class PlannedChunk:
         lengths: of these samples, as planned.
         capacity: of packed micro-batches that are evened out; None: nothing is exchanged between them.
         stretches: which of these samples are kept apart.
+        costs: of these samples; None: a step has even tokens and attention.
     """
 
     batches: MicroBatches
@@ -62,6 +55,7 @@ class PlannedChunk:
     lengths: Ints
     capacity: Capacity | None = None
     stretches: Stretches = ONE_STRETCH
+    costs: StepCosts | None = None
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -72,7 +66,11 @@ class PlannedChunk:
 
     def step_spans(self, first: int, count: int) -> list[list[Span]]:
         """What each of ``count`` micro-batches from ``first`` on is made of, which are a step, evened out."""
-        even = even_step(self.batches.select(np.arange(first, first + count)), self.capacity, self.stretches)
+        step = self.batches.select(np.arange(first, first + count))
+        if self.costs is None:
+            even = even_step(step, self.capacity, self.stretches)
+        else:
+            even = even_step_costs(step, self.capacity, self.costs, self.stretches)
         return [self._spans(even, number) for number in range(count)]
 
     def _spans(self, batches: MicroBatches, number: int) -> list[Span]:
@@ -110,6 +108,7 @@ class TokenPlan(Plan):
         seed: 64 bits.
         chunk: positions that are planned together.
         step: micro-batches in a step; None: nobody knows what a step is.
+        costs: of each leaf's samples; with a step, all of them are evened out. None: tokens and attention are.
 
     Example:
         >>> plan = TokenPlan(ConcatOrder([4]), Fixed(2), [np.array([5, 6, 7, 8])], seed=0)
@@ -124,6 +123,7 @@ class TokenPlan(Plan):
     seed: int = 0
     chunk: int = CHUNK
     step: int | None = None
+    costs: Sequence[CostColumns] | None = None
 
     def __post_init__(self) -> None:
         at_least_one("give at least 1 sample", plan_chunk=self.chunk)
@@ -197,7 +197,9 @@ class TokenPlan(Plan):
         return sum(len(self.chunks.get(pass_number, chunk)) for chunk in range(chunks))
 
     def rank_slot(self, place: Place, rank: int, world_size: int) -> int:
-        return rank if self.step is None else rank_slot(rank, world_size, place[1] % self.step // world_size)
+        if self.step is None or self.costs is not None:  # steps of even costs are in the order of ranks
+            return rank
+        return rank_slot(rank, world_size, place[1] % self.step // world_size)
 
     def left_out(self, pass_number: int, first: int, stop: int) -> Counts:
         count = self.count(pass_number)
@@ -212,6 +214,7 @@ class TokenPlan(Plan):
 
     def describe(self) -> str:
         steps = "" if self.step is None else f", steps of {self.step} micro-batches"
+        steps += "" if self.costs is None or self.step is None else ", even in all costs"
         return f"batches by {describe(self.strategy)}{steps}"
 
     def make(self, pass_number: int, number: int) -> PlannedChunk:
@@ -231,11 +234,14 @@ class TokenPlan(Plan):
             seed=hash_ints(self.seed, _PLAN, pass_number, number),
             key_lengths=None if self.key_lengths is None else _lengths_at(addresses, self.key_lengths),
         )
+        costs = None if self.costs is None else _costs_at(addresses, lengths, self.costs)
+        capacity = packing_capacity(self.strategy)
+        if costs is not None and capacity is not None:
+            batches = within_image_limit(batches, capacity, costs)
         if self.step is None:
             return PlannedChunk(batches, addresses, lengths, stretches=stretches)
-        capacity = packing_capacity(self.strategy)
-        batches = whole_steps(batches, self.step, capacity, stretches)
-        return PlannedChunk(batches, addresses, lengths, capacity, stretches)
+        batches = whole_steps(batches, self.step, capacity, stretches, costs)
+        return PlannedChunk(batches, addresses, lengths, capacity, stretches, costs)
 
 
 def _lengths_at(addresses: Addresses, lengths: Sequence[Lengths]) -> Ints:
@@ -248,3 +254,21 @@ def _lengths_at(addresses: Addresses, lengths: Sequence[Lengths]) -> Ints:
         if len(here):
             found[here] = checked_lengths(values[addresses.index[here]], f"the lengths of data set {leaf}")
     return found
+
+
+def _costs_at(addresses: Addresses, lengths: Ints, columns: Sequence[CostColumns]) -> StepCosts:
+    """What the samples at addresses cost."""
+    rows: Ints | None = None
+    images: Ints | None = None
+    for leaf, own in enumerate(columns):
+        here = np.flatnonzero(addresses.leaf == leaf)
+        index = addresses.index[here]
+        found, shown = own.rows(index, lengths[here]), own.images(index)
+        if rows is None:
+            rows = np.zeros((len(found), len(lengths)), dtype=np.int64)
+        rows[:, here] = found
+        if shown is not None:
+            images = np.zeros(len(lengths), dtype=np.int64) if images is None else images
+            images[here] = shown
+    assert rows is not None, "a plan has leaves"
+    return StepCosts(rows, lengths, images, columns[0].max_images)

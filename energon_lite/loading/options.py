@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from energon_lite.batching.cost_model import CostModel
 from energon_lite.errors import UsageError
 from energon_lite.loading.token_batching import Batching
 from energon_lite.storage.read.range_cache import ReadAhead
@@ -28,6 +30,11 @@ class ByTokens:
         micro_batches_per_step: with a column: micro-batches of an optimizer step, over all ranks together. Those of a
             step are evened out: about as many tokens, and as much attention, for each rank, on any number of ranks that
             divides it; each chunk has whole steps. None: nothing is evened out.
+        costs: with steps: a cost model, or the path of its file. All kinds of work that it knows are evened out then,
+            the image encoder's and the output layer's among them; it needs their measured columns. None: tokens and
+            attention are.
+        max_images: of packed micro-batches: images that one may hold, by the measured column ``images``; a sample with
+            more of them is alone. None: only tokens are limited.
 
     Example:
         >>> get_train_dataset("chats", worker_config=config,
@@ -38,6 +45,8 @@ class ByTokens:
     length_column: str | None = "length"
     length_field: str | None = None
     micro_batches_per_step: int | None = None
+    costs: CostModel | str | os.PathLike[str] | None = None
+    max_images: int | None = None
 
 
 @dataclass(frozen=True)

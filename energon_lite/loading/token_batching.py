@@ -10,9 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_lite.batching.capacity import Ints, checked_lengths
-from energon_lite.batching.strategy import CHUNK, PLAN_VERSION, STRATEGIES, Strategy, from_dict, read_strategy, to_dict
-from energon_lite.batching.token_plan import Lengths, TokenPlan
+from energon_lite.batching.capacity import Ints, at_least_one, checked_lengths
+from energon_lite.batching.cost_file import read_cost_model
+from energon_lite.batching.cost_model import IMAGES, TOKENS, CostModel
+from energon_lite.batching.step_costs import CostColumns
+from energon_lite.batching.strategy import (
+    CHUNK,
+    PLAN_VERSION,
+    STRATEGIES,
+    Strategy,
+    from_dict,
+    packing_capacity,
+    read_strategy,
+    to_dict,
+)
+from energon_lite.batching.token_lengths import Lengths
+from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.documents import load_yaml
 from energon_lite.errors import DataIndexError, TopologyError, UsageError
 from energon_lite.hooks import TaskEncoder, hooks_of
@@ -35,6 +48,9 @@ Batching = Strategy | Mapping[str, Any] | str | os.PathLike[str]
 _EPOCHS, _SMALLEST = 64, 1024
 #: Keeps the hashes for different purposes apart.
 _PLANS = 24
+#: What else can be done where there is no column.
+_ENCODED = "give length_column=None, so that lengths are taken from encoded samples"
+_NO_COSTS = "leave out costs and max_images, or use a cost model without them"
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,8 @@ class TokenBatching:
     plan_chunk: int | None = None
     length_field: str | None = None
     step: int | None = None
+    costs: CostModel | None = None
+    max_images: int | None = None
 
     def settings(self) -> dict[str, Any]:
         """What of it decides batches, wherever lengths come from."""
@@ -72,6 +90,7 @@ def token_batching(
             f"length_field={length_field!r} is about encoded samples, but lengths come from column {length_column!r}",
             fix="give length_column=None to take the lengths from encoded samples",
         )
+    _check_costs(batching)
     for name, value in (("batch_size", batch_size), ("packing_buffer_size", packing)):
         if value is not None:
             raise UsageError(
@@ -90,7 +109,26 @@ def token_batching(
         )
     if plan_chunk is None and length_column is None:
         plan_chunk = DEFAULT_CHUNK
-    return TokenBatching(strategy, length_column, plan_chunk, length_field, step)
+    if batching.max_images is not None and packing_capacity(strategy) is None:
+        raise UsageError(
+            f"max_images={batching.max_images} is a limit of packed micro-batches, and these are padded",
+            fix="leave out max_images, or give a strategy whose capacity counts packed_tokens",
+        )
+    costs = batching.costs
+    model = costs if costs is None or isinstance(costs, CostModel) else read_cost_model(costs)
+    return TokenBatching(strategy, length_column, plan_chunk, length_field, step, model, batching.max_images)
+
+
+def _check_costs(batching: ByTokens) -> None:
+    """Refuse costs where there is nothing that they could even out."""
+    at_least_one(max_images=batching.max_images)
+    for name, needed, fix in (
+        ("costs", "micro_batches_per_step", "say how many micro-batches a step has: those of a step are evened out"),
+        ("costs", "length_column", "measure the data set, and give length_column"),
+        ("max_images", "length_column", "measure the data set, and give length_column"),
+    ):
+        if getattr(batching, name) is not None and getattr(batching, needed) is None:
+            raise UsageError(f"{name} without {needed}", fix=f"{fix}; or leave out {name}")
 
 
 def plan_by_tokens(
@@ -127,20 +165,39 @@ def plan_by_tokens(
     less = [shorter.get(getattr(column, "maker", {}).get("length", ""), 0) for column in lengths]
     of_rows = [_OfRows(column, by) if by else column for column, by in zip(lengths, less, strict=True)]
     seed = hash_ints(config.seed_offset, _PLANS)
-    plan = TokenPlan(order, batching.strategy, of_rows, key_lengths, seed=seed, chunk=chunk, step=step)
+    costs = _cost_columns(batching, leaves)
+    plan = TokenPlan(order, batching.strategy, of_rows, key_lengths, seed=seed, chunk=chunk, step=step, costs=costs)
     settings = {
         **identity.settings,
         **batching.settings(),
         "length_column": batching.length_column,
         "plan_chunk": chunk,
         **({} if step is None else {"micro_batches_per_step": step}),
+        **({} if batching.costs is None else {"costs": batching.costs.by_feature()}),
+        **({} if batching.max_images is None else {"max_images": batching.max_images}),
     }
-    columns = zip(lengths, strict=True) if key_lengths is None else zip(lengths, key_lengths, strict=True)
+    columns: list[tuple[Lengths, ...]] = [(column,) for column in lengths]
+    if key_lengths is not None:
+        columns = [(*own, column) for own, column in zip(columns, key_lengths, strict=True)]
+    if costs is not None:
+        columns = [(*own, *more.columns.values()) for own, more in zip(columns, costs, strict=True)]
     identified = [
         replace(leaf, settings=(*leaf.settings, *map(_fingerprint, own), *([by] if by else [])))
         for leaf, own, by in zip(identity.leaves, columns, less, strict=True)
     ]
     return plan, replace(identity, settings=settings, leaves=tuple(identified))
+
+
+def _cost_columns(batching: TokenBatching, leaves: Sequence[Leaf]) -> list[CostColumns] | None:
+    """Where the costs of each leaf's samples come from; None: there is nothing to be evened out or limited by them."""
+    model, most = batching.costs, batching.max_images
+    if model is None and most is None:
+        return None
+    names = [name for name in ([] if model is None else model.needs) if name != TOKENS]
+    names += [IMAGES] if most is not None and IMAGES not in names else []
+    return [
+        CostColumns(model, {name: _column(leaf, name, _NO_COSTS) for name in sorted(names)}, most) for leaf in leaves
+    ]
 
 
 class _OfRows:
@@ -163,15 +220,14 @@ def _default_chunk(leaves: Sequence[Leaf]) -> int:
     return min(CHUNK, max(_SMALLEST, 1 << (_EPOCHS * samples - 1).bit_length()))
 
 
-def _column(leaf: Leaf, name: str) -> Lengths:
+def _column(leaf: Leaf, name: str, instead: str = _ENCODED) -> Lengths:
     try:
         column: Lengths = leaf.source.column(name)
     except DataIndexError as error:
         raise UsageError(
-            f"batches by tokens need the lengths of all samples: {error.what}",
+            f"batches by tokens need numbers of all samples: {error.what}",
             where=error.where or leaf.name,
-            fix=f"{error.fix or 'measure the data set'}; or give length_column=None, so that lengths are taken from "
-            "encoded samples",
+            fix=f"{error.fix or 'measure the data set'}; or {instead}",
         ) from None
     return column
 

@@ -28,25 +28,28 @@ def test_each_rank_gets_as_many(ranks: int, each: int, data: st.DataObject) -> N
     count = ranks * each
     values = st.lists(st.integers(0, 10**6), min_size=count, max_size=count)
     tokens, cost = np.array(data.draw(values)), np.array(data.draw(values))
-    assigned = assign(tokens, cost, ranks)
+    assigned = assign(np.stack([tokens, cost]), ranks)
     assert assigned.shape == (each, ranks)
     assert sorted(assigned.reshape(-1).tolist()) == list(range(count))
-    assert assign(tokens, cost, ranks).tolist() == assigned.tolist()
+    assert assign(np.stack([tokens, cost]), ranks).tolist() == assigned.tolist()
 
 
 def test_by_hand() -> None:
     tokens = np.array([8, 7, 6, 5, 4, 3, 2, 1])
-    assert loads(tokens, assign(tokens, tokens, 4)).tolist() == [9, 9, 9, 9]
+    assert loads(tokens, assign(np.stack([tokens, tokens]), 4)).tolist() == [9, 9, 9, 9]
     # Tokens alone would pair any two; the costs decide.
     same = np.full(4, 10)
-    assert sorted(loads(np.array([9, 9, 1, 1]), assign(same, np.array([9, 9, 1, 1]), 2)).tolist()) == [10, 10]
+    assert sorted(loads(np.array([9, 9, 1, 1]), assign(np.stack([same, np.array([9, 9, 1, 1])]), 2)).tolist()) == [
+        10,
+        10,
+    ]
 
 
 @settings(deadline=None, max_examples=examples(50))
 @given(st.lists(st.integers(1, 100), min_size=6, max_size=6))
 def test_the_deal_is_near_the_best_there_is(values: list[int]) -> None:
     tokens = np.array(values)
-    found = int(loads(tokens, assign(tokens, tokens, 3)).max())
+    found = int(loads(tokens, assign(np.stack([tokens, tokens]), 3)).max())
     best = min(max(a + b, c + d, e + f) for a, b, c, d, e, f in permutations(values))
     assert found == best  # pairs: largest with smallest is the best there is
 
@@ -56,7 +59,7 @@ def test_the_deal_is_near_the_best_there_is(values: list[int]) -> None:
 def test_many_micro_batches_balance_well(seed: int) -> None:
     rng = np.random.default_rng(seed)
     tokens, cost = rng.integers(9000, 10_000, 64), rng.integers(1, 100, 64) ** 2
-    assigned = assign(tokens, cost, 8)
+    assigned = assign(np.stack([tokens, cost]), 8)
     for values in (tokens, cost):
         found = loads(values, assigned)
         assert found.mean() > 0.95 * found.max()
@@ -64,8 +67,8 @@ def test_many_micro_batches_balance_well(seed: int) -> None:
 
 def test_what_cannot_be_dealt() -> None:
     with pytest.raises(TopologyError, match="5 micro-batches of a step cannot be assigned to 2 ranks"):
-        assign(np.ones(5, dtype=np.int64), np.ones(5, dtype=np.int64), 2)
-    assert assign(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 2).shape == (0, 2)
+        assign(np.ones((2, 5), dtype=np.int64), 2)
+    assert assign(np.zeros((2, 0), dtype=np.int64), 2).shape == (0, 2)
 
 
 # -- exchanging samples ---------------------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ def test_a_strategy_from_a_file(leaf_of: Callable[..., Any], tmp_path: Any) -> N
 
 def test_no_column(leaf_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    with pytest.raises(UsageError, match="need the lengths of all samples"):
+    with pytest.raises(UsageError, match="need numbers of all samples"):
         dataset_of(leaf_of(7))
 
 

@@ -109,6 +109,7 @@ def test_flat_keywords_fill_the_groups(path: Path, case: str, function: Callable
 def test_each_field_has_a_flat_name() -> None:
     lone: Any = object()
     flat = {"chunk_size": lone, "chunk_remainder": lone, "lanes": lone, "length_column": lone, "length_field": lone}
+    flat |= {"costs": lone, "max_images": lone}
     flat |= {"micro_batches_per_step": lone, **{one.name: lone for one in fields(Reading)}}
     batching, chunks, reading = grouped_keywords(get_train_dataset, flat, {"strategy": "fixed"}, None, None)
     assert batching is not None and batching.strategy == {"strategy": "fixed"}

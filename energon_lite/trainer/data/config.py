@@ -34,6 +34,9 @@ class DataConfig:
             ``{strategy: best_fit, capacity: 4096}``; ``micro_batch_size`` has no meaning then. None: of equally many
             samples.
         length_column: the measured column that has the tokens of each sample, for ``batching``.
+        costs: file of a cost model (``energon-lite profile`` writes one): the micro-batches of a step are even in all
+            kinds of work that it knows, see ``ByTokens.costs``. None: they are as ``batching`` makes them.
+        max_images: images that a packed micro-batch may hold; None for any number.
         prefetch_factor: micro-batches that each worker is ahead; None for as many as make up a whole step of the rank,
             and 2 at least, so that loading hides behind computation whatever is accumulated.
         repeat: False: the run ends when it has seen all data once, or an epoch of a ``blend_epochized``.
@@ -55,6 +58,8 @@ class DataConfig:
     tokenizer: str | None = None
     batching: Mapping[str, Any] | None = None
     length_column: str = "length"
+    costs: str | None = None
+    max_images: int | None = None
     prefetch_factor: int | None = None
     repeat: bool = True
     skip_steps: tuple[int, ...] = ()
@@ -65,5 +70,9 @@ class DataConfig:
         require("" not in (self.val or {}), "a set has no name", "data.val", "name it, or give its path as val_path")
         require_at_least(self, "data", micro_batch_size=1, micro_batches_per_step=1, max_length=1)
         require_at_least(self, "data", workers=0, prefetch_factor=1)
+        planned = self.batching is not None or (self.costs, self.max_images) == (None, None)
+        require(
+            planned, "costs, or max_images, without batching", "data.batching", "give e.g. {strategy: best_fit, ...}"
+        )
         counted = all(step >= 1 for step in self.skip_steps)
         require(counted, "a step is below 1", "data.skip_steps", "steps are counted from 1; give e.g. [7, 8]")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import ByTokens, WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import TopologyError
 from energon_lite.trainer.data.config import DataConfig
 from energon_lite.trainer.data.run_encoder import make_task_encoder
@@ -122,7 +123,11 @@ class RunData:
             workers = WorkerConfig.from_mesh(mesh.device_mesh, stages="ends", share=data.share, **settings)  # type: ignore[arg-type]
         common: dict[str, Any] = {"worker_config": workers, "batch_size": data.micro_batch_size}
         if data.batching is not None:
-            common |= {"batch_size": None, "batching": data.batching, "length_column": data.length_column}
+            by_tokens = ByTokens(data.batching, length_column=data.length_column, max_images=data.max_images)
+            if data.costs is not None and validation is None:
+                steps = {"micro_batches_per_step": data.micro_batches_per_step, "costs": data.costs}
+                by_tokens = replace(by_tokens, **steps)  # type: ignore[arg-type]
+            common |= {"batch_size": None, "batching": by_tokens}
         common["task_encoder"] = make_task_encoder(data, self.model, training=validation is None)
         if validation is not None:
             limit = -(-self.eval_batches // mesh.dp) or None

@@ -29,7 +29,7 @@ from energon_lite.trainer.models.tensor_parallel import (
     VocabParallelEmbedding,
     project,
 )
-from energon_lite.trainer.models.vision import make_vision, place_images
+from energon_lite.trainer.models.vision import Exchange, make_vision, place_images, place_tokens
 from energon_lite.trainer.models.vision_transformer import Projector
 from energon_lite.trainer.parallel.collectives import gather_parallel, split_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
@@ -137,6 +137,8 @@ class LlamaModel(nn.Module):
         self.lm_head = OutputLayer(config, mesh) if last else None
         if tied and self.lm_head is not None and self.embed_tokens is not None:
             self.lm_head.weight = self.embed_tokens.weight
+        #: Encodes images in place of this rank's encoder, while a step is computed (``ImageExchange``).
+        self.exchange: Exchange | None = None
         initialize_parameters(self, seed=seed, mesh=mesh, drawn=drawn)
         self.compiled = CompiledBlocks(self.layers.values(), budget=config.recompute_budget) if config.compile else None
 
@@ -173,18 +175,26 @@ class LlamaModel(nn.Module):
         """
         assert self.embed_tokens is not None  # only where a chunk starts
         mesh = self.mesh
-        if image is None or not image.shape[0]:
+        if self.exchange is not None:
+            assert image is not None and image_rows is not None and image_starts is not None
+            made, counts = self.exchange(image)
+            hidden = self._own(place_tokens(self.embed_tokens(tokens), made, counts, image_rows, image_starts))
+        elif image is None or not image.shape[0]:
             hidden = self.embed_tokens(own_positions(tokens, mesh), sequence=mesh.sequence_cut)
         else:
             if self.vision is None:
                 raise UsageError("the batch has images, but the model takes none", fix="set model.image_size")
             assert image_rows is not None and image_starts is not None
             images = (image, image_rows, image_starts, image_sizes)
-            whole = place_images(self.embed_tokens(tokens), *images, encoder=self.vision, projector=self.projector)
-            hidden = own_positions(whole, mesh)
-            if mesh.sequence_cut:
-                hidden = split_sequence(hidden, mesh.group("tp"))
+            hidden = self._own(
+                place_images(self.embed_tokens(tokens), *images, encoder=self.vision, projector=self.projector)
+            )
         return Stream(hidden, None if documents is None else pad_rows(documents, mesh, -1))
+
+    def _own(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's positions of rows that it has all of."""
+        hidden = own_positions(whole, self.mesh)
+        return split_sequence(hidden, self.mesh.group("tp")) if self.mesh.sequence_cut else hidden
 
     def blocks(self, chunk: int, stream: Stream, cache: KeyValueCache | None = None) -> Stream:
         """The layers of one of this stage's chunks; with a cache, of positions that follow those in it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +54,30 @@ class PatchEmbedding(nn.Module):
             raise UsageError(what, fix="bring them to size, or set model.vision: its positions fit any size")
         patches = F.pixel_unshuffle(image.to(self.weight.dtype) - 0.5, self.patch_size).flatten(2).transpose(1, 2)
         return F.linear(patches, self.weight, self.bias) + self.position
+
+
+#: Images of a micro-batch -> the tokens of all of them, one behind the other, and how many each has.
+Exchange = Callable[[torch.Tensor], tuple[torch.Tensor, list[int]]]
+
+
+def place_tokens(
+    text: torch.Tensor, tokens: torch.Tensor, counts: list[int], rows: torch.Tensor, starts: torch.Tensor
+) -> torch.Tensor:
+    """Put what images have become over the tokens that keep their places.
+
+    Args:
+        text: ``[rows, length, hidden]``
+        tokens: of all images, ``[tokens, hidden]``.
+        counts: how many of these each image has.
+        rows, starts: see :class:`MultimodalBatch`.
+
+    Returns:
+        ``[rows, length, hidden]``
+    """
+    each = torch.tensor(counts, dtype=torch.int64, device=text.device)
+    number = torch.repeat_interleave(torch.arange(len(counts), device=text.device), each)
+    inside = torch.arange(len(number), device=text.device) - (each.cumsum(0) - each)[number]
+    return text.index_put((rows[number], starts[number] + inside), tokens)
 
 
 def place_images(

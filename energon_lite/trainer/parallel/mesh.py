@@ -41,6 +41,7 @@ class ParallelMesh(RankGrid):
         sequence_parallel: between the blocks of a layer, tensor-parallel ranks keep a part of the sequence each
             (Korthikanti et al., arXiv:2205.05198), instead of all of it all.
         virtual: chunks of layers that each pipeline stage has.
+        share_images: data-parallel ranks encode each other's images, so that each has as much to do.
         process_groups: of each axis on which there are several ranks, and those of :func:`_extra_groups`, by name.
         timeout: how long a collective may take before it is an error; None for torch's default.
 
@@ -55,6 +56,7 @@ class ParallelMesh(RankGrid):
     owns_group: bool = False
     sequence_parallel: bool = False
     virtual: int = 1
+    share_images: bool = False
     process_groups: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
     timeout: timedelta | None = None
 
@@ -149,6 +151,7 @@ def build_mesh(
     virtual: int = 1,
     order: str = DEFAULT_ORDER,
     timeout: float | None = None,
+    share_images: bool = False,
 ) -> ParallelMesh:
     """The mesh of this run, from its sizes. Every rank must call it.
 
@@ -166,6 +169,7 @@ def build_mesh(
         timeout: seconds that a collective may take before it is an error, on a rank whose peer is gone without a word;
             None for torch's default, which is half an hour for gloo and ten minutes for NCCL. The gloo of torch 2.6
             does not heed it.
+        share_images: data-parallel ranks encode each other's images, so that each has as much to do.
 
     Raises:
         TopologyError: the sizes do not multiply to the number of ranks; the message lists those that would.
@@ -184,6 +188,7 @@ def build_mesh(
         owns_group=started,
         sequence_parallel=sequence_parallel,
         virtual=virtual,
+        share_images=share_images,
         timeout=None if timeout is None else timedelta(seconds=timeout),
     )
     if not dist.is_initialized():
@@ -227,6 +232,9 @@ def parallel_mesh(mesh: ParallelMesh | DeviceMesh) -> ParallelMesh:
 def _extra_groups(mesh: ParallelMesh) -> dict[str, dist.ProcessGroup]:
     """The groups that are not those of one axis."""
     wanted = {"data": mesh.groups("dp", "cp")} if mesh.dp > 1 and mesh.cp > 1 else {}
+    if mesh.share_images and mesh.dp > 1:
+        # Of its own: gradients are summed over the others in an order that may differ from rank to rank.
+        wanted["images"] = mesh.groups("dp")
     if mesh.pp > 1:
         wanted["ends"] = mesh.end_groups()
         wanted |= {street: mesh.groups("pp") for street in STREETS[: 4 if mesh.virtual > 1 else 2]}

@@ -26,6 +26,8 @@ class MeshConfig:
         virtual: chunks of layers of each pipeline stage.
         order: the axes, the fastest varying first; those of size 1 may be left out.
         timeout: seconds that a collective may take before it is an error; None for torch's default.
+        share_images: data-parallel ranks encode each other's images, so that each has as much to do; where the image
+            encoder takes much of a step and images differ in size or number.
     """
 
     tp: int = 1
@@ -35,6 +37,7 @@ class MeshConfig:
     virtual: int = 1
     order: str = "tp-cp-dp-pp"
     timeout: float | None = None
+    share_images: bool = False
 
 
 def _seconds(node: Node) -> float:

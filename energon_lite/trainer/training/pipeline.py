@@ -21,6 +21,7 @@ from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel, Stream
 from energon_lite.trainer.models.sequence import local_length, whole_length
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.training.image_exchange import image_exchange
 from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_schedule
 
 #: Told of each pass: what it was, and the seconds at which it began and ended: by its attribute ``clock``, if it has
@@ -112,8 +113,22 @@ def run_pipeline(
     Raises:
         UsageError: the first and the last stage have different micro-batches.
     """
+    model.exchange = image_exchange(model, micro_batches) if backward and model.mesh.is_first_stage else None
+    try:
+        return _run(model, micro_batches, divisor, backward, after_backward or (lambda chunk: None), record)
+    finally:
+        model.exchange = None
+
+
+def _run(
+    model: LlamaModel,
+    micro_batches: Sequence[MultimodalBatch | None],
+    divisor: torch.Tensor | float,
+    backward: bool,
+    after_backward: Callable[[int], None],
+    record: Record | None,
+) -> torch.Tensor:
     mesh, divisor = model.mesh, torch.as_tensor(divisor, device=model.mesh.device)
-    after_backward = after_backward or (lambda chunk: None)
     if mesh.pp == mesh.virtual == 1:
         return _one_stage(model, micro_batches, divisor, backward, after_backward, record)
     stage = _Stage(model, micro_batches, divisor, record)
@@ -147,6 +162,8 @@ def _one_stage(
             if backward:
                 with _recorded(record, Action(0, number, backward=True), total.device):
                     loss.backward()
+        elif (others := _images_of_others(model, batch)) is not None:
+            others.backward()
         if backward:
             after_backward(0)
     return total
@@ -166,6 +183,8 @@ class _Stage:
         self.loss = torch.zeros((), dtype=torch.float64, device=self.model.mesh.device)
         #: What the passes that are not back yet have received and made, by (chunk, micro-batch).
         self._held: dict[tuple[int, int], tuple[Stream | None, torch.Tensor]] = {}
+        #: Of empty micro-batches in whose turns images of other ranks are encoded here.
+        self._others: dict[int, torch.Tensor] = {}
         self._sizes = self._agree_on_sizes()
         self._differences = self._compare_tokens()
 
@@ -174,6 +193,8 @@ class _Stage:
         model, chunk, batch = self.model, action.chunk, self.micro_batches[action.micro_batch]
         (rows, length, documents), received = self._sizes[action.micro_batch], None
         if rows * length == 0:
+            if batch is not None and model.starts(chunk) and (others := _images_of_others(model, batch)) is not None:
+                self._others[action.micro_batch] = others
             return
         if not model.starts(chunk):
             received = self._receive(rows, local_length(length, model.mesh), with_documents=bool(documents))
@@ -195,8 +216,10 @@ class _Stage:
     def backward(self, action: Action) -> None:
         """Receive the gradient, compute, send on."""
         held = self._held.pop((action.chunk, action.micro_batch), None)
-        if held is None:
-            return  # it was empty
+        if held is None:  # it was empty
+            if self.model.starts(action.chunk) and action.micro_batch in self._others:
+                self._others.pop(action.micro_batch).backward()
+            return
         received, made = held
         gradient = None if self.model.ends(action.chunk) else self.wire.receive(made.shape, made.dtype, 1)
         with _recorded(self.record, action, self.loss.device):
@@ -248,6 +271,14 @@ class _Stage:
                 marks[number] = sign * _fingerprint(batch.tokens)
         dist.all_reduce(marks, group=mesh.group("pp"))
         return ToHost(marks)
+
+
+def _images_of_others(model: LlamaModel, batch: MultimodalBatch) -> torch.Tensor | None:
+    """A rank without rows encodes images, too, if there is an exchange: a zero to call ``backward`` of, or None."""
+    if model.exchange is None:
+        return None
+    zero = model.exchange(batch.image)[0].sum()
+    return zero if zero.requires_grad else None
 
 
 def _different(number: int) -> UsageError:

@@ -1,0 +1,185 @@
+"""What the samples of a plan chunk cost, and steps whose micro-batches are even in all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
+from energon_lite.batching.copies import keep_apart
+from energon_lite.batching.cost_model import IMAGES, TOKENS, CostModel
+from energon_lite.batching.epochs import ONE_STRETCH, Stretches
+from energon_lite.batching.even_costs import arrange_costs, even_costs, fit_limits
+from energon_lite.batching.micro_batches import MicroBatches, concatenate
+from energon_lite.batching.token_lengths import Lengths
+
+__all__ = ["CostColumns", "StepCosts", "even_step_costs", "within_image_limit"]
+
+#: Micro-batches among which images are exchanged so that none has too many.
+_WINDOW = 128
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """What each sample of a chunk costs.
+
+    Args:
+        rows: by kind of work, whatever the unit of each, ``[rows, samples]``.
+        lengths: of the samples in tokens, ``[samples]``; a piece of a sample costs that part of it.
+        images: of each sample, ``[samples]``; None: their number is not limited.
+        max_images: in a micro-batch.
+    """
+
+    rows: Ints
+    lengths: Ints
+    images: Ints | None = None
+    max_images: int | None = None
+
+    def of(self, batches: MicroBatches, multiple: int = 1) -> Ints:
+        """The costs of the entries of micro-batches, those of their attention first, ``[1 + rows, entries]``.
+
+        Each is padded to a multiple, and with context parallelism cut into parts that cost the same: what is even for
+        all of it is even for the parts.
+        """
+        whole, length = np.maximum(self.lengths[batches.sample], 1), batches.length
+        rows = self.rows[:, batches.sample]
+        part = np.where(length == whole, rows, rows // whole * length + rows % whole * length // whole)
+        padded = -(-length // multiple) * multiple
+        return np.concatenate([(padded * padded)[None], part])
+
+    def of_batches(self, batches: MicroBatches) -> Ints:
+        """The costs of micro-batches, tokens and attention with padding first, ``[2 + rows, micro-batches]``."""
+        costs = self.of(batches)[1:]
+        ends = np.concatenate([np.zeros((len(costs), 1), dtype=np.int64), np.cumsum(costs, axis=1)], axis=1)
+        return np.concatenate([batches.space()[None], batches.attention()[None], np.diff(ends[:, batches.offsets])])
+
+    def sizes(self, batches: MicroBatches, capacity: Capacity) -> tuple[Ints, list[int]]:
+        """What entries take up, ``[limits, entries]``, and what a micro-batch may hold of each."""
+        sizes, limits = [capacity.sizes(batches.length)], [capacity.limit]
+        if self.images is not None and self.max_images is not None:
+            sizes.append(self.images[batches.sample])
+            limits.append(self.max_images)
+        return np.stack(sizes), limits
+
+
+@dataclass(frozen=True)
+class CostColumns:
+    """Where the costs of a leaf's samples come from.
+
+    Args:
+        model: what makes costs of the columns; None: the number of images is limited, and that is all.
+        columns: values of the leaf's samples, by the names that the model knows; tokens are the plan's lengths.
+        max_images: images of a micro-batch.
+
+    Example:
+        >>> model = CostModel.from_features({"tokens": 10**9, "images": 5 * 10**9})
+        >>> columns = CostColumns(model, {"images": np.array([2, 0])})
+        >>> columns.rows(np.array([1, 0]), lengths=np.array([30, 40])).tolist()
+        [[30, 40], [0, 10], [0, 0]]
+    """
+
+    model: CostModel | None
+    columns: Mapping[str, Lengths] = field(default_factory=dict)
+    max_images: int | None = None
+
+    def rows(self, index: Ints, lengths: Ints) -> Ints:
+        """The costs of samples ``index``, which have these lengths, by kind of work: ``[rows, samples]``."""
+        if self.model is None:
+            return np.zeros((0, len(index)), dtype=np.int64)
+        needed = {name: self.values(name, index) for name in self.model.needs if name != TOKENS}
+        return self.model.costs({TOKENS: lengths, **needed})
+
+    def values(self, name: str, index: Ints) -> Ints:
+        """A column's values of samples, ``[samples]``."""
+        return checked_lengths(self.columns[name][index], name)
+
+    def images(self, index: Ints) -> Ints | None:
+        """The images of samples, ``[samples]``; None: their number is not limited."""
+        return None if self.max_images is None else self.values(IMAGES, index)
+
+
+def even_step_costs(
+    batches: MicroBatches, capacity: Capacity | None, costs: StepCosts, stretches: Stretches = ONE_STRETCH
+) -> MicroBatches:
+    """The micro-batches of one step with all costs as even as can be found, in an order in which the sums of ranks are
+    even, too: in turn ``t``, rank ``r`` of ``w`` takes number ``t * w + r``.
+
+    The samples of packed micro-batches are put together anew (:func:`~energon_lite.batching.even_costs.even_costs`);
+    padded ones are only brought into order.
+
+    Args:
+        batches: those of one step.
+        capacity: what a packed micro-batch may hold; None: nothing is exchanged.
+        costs: of the chunk that they are from.
+        stretches: what has to be kept apart.
+    """
+    if batches.packed and capacity is not None and len(batches.sample):
+        stretch = stretches.of(batches.sample[np.minimum(batches.offsets[:-1], len(batches.sample) - 1)])
+        parts = [
+            _evened(batches.select(np.flatnonzero(stretch == one)), capacity, costs, stretches.sample)
+            for one in np.unique(stretch)
+        ]
+        if len(parts) == 1 and parts[0][1]:
+            return parts[0][0]
+        batches = concatenate([part for part, _ in parts], [0] * len(parts))
+    return batches.select(np.argsort(arrange_costs(costs.of_batches(batches)), kind="stable"))
+
+
+def _evened(
+    batches: MicroBatches, capacity: Capacity, costs: StepCosts, sample: Ints | None
+) -> tuple[MicroBatches, bool]:
+    """Micro-batches evened out, and whether they are in the order of their places."""
+    sizes, limits = costs.sizes(batches, capacity)
+    home = np.repeat(np.arange(len(batches)), batches.rows())
+    even = _put(
+        batches, even_costs(costs.of(batches, capacity.multiple), sizes, limits, home, len(batches)), len(batches)
+    )
+    if sample is None:
+        return even, True
+    sizes, _ = costs.sizes(even, capacity)
+    images = sizes[-1] if len(limits) > 1 else np.zeros_like(sizes[0])
+    most = limits[-1] if len(limits) > 1 else 0
+
+    def fits(sizes: list[int], images: list[int]) -> bool:
+        return sum(sizes) <= limits[0] and sum(images) <= most
+
+    apart = keep_apart(even, sample, sizes[0], images, fits)
+    return (apart, True) if len(apart) == len(batches) else (batches, False)
+
+
+def within_image_limit(batches: MicroBatches, capacity: Capacity, costs: StepCosts) -> MicroBatches:
+    """Micro-batches none of which has too many images; a sample that has too many by itself is alone.
+
+    Images are exchanged for text with neighbours, which stay within the capacity. Where all of them have many, there
+    are more micro-batches than before.
+
+    Args:
+        batches: of a chunk.
+        capacity: what they may hold.
+        costs: of the chunk; they limit images, or nothing is done.
+    """
+    sizes, limits = costs.sizes(batches, capacity)
+    if len(limits) < 2 or not batches.packed:
+        return batches
+    home = np.repeat(np.arange(len(batches)), batches.rows())
+    images = np.bincount(home, weights=sizes[1], minlength=len(batches)).astype(np.int64)
+    crowded = np.flatnonzero((images > limits[1]) & (batches.rows() > 1)) // _WINDOW
+    parts = []
+    for window in range(-(-len(batches) // _WINDOW)):
+        part = batches.select(np.arange(window * _WINDOW, min((window + 1) * _WINDOW, len(batches))))
+        if window in crowded:
+            sizes, limits = costs.sizes(part, capacity)
+            home = np.repeat(np.arange(len(part)), part.rows())
+            place = fit_limits(sizes, limits, home, len(part))
+            part = _put(part, place, int(place.max()) + 1)
+        parts.append(part)
+    return replace(concatenate(parts, [0] * len(parts)), counts=batches.counts)
+
+
+def _put(batches: MicroBatches, place: Ints, count: int) -> MicroBatches:
+    """The entries in other micro-batches."""
+    return batches.regrouped(
+        np.argsort(place, kind="stable"), np.bincount(place, minlength=count), later=len(batches.sample)
+    )

@@ -1,0 +1,177 @@
+"""Images encoded by the ranks that have least to do: sent there and back within each turn, forward and backward.
+
+Data-parallel ranks have images of different sizes and numbers, whatever they do about tokens. In each turn the
+:class:`~energon_lite.EncoderPlan` says who encodes which; pixels go there, the tokens that they
+become come back, and on the way back their gradients go the same ways. What a step computes does not change.
+
+Every rank must know the sizes of all images of the step. They are told once, in a small message, and not taken from the
+plan of the data: a sample that failed would be missing there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from energon_lite import EncoderPlan
+from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.training.throughput import encoder_shape
+
+__all__ = ["ImageExchange", "image_exchange"]
+
+#: Costs are kept in so many operations, so that their sums fit into a word.
+_OPERATIONS = 1 << 10
+
+Sizes = list[tuple[int, int]]
+
+
+def image_exchange(model: LlamaModel, micro_batches: Sequence[MultimodalBatch | None]) -> ImageExchange | None:
+    """The exchange of a step's images; None where each rank encodes its own. Every rank must call it.
+
+    Args:
+        model: the model, on a mesh with ``share_images``.
+        micro_batches: of the step, this rank's.
+    """
+    mesh = model.mesh
+    group = mesh.group("images")
+    if group is None or model.vision is None:
+        return None
+    own: list[Sizes] = []
+    for batch in micro_batches:
+        assert batch is not None, "the first stage needs its micro-batches"
+        whole = (int(batch.image.shape[2]), int(batch.image.shape[3]))
+        own.append([whole] * len(batch.image) if batch.image_sizes is None else list(batch.image_sizes))
+    return ImageExchange(model, _all_sizes(own, mesh, group), group)
+
+
+class ImageExchange:
+    """What a model's first stage encodes images with, instead of encoding its own: micro-batch after micro-batch.
+
+    Args:
+        model: whose encoder and projector it are.
+        sizes: height and width of each image, by turn and rank.
+        group: the ranks.
+    """
+
+    def __init__(self, model: LlamaModel, sizes: Sequence[Sequence[Sizes]], group: dist.ProcessGroup):
+        assert model.vision is not None
+        self._encoder, self._projector, self._config = model.vision, model.projector, model.config
+        self._sizes, self._group, self._rank = sizes, group, group.rank()
+        self._turn = 0
+
+    def __call__(self, image: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        """What the images of this rank's next micro-batch become. All ranks must call it, with or without images.
+
+        Args:
+            image: ``[images, 3, height, width]``, see :class:`MultimodalBatch`.
+
+        Returns:
+            Tokens of all of them, one behind the other, ``[tokens, hidden]``; and how many each has.
+        """
+        sizes, rank, config = self._sizes[self._turn], self._rank, self._config
+        self._turn += 1
+        plan = _plan(config, sizes)
+        flat = [size for of_rank in sizes for size in of_rank]
+        own, mine = sizes[rank], plan.encoded(rank)
+        # From each rank and to each rank: images by their numbers, in the order in which they travel.
+        to, came = plan.send(rank), np.split(np.array(mine, dtype=np.int64), np.cumsum(plan.receive(rank))[:-1])
+        pixels = [image[i, :, : own[i][0], : own[i][1]].reshape(-1) for images in to for i in images]
+        sent = [sum(3 * own[i][0] * own[i][1] for i in images) for images in to]
+        received = [sum(3 * flat[i][0] * flat[i][1] for i in images.tolist()) for images in came]
+        there = _Exchange.apply(_joined(pixels, image.new_zeros(0)), sent, received, self._group)
+        made = self._encode(there, [flat[i] for i in mine])
+        width, tokens = config.hidden_size, [config.image_tokens(*size) for size in flat]
+        given = [width * sum(tokens[i] for i in images.tolist()) for images in came]
+        count = [config.image_tokens(*size) for size in own]
+        taken = [width * sum(count[i] for i in images) for images in to]
+        back = _Exchange.apply(made.reshape(-1), given, taken, self._group).view(-1, width)
+        order = plan.order_back(rank)
+        pieces = back.split([count[i] for images in to for i in images])
+        return _joined([pieces[place] for place in order], back), count
+
+    def _encode(self, pixels: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+        """Tokens ``[tokens, hidden]`` of images that lie one behind the other; those of one size go together."""
+        images = pixels.split([3 * height * width for height, width in sizes])
+        by_size: dict[tuple[int, int], list[int]] = {}
+        for number, size in enumerate(sizes):
+            by_size.setdefault(size, []).append(number)
+        made: dict[int, torch.Tensor] = {}
+        for size, numbers in by_size.items():
+            tokens = self._encoder(torch.stack([images[number].view(3, *size) for number in numbers]))
+            tokens = tokens if self._projector is None else self._projector(tokens)
+            made |= dict(zip(numbers, tokens.unbind(), strict=True))
+        if made:
+            return torch.cat([made[number] for number in range(len(sizes))])
+        # No image: but the others wait for this rank on the way back, so it must come by here.
+        parts = [part for part in (self._encoder, self._projector) if part is not None]
+        learned = [p for part in parts for p in part.parameters() if p.requires_grad]
+        nothing = pixels.new_zeros(0, self._config.hidden_size, dtype=self._config.torch_dtype)
+        return learned[0].reshape(-1)[:0].view(0, self._config.hidden_size) if learned else nothing
+
+
+class _Exchange(torch.autograd.Function):
+    """An all-to-all of flat tensors; gradients go back the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, sent: list[int], received: list[int], group: Any) -> torch.Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _all_to_all(x, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _all_to_all(grads[0], ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def _all_to_all(x: torch.Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    made = x.new_empty(sum(received))
+    dist.all_to_all_single(made, x.contiguous(), received, sent, group=group)
+    return made
+
+
+def _joined(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    return torch.cat(list(parts)) if parts else like[:0]
+
+
+def _plan(config: ModelConfig, sizes: Sequence[Sizes]) -> EncoderPlan:
+    """Who encodes what: a function of the images of a turn."""
+    shape = encoder_shape(config)
+    costs = []
+    for height, width in (size for of_rank in sizes for size in of_rank):
+        patches = (height // config.patch_size) * (width // config.patch_size)
+        operations = shape.position_flops * patches + shape.pair_flops * patches**2 + shape.sequence_flops
+        costs.append(1 + operations // _OPERATIONS)
+    owner = np.repeat(np.arange(len(sizes)), [len(of_rank) for of_rank in sizes])
+    return EncoderPlan.of(owner, np.array(costs, dtype=np.int64), len(sizes))
+
+
+def _all_sizes(own: list[Sizes], mesh: ParallelMesh, group: dist.ProcessGroup) -> list[list[Sizes]]:
+    """The sizes of all images, by turn and rank."""
+    ranks, counts = group.size(), [len(sizes) for sizes in own]
+    told = torch.tensor([counts], dtype=torch.int64, device=mesh.device)
+    gathered = [torch.empty_like(told) for _ in range(ranks)]
+    dist.all_gather(gathered, told, group=group)
+    by_rank: list[list[int]] = torch.cat(gathered).tolist()
+    longest = max(sum(numbers) for numbers in by_rank)
+    flat = torch.zeros(longest, 2, dtype=torch.int64)
+    mine = [size for sizes in own for size in sizes]
+    if mine:
+        flat[: len(mine)] = torch.tensor(mine)
+    flat = flat.to(mesh.device)
+    parts = [torch.empty_like(flat) for _ in range(ranks)]
+    if longest:
+        dist.all_gather(parts, flat, group=group)
+    values: list[list[list[int]]] = torch.stack(parts).tolist()
+    found: list[list[Sizes]] = [[] for _ in own]
+    for numbers, sizes in zip(by_rank, values, strict=True):
+        start = 0
+        for turn, number in enumerate(numbers):
+            found[turn].append([(height, width) for height, width in sizes[start : start + number]])
+            start += number
+    return found

@@ -1,0 +1,115 @@
+"""Samples dealt to the micro-batches of a step: nothing is lost, no limit is exceeded, and all costs are even."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite.batching.best_fit import BestFit
+from energon_lite.batching.capacity import Capacity, Ints
+from energon_lite.batching.even_costs import arrange_costs, even_costs, fit_limits
+from energon_lite.batching.rank_columns import UNIT, RankColumns, levels_of, shares_of
+
+
+def drawn(count: int, seed: int = 0) -> tuple[Ints, Ints, Ints]:
+    """Tokens, images and costs of samples whose costs have little to do with their tokens."""
+    rng = np.random.default_rng(seed)
+    tokens = np.clip(np.rint(rng.lognormal(5, 0.8, count)), 4, 1500).astype(np.int64)
+    images = rng.integers(0, 4, count)
+    costs = np.stack([tokens**2, images * rng.integers(10, 4000, count) ** 2, (tokens * rng.random(count)).astype(int)])
+    return tokens, images, costs
+
+
+def column_sums(rows: Ints, place: Ints, width: int) -> Any:
+    return np.stack([np.bincount(place % width, weights=row, minlength=width) for row in rows])
+
+
+@settings(deadline=None, max_examples=examples(60))
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 9), st.integers(0, 2**40)), min_size=1, max_size=120),
+    st.integers(1, 12),
+    st.integers(0, 9),
+)
+def test_nothing_is_lost_and_no_limit_is_exceeded(values: list[tuple[int, int, int]], more: int, images: int) -> None:
+    tokens, shown, cost = (np.array(column, dtype=np.int64) for column in zip(*values, strict=True))
+    plan = BestFit(Capacity(60)).plan(tokens)
+    count = len(plan) + more - 1
+    home = np.empty(len(tokens), dtype=np.int64)
+    home[plan.sample] = np.repeat(np.arange(len(plan)), plan.rows())
+    sizes, limits = np.stack([tokens, shown]), [60, max(9 * 60, images)]
+    place = even_costs(np.stack([tokens**2, cost]), sizes, limits, home, count)
+    assert place.shape == home.shape and place.min() >= 0 and place.max() < count
+    assert np.bincount(place, weights=tokens, minlength=count).max() <= 60
+    assert even_costs(np.stack([tokens**2, cost]), sizes, limits, home, count).tolist() == place.tolist()
+    if np.bincount(home, minlength=count).min():
+        assert np.bincount(place, minlength=count).min()
+    crowded = fit_limits(sizes, [60, max(images, 1)], home, count)
+    assert np.bincount(crowded, weights=tokens).max() <= 60
+    many = np.bincount(crowded, weights=shown)
+    assert all(total <= max(images, 1) or alone == 1 for total, alone in zip(many, np.bincount(crowded), strict=True))
+
+
+@pytest.mark.parametrize("count", [48, 64])
+def test_all_costs_are_even_whatever_the_number_of_ranks(count: int) -> None:
+    tokens, images, costs = drawn(30_000)
+    plan = BestFit(Capacity(4000)).plan(tokens).select(np.arange(count))
+    home, chosen = np.repeat(np.arange(count), plan.rows()), plan.sample
+    rows, sizes = costs[:, chosen], np.stack([tokens[chosen], images[chosen]])
+    place = even_costs(rows, sizes, [4000, 60], home, count)
+    assert np.bincount(place, weights=sizes[0]).max() <= 4000 and np.bincount(place, weights=sizes[1]).max() <= 60
+    for ranks in (width for width in levels_of(count) if 4 <= width <= count // 4):
+        before, after = (column_sums(rows, one, ranks) for one in (home, place))
+        assert (after.mean(axis=1) / after.max(axis=1)).min() > 0.95, ranks
+        assert (before.mean(axis=1) / before.max(axis=1)).min() < 0.93, ranks
+
+
+def test_a_sample_that_is_more_than_a_share_is_with_the_cheapest() -> None:
+    """It makes one micro-batch cost what it does; nothing costly is beside it, or in its column."""
+    tokens = np.array([100] * 64)
+    cost = np.array([1000] + [10] * 20 + [0] * 43)
+    home = np.arange(64) // 8
+    place = even_costs(cost[None], tokens[None], [800], home, 8)
+    loads = column_sums(cost[None], place, 8)[0]
+    assert loads.max() == 1000
+    assert column_sums(cost[None], place, 4)[0].max() == 1000
+
+
+def test_steps_of_any_size_even_where_nothing_can_be_done() -> None:
+    nothing = np.zeros((1, 3), dtype=np.int64)
+    assert even_costs(nothing, nothing + 4, [4], np.arange(3), 3).tolist() == [0, 1, 2]
+    assert even_costs(nothing + 1, nothing + 4, [4], np.array([0, 0, 0]), 1).tolist() == [0, 0, 0]
+    assert arrange_costs(np.zeros((2, 4), dtype=np.int64)).tolist() == [0, 1, 2, 3]
+    assert levels_of(7) == (7,) and levels_of(1) == (1,)
+
+
+def test_a_large_step_is_divided_first() -> None:
+    tokens, _, costs = drawn(8000, seed=1)
+    plan = BestFit(Capacity(2000)).plan(tokens).select(np.arange(512))
+    home, chosen = np.repeat(np.arange(512), plan.rows()), plan.sample
+    place = even_costs(costs[:, chosen], tokens[None, chosen], [2000], home, 512)
+    assert np.bincount(place, weights=tokens[chosen]).max() <= 2000
+    found = column_sums(costs[:, chosen], place, 64)
+    assert (found.mean(axis=1) / found.max(axis=1)).min() > 0.95
+
+
+@given(st.lists(st.integers(0, 2**45), min_size=8, max_size=8), st.integers(1, 4))
+def test_whole_micro_batches_have_a_place_each(values: list[int], rows: int) -> None:
+    costs = np.stack([np.roll(np.array(values, dtype=np.int64), row) for row in range(rows)])
+    assert sorted(arrange_costs(costs).tolist()) == list(range(8))
+
+
+def test_shares_and_pulls_by_hand() -> None:
+    shares = shares_of(np.array([[1, 3, 0, 0], [0, 0, 0, 0]]), count=4)
+    assert (shares[0] / UNIT).tolist() == [1, 3, 0, 0] and not shares[1].any()
+    columns = RankColumns(shares, 4)
+    pulls = columns.pulls(shares)
+    at_all, at_two = columns.weights[0, 0], columns.weights[1, 0]
+    assert pulls[0].tolist() == [UNIT * one for one in (at_all + at_two, 3 * (at_all + at_two), at_two, 3 * at_two)]
+    for place in range(4):
+        expected = [at_all * (place == one) + at_two * (place % 2 == one % 2) for one in range(4)]
+        assert columns.near_to(place)[:, 0].tolist() == expected
