@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from copying_store import CopyingStore
+from effort import nightly_but
 from rank_processes import RankFailure, RunRanks
 from test_checkpoint_crashes import kill_instead, sabotage
 from test_parity import Layout
@@ -55,7 +56,7 @@ def s3() -> Iterator[str]:
             server.wait()
 
 
-@pytest.fixture(params=["s3", CopyingStore.protocol, "file"])
+@pytest.fixture(params=["s3", CopyingStore.protocol, pytest.param("file", marks=pytest.mark.nightly)])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL for the checkpoints of a run."""
     if request.param != "s3":
@@ -104,7 +105,9 @@ def test_ranks_save_there_and_others_load(run_ranks: RunRanks, root: str) -> Non
 DAMAGES = [(CopyingStore.protocol, damage) for damage in ("killed", "a part", "a bit", "manifest")]
 
 
-@pytest.mark.parametrize(("root", "damage"), [("s3", "killed"), ("s3", "a bit"), *DAMAGES], indirect=["root"])
+@pytest.mark.parametrize(
+    ("root", "damage"), nightly_but({0, 3, 4, 5}, [("s3", "killed"), ("s3", "a bit"), *DAMAGES]), indirect=["root"]
+)
 def test_what_is_not_whole_there_is_passed_over(run_ranks: RunRanks, root: str, damage: str) -> None:
     def save(rank: int) -> None:
         part = Part(Layout(dp=2))

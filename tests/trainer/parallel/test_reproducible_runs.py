@@ -96,7 +96,7 @@ def interrupted(run_ranks: RunRanks, path: Path, folder: Path, *, stops: int, se
     assert one[-1]["loss"] < one[0]["loss"] - 0.5, "a curve that stays where it is proves little"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_stopped_at_random_steps_follows_the_curve(
     run_ranks: RunRanks,
     measured: Path,  # noqa: F811
