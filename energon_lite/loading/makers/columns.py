@@ -100,7 +100,8 @@ class Rows:
         self._steps: list[tuple[list[bytes], Callable[[bytes], Any] | None, list[tuple[str, Access | None]]]] = []
         self._sources: list[SourceInfo] = []
         try:
-            self.leaf = leaf = leaf.opened
+            if leaf.open is not None:
+                self.leaf = leaf = leaf.open()
             self.columns = found = leaf.reader.read(indices)
         except Exception:
             return  # it is found again where each sample is read by itself, and is told there

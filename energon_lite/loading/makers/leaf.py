@@ -39,6 +39,9 @@ class Leaf:
         key: 64 bits that tell it from all other leaves; the randomness of its samples comes from it.
         cooker: how a crude sample becomes a sample, if it has to.
         aux: stores that the cooker is given, by name.
+
+    Attributes:
+        open: gives the leaf with its files, which stay open as long as somebody has it; None: this one has them.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Leaf:
     key: int
     cooker: Cooker | None = None
     aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)
+    open: Callable[[], Leaf] | None = field(default=None, init=False, repr=False, compare=False)
 
     @cached_property
     def parts(self) -> frozenset[str] | None:
@@ -86,11 +90,6 @@ class Leaf:
         """Where it is."""
         return self.source.path
 
-    @property
-    def opened(self) -> Leaf:
-        """The leaf with its files, which stay open as long as somebody has it."""
-        return self
-
     def apart(self) -> Leaf:
         """The same for another thread: open files, and what is planned, are not shared."""
         return replace(self, source=copy.copy(self.source))
@@ -105,23 +104,19 @@ class KnownLeaf(Leaf):
     """
 
     def __init__(self, name: str, path: str, key: int, length: int, mean_bytes: float, open: Callable[[], Leaf]):
-        vars(self).update(name=name, key=key, length=length, mean_bytes=mean_bytes, _path=path, _open=open)
+        vars(self).update(name=name, key=key, length=length, mean_bytes=mean_bytes, _path=path, open=open)
 
     @property
     def path(self) -> str:
         return str(vars(self)["_path"])
 
-    @property
-    def opened(self) -> Leaf:
-        found: Leaf = vars(self)["_open"]()
-        return found
-
     def apart(self) -> Leaf:
-        return KnownLeaf(self.name, self.path, self.key, self.length, self.mean_bytes, lambda: self.opened.apart())
+        open = vars(self)["open"]
+        return KnownLeaf(self.name, self.path, self.key, self.length, self.mean_bytes, lambda: open().apart())
 
     def __getattribute__(self, name: str) -> Any:
         if name in _OF_OPEN:
-            return getattr(self.opened, name)
+            return getattr(vars(self)["open"](), name)
         return super().__getattribute__(name)
 
 
