@@ -31,6 +31,7 @@ from energon_lite.batching.learning_rate import learning_rate_scale as learning_
 from energon_lite.batching.loss_tokens import count_loss_tokens as count_loss_tokens
 from energon_lite.batching.micro_batches import MicroBatches as MicroBatches
 from energon_lite.batching.mrope import mrope_positions as mrope_positions
+from energon_lite.batching.pipeline_order import pipeline_order as pipeline_order
 from energon_lite.batching.segment_mask import flex_segment_mask as flex_segment_mask
 from energon_lite.batching.segment_mask import segment_mask as segment_mask
 from energon_lite.batching.sequence_batches import PackedBatch as PackedBatch

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from energon_lite import AugmentTaskEncoder, FatalSampleError, PackedBatch, PaddedBatch, TaskEncoder, pad_sequences
-from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths
 from energon_lite.trainer.models.config import ModelConfig
 
 
@@ -60,6 +60,8 @@ class RowsTaskEncoder(AugmentTaskEncoder[Any, Any, Any, Any]):
             fix = f"the model has {self.rows_model.vocab_size} tokens: is the tokenizer the model's?"
             self._refuse(f"made a token {min(int(batch.tokens.min()), 0) or largest}", fix)
         self._check_places(batch, *shape)
+        if batch.documents is not None:
+            batch.document_lengths = document_lengths(batch.documents)
         return batch
 
     def _check_places(self, batch: MultimodalBatch, rows: int, length: int) -> None:

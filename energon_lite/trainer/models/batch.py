@@ -22,6 +22,8 @@ class MultimodalBatch(Batch):
             to be computed depends on it.)
         documents: int64 ``[rows, length]``, which document, >= 0, of a packed row each token belongs to; a token sees
             those of its own document only. None: of its row.
+        document_lengths: tokens of each document, one row behind the other, padding as a document of its own. (No
+            tensor: a pipeline's order depends on it.) None: not known; then a row counts as one document there.
     """
 
     tokens: torch.Tensor
@@ -32,3 +34,23 @@ class MultimodalBatch(Batch):
     image_starts: torch.Tensor
     documents: torch.Tensor | None = None
     image_sizes: list[tuple[int, int]] | None = None
+    document_lengths: list[int] | None = None
+
+
+def document_lengths(documents: torch.Tensor) -> list[int]:
+    """Tokens of each document of rows, one row behind the other.
+
+    Args:
+        documents: of a :class:`MultimodalBatch`, on the host.
+
+    Example:
+        >>> document_lengths(torch.tensor([[0, 0, 1], [2, 2, 2]]))
+        [2, 1, 3]
+    """
+    if not documents.numel():
+        return []
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    ends = torch.cat([begins.flatten().nonzero().flatten(), torch.tensor([documents.numel()])])
+    lengths: list[int] = ends.diff().tolist()
+    return lengths

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from energon_lite import CostModel, UsageError, fit_costs, read_micro_batches, write_cost_model
-from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.pipeline_schedule import Action
@@ -147,16 +147,13 @@ def micro_batch_numbers(batch: MultimodalBatch, config: ModelConfig) -> dict[str
         config: the model's shape.
     """
     rows, length = batch.tokens.shape
-    lengths = torch.full((rows,), length, dtype=torch.int64)
-    if batch.documents is not None and rows * length:
-        documents = batch.documents.cpu()
-        begins = torch.ones_like(documents, dtype=torch.bool)
-        begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-        lengths = torch.cat([begins.flatten().nonzero().flatten(), torch.tensor([rows * length])]).diff()
+    lengths = batch.document_lengths
+    if lengths is None:
+        lengths = [length] * rows if batch.documents is None else document_lengths(batch.documents.cpu())
     sizes = batch.image_sizes or [(batch.image.shape[2], batch.image.shape[3])] * len(batch.image)
     patches = [(height // config.patch_size) * (width // config.patch_size) for height, width in sizes]
     return {
-        "squared_tokens": int((lengths**2).sum()),
+        "squared_tokens": sum(one**2 for one in lengths),
         "tokens": rows * length,
         "segments": len(lengths),
         "squared_patches": sum(one**2 for one in patches),

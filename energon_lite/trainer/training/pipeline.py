@@ -2,7 +2,8 @@
 
 With one stage, :func:`_one_stage` is all of it. Else a stage goes through its :func:`pipeline_schedule`. Before an
 action it waits for what the action needs, and it never waits for what it sends, so no order of messages can block it. A
-micro-batch may have any shape: the first stage tells them before the step, and stages between need no data.
+micro-batch may have any shape: the first stage tells them before the step, and stages between need no data. It tells
+what they cost, too, and all stages take them in the :func:`~energon_lite.pipeline_order` of that.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from energon_lite import pipeline_order
 from energon_lite.errors import UsageError
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel, Stream
@@ -23,6 +25,7 @@ from energon_lite.trainer.models.sequence import local_length, whole_length
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.image_exchange import image_exchange
 from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_schedule
+from energon_lite.trainer.training.throughput import batch_flops
 
 #: Told of each pass: what it was, and the seconds at which it began and ended: by its attribute ``clock``, if it has
 #: one, else by ``time.perf_counter``.
@@ -133,7 +136,8 @@ def _run(
         return _one_stage(model, micro_batches, divisor, backward, after_backward, record)
     stage = _Stage(model, micro_batches, divisor, record)
     schedule = pipeline_schedule(mesh.rank("pp"), mesh.pp, len(micro_batches), chunks=mesh.virtual, backward=backward)
-    for action in schedule:
+    for planned in schedule:
+        action = replace(planned, micro_batch=stage.order[planned.micro_batch])
         if not action.backward:
             stage.forward(action, keep=backward)
             continue
@@ -186,12 +190,15 @@ class _Stage:
         #: Of empty micro-batches in whose turns images of other ranks are encoded here.
         self._others: dict[int, torch.Tensor] = {}
         self._sizes = self._agree_on_sizes()
+        costs = [cost for *_, cost in self._sizes]
+        #: Ranks that encode each other's images go through a step together, in the order in which they have it.
+        self.order = list(range(len(costs))) if self.model.mesh.share_images else pipeline_order(costs)
         self._differences = self._compare_tokens()
 
     def forward(self, action: Action, *, keep: bool) -> None:
         """Receive, compute, send; ``keep`` what the backward pass will need."""
         model, chunk, batch = self.model, action.chunk, self.micro_batches[action.micro_batch]
-        (rows, length, documents), received = self._sizes[action.micro_batch], None
+        (rows, length, documents, _), received = self._sizes[action.micro_batch], None
         if rows * length == 0:
             if batch is not None and model.starts(chunk) and (others := _images_of_others(model, batch)) is not None:
                 self._others[action.micro_batch] = others
@@ -249,17 +256,20 @@ class _Stage:
         return Stream(hidden, self.wire.receive(whole, torch.int64, -1) if with_documents else None)
 
     def _agree_on_sizes(self) -> list[list[int]]:
-        """Of each micro-batch: rows, their length, whether it has documents. Over the CPU: no device is waited for."""
+        """Of each micro-batch: rows, their length, whether it has documents, and operations; told over the CPU, and no
+        device is waited for."""
         mesh, batches = self.model.mesh, self.micro_batches
-        found = [
-            [0] * 3 if batch is None else [*batch.tokens.shape, int(batch.documents is not None)] for batch in batches
-        ]
-        told = torch.tensor(found, dtype=torch.int64).view(-1, 3)
+        found = [[0] * 4 if batch is None else self._told(batch) for batch in batches]
+        told = torch.tensor(found, dtype=torch.int64).view(-1, 4)
         dist.broadcast(told, mesh.stage_rank(0), group=mesh.process_groups.get("pp_host", mesh.group("pp")))
         sizes: list[list[int]] = told.tolist()
         if mesh.is_last_stage and found != sizes:
             raise _different([own == first for own, first in zip(found, sizes, strict=True)].index(False))
         return sizes
+
+    def _told(self, batch: MultimodalBatch) -> list[int]:
+        cost = batch_flops(self.model.config, batch)
+        return [*batch.tokens.shape, int(batch.documents is not None), int(cost)]
 
     def _compare_tokens(self) -> ToHost:
         """The first and the last stage read their data each for itself; zeros for micro-batches that are the same."""

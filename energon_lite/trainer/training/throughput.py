@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from energon_lite import TransformerShape
+from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 
 #: Dense bfloat16 matrix products of a device in FLOP/s, as its maker states; the longest name that fits counts.
@@ -89,6 +90,19 @@ def image_flops(config: ModelConfig, image: torch.Tensor, sizes: Sequence[tuple[
         patches = (height // config.patch_size) * (width // config.patch_size)
         total += shape.position_flops * patches + shape.pair_flops * patches**2 + shape.sequence_flops
     return float(total)
+
+
+def batch_flops(config: ModelConfig, batch: MultimodalBatch) -> float:
+    """:func:`training_flops` and :func:`image_flops` of a micro-batch, by what the host knows of it.
+
+    Args:
+        config: the model's shape.
+        batch: the micro-batch. Nothing is read back from the device.
+    """
+    rows, length = batch.tokens.shape
+    lengths = [length] * rows if batch.document_lengths is None else batch.document_lengths
+    pairs = sum(one * (one + 1) // 2 for one in lengths)
+    return training_flops(config, rows * length, pairs) + image_flops(config, batch.image, batch.image_sizes)
 
 
 def visible_positions(tokens: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:

@@ -27,6 +27,7 @@ class Rows:
     image_starts: torch.Tensor
     documents: torch.Tensor | None = None
     image_sizes: list[tuple[int, int]] | None = None
+    document_lengths: list[int] | None = None
 
     def to(self, device: torch.device) -> Rows:
         return self

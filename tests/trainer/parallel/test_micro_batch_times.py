@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -101,7 +102,8 @@ def test_a_run_measures_and_fits(
     assert len(seconds) == 3 * 4 and min(seconds) > 0
     assert sum(sizes["loss_tokens"]) == sum(line["tokens"] for line in lines if "rank_balance" in line)
     fitted = read_cost_model(tmp_path / "run/costs-000007.json")
-    assert sum(fitted.micro_batch_costs(sizes)) / 1e9 == pytest.approx(sum(seconds), rel=0.5)
+    # Medians: a busy machine may take ten times as long for one of them.
+    assert median(fitted.micro_batch_costs(sizes)) / 1e9 == pytest.approx(median(seconds), rel=0.5)
 
 
 def write(path: Path, *lines: dict[str, Any]) -> Path:

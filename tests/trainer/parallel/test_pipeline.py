@@ -15,6 +15,7 @@ from rank_processes import RankFailure, RunRanks
 from test_parity import BASE, Layout, make_rows, make_steps, own, plain_run_in_child
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
+from energon_lite import pipeline_order
 from energon_lite.trainer.models.llama import LlamaModel, Stream
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.pipeline import run_pipeline
@@ -159,6 +160,28 @@ def test_any_number_of_micro_batches(run_ranks: RunRanks, pp: int, virtual: int,
 
     losses = run_ranks(pp, check)
     assert (losses[-1] > 0) == (count > 0) and losses[:-1] == [0.0] * (pp - 1)
+
+
+@pytest.mark.parametrize("virtual", nightly_but({1}, [1, 2]))
+def test_all_stages_begin_and_end_with_what_is_short(run_ranks: RunRanks, virtual: int) -> None:
+    """Stages between the first and the last one have no micro-batches, and take the same order."""
+    lengths = [[6], [3, 3], [1] * 6, [4, 2], [5, 1]]
+
+    def check(rank: int) -> tuple[list[int], list[int]]:
+        mesh = build_mesh(pp=3, virtual=virtual)
+        done: list[Action] = []
+        batches = equal_rows(len(lengths))
+        for batch, own_lengths in zip(batches, lengths, strict=True):
+            documents = [number for number, length in enumerate(own_lengths) for _ in range(length)]
+            batch.documents = torch.tensor([documents] * 3)
+            batch.document_lengths = own_lengths * 3
+        model = LlamaModel(dataclasses.replace(TEXT, num_layers=6), mesh, seed=5)
+        run_pipeline(model, own(batches, mesh), record=lambda action, began, ended: done.append(action))
+        order = ([a.micro_batch for a in done if a.chunk == 0 and a.backward == back] for back in (False, True))
+        return next(order), next(order)
+
+    cost = [sum(length * (length + 1) for length in own_lengths) for own_lengths in lengths]
+    assert run_ranks(3, check) == [(pipeline_order(cost), pipeline_order(cost))] * 3
 
 
 @pytest.mark.parametrize("virtual", nightly_but({1}, [1, 2]))

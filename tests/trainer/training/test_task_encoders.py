@@ -263,6 +263,13 @@ def test_labels_below_zero_do_not_count() -> None:
     assert rows.labels.tolist() == [[0, 2], [3, 0]] and rows.loss_mask.tolist() == [[0, 1], [1, 0]]
 
 
+def test_lengths_of_documents_are_known_without_reading_them_back() -> None:
+    made = batch_of(documents=torch.tensor([[0, 1], [1, 1]]))
+    assert RowsTaskEncoder(Other(made), MODEL).encode_batch(made).document_lengths == [1, 1, 2]
+    made = batch_of()
+    assert RowsTaskEncoder(Other(made), MODEL).encode_batch(made).document_lengths is None
+
+
 def test_nothing_left_is_a_batch_without_rows_for_any_encoder() -> None:
     rows = RowsTaskEncoder(Other(None), MODEL).empty_batch("anything", 3)
     assert rows.tokens.shape == (0, 0) and rows.image.shape == (0, 3, 4, 4)

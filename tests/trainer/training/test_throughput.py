@@ -7,11 +7,13 @@ import dataclasses
 import pytest
 import torch
 
+from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.models.vision_config import VisionConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.throughput import (
+    batch_flops,
     flops_per_token,
     image_flops,
     memory_in_use,
@@ -53,6 +55,7 @@ def test_all_positions_are_work_and_documents_see_less() -> None:
     documents = torch.tensor([[0, 0, 1, 1, 1, 2], [4, 4, 4, 4, 4, 4]])
     assert visible_positions(tokens, documents).tolist() == [12, (3 + 6 + 1) + 21]
     assert visible_positions(tokens[:0], None).tolist() == [0, 0]
+    assert document_lengths(documents) == [2, 3, 1, 6] and document_lengths(documents[:0]) == []
     # What a long row has for each of its tokens, but for the half of a pair with itself.
     assert training_flops(SHAPE, 100, 100 * 101 / 2) == pytest.approx(100 * flops_per_token(SHAPE, 101))
 
@@ -72,3 +75,17 @@ def test_images_go_through_the_encoders_matrices(alone: ParallelMesh, projector:
     plain = dataclasses.replace(config, vision=None)
     assert image_flops(plain, image, None) == 3 * 6 * 16 * 12 * SHAPE.hidden_size
     assert image_flops(SHAPE, image[:0, :, :0, :0], None) == 0
+
+
+def test_a_micro_batch_costs_what_its_rows_and_images_do() -> None:
+    config = dataclasses.replace(SHAPE, image_size=8, patch_size=2)
+    zeros = torch.zeros(2, 6, dtype=torch.int64)
+    batch = MultimodalBatch(
+        **{"tokens": zeros, "labels": zeros, "loss_mask": zeros, "image": torch.zeros(1, 3, 8, 8)},
+        **{"image_rows": zeros[0, :1], "image_starts": zeros[0, :1], **{"__key__": [], "__restore_key__": ()}},
+    )
+    of_image = image_flops(config, batch.image, None)
+    assert batch_flops(config, batch) == training_flops(config, 12, 2 * 21) + of_image
+    batch.documents = torch.tensor([[0, 0, 1, 1, 1, 2], [4, 4, 4, 4, 4, 4]])
+    batch.document_lengths = document_lengths(batch.documents)
+    assert batch_flops(config, batch) == training_flops(config, 12, 31) + of_image
