@@ -34,8 +34,8 @@ _TOGETHER = 256
 _ROUNDS, _TRADES = 16, 10
 #: Samples of a micro-batch that are considered in trades, where there is room for many exchanges, and where for few.
 _FEW, _MANY = 10, 16
-#: Tries to make the worst columns of each level better.
-_TRIES = 24
+#: Tries to make the worst columns of each level better; fewer where there are few columns.
+_TRIES = 48
 #: A limit is a row of costs as well, unless micro-batches are so full (in hundredths) that it keeps them even.
 _FULL = 97
 
@@ -175,7 +175,7 @@ def _even_block(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints | N
     tight = int(sizes[0].sum()) * 100 >= (_FULL - 2) * int(limits[0]) * count
     for turn in range(max(_TRADES, 3 * len(levels_of(count)) // 2)):
         bins.trade(turn, pairs=max(1, count // 8), considered=_MANY if tight else _FEW)
-    bins.finish(_TRIES)
+    bins.finish(min(_TRIES, _TRIES // 3 + count // 8))
     return bins.place()
 
 

@@ -21,6 +21,10 @@ _IN_NEED, _IN_RELIEF = 24, 16
 _PARTNERS = 24
 #: A column is even enough at so many thousandths above the mean.
 _EVEN = 8
+#: The level before, with narrower columns, may become uneven by so many.
+_ALLOWED = 2 * _EVEN
+#: A column is tried so often; then it is the turn of others, which may be easier to even out.
+_PATIENCE = 8
 #: What is worth more than any evenness: to be less full; to be full no longer.
 _MENDS, _MENDED = 1 << 45, 1 << 61
 
@@ -96,21 +100,27 @@ class MovableSamples:
             self._trade(high, low, one, other)
 
     def finish(self, tries: int) -> None:
-        """Exchange sets with micro-batches of the worst columns of each level, as long as the worst become better."""
-        largest = self.shares.max(axis=1)
+        """Exchange sets with micro-batches of the worst columns of each level, as long as the worst become better, and
+        those of the level before, with narrower columns, stay as they are.
+        """
+        largest, before = self.shares.max(axis=1), self.count
         for width in self.columns.levels:
             turns = self.count // width
-            bound = np.maximum(largest, turns * UNIT)[:, None]
+            tired = np.zeros((len(self.shares), width), dtype=np.int64)
             for turn in range(tries if turns > 1 else tries // 4):
-                loads = self._loads().reshape(len(self.shares), turns, width).sum(axis=1)
-                above = (loads - bound) * 1000 // bound
+                loads = self.shares[:, self.table].sum(axis=2)
+                levels = [_above(loads, each, largest) for each in (width, before)]
+                above = np.where(tired < _PATIENCE, levels[0] * 1000 // (turns * UNIT), 0)
                 row, column = divmod(int(above.argmax()), width)
                 if above[row, column] < _EVEN:
                     break
-                self._relieve(column, np.argsort(loads[row], kind="stable")[:_PARTNERS].tolist(), loads, bound, turn)
+                others = np.argsort(levels[0][row], kind="stable")[:_PARTNERS].tolist()
+                self._relieve(column, others, levels, turn)
+                tired[row, column] += 1
+            before = width
 
-    def _relieve(self, column: int, others: list[int], loads: Ints, bound: Ints, turn: int) -> None:
-        width = loads.shape[1]
+    def _relieve(self, column: int, others: list[int], levels: list[Ints], turn: int) -> None:
+        width, narrow = levels[0].shape[1], levels[1].shape[1]
         turns = self.count // width
         for number, other in enumerate(others):
             high, low = (one + width * ((turn + number // size) % turns) for one, size in ((column, 1), (other, turns)))
@@ -118,15 +128,13 @@ class MovableSamples:
             if other == column or min(int(one.min()) for one in room) < 0:
                 continue
             one, yours = (self._sets(place, _IN_RELIEF, turn) for place in (high, low))
-            worth = partial(_less_above, mine=loads[:, [column]] - bound, yours=loads[:, [other]] - bound)
-            found = best_trade(one, yours, room, worth)
+            here, before = (above[:, [high % above.shape[1], low % above.shape[1]]] for above in levels)
+            allowed = self.count // narrow * UNIT * _ALLOWED // 1000
+            found = best_trade(one, yours, room, partial(_less_above, here=here, narrow=before, allowed=allowed))
             if found is not None:
                 give, take = found.samples(one, yours)
                 self._swap(high, give.tolist(), low, take.tolist(), always=True)
                 return
-
-    def _loads(self) -> Ints:
-        return self.shares[:, self.table].sum(axis=2)
 
     def mend(self) -> bool:
         """Exchange sets of what is too full for sets of what has room, until all fits; whether it does."""
@@ -220,13 +228,29 @@ def _worth(moved: Ints, pull: Ints, apart: Ints, over: Ints) -> Ints:
     return np.where(left > 0, left - _MENDS, worth - _MENDED)
 
 
-def _less_above(moved: Ints, mine: Ints, yours: Ints) -> Ints:
-    """How much lower the worst of two columns is after an exchange.
+def _above(loads: Ints, width: int, largest: Ints) -> Ints:
+    """What columns have above the mean, or above the largest sample, ``[rows, width]``.
+
+    Args:
+        loads: of micro-batches, ``[rows, count]``.
+        width: columns of the level.
+        largest: sample of each row, ``[rows]``.
+    """
+    turns = loads.shape[1] // width
+    above: Ints = loads.reshape(len(loads), turns, width).sum(axis=1) - np.maximum(largest, turns * UNIT)[:, None]
+    return above
+
+
+def _less_above(moved: Ints, here: Ints, narrow: Ints, allowed: int) -> Ints:
+    """How much lower the worst of two columns is after an exchange; above 0 where narrower ones become worse.
 
     Args:
         moved: costs, and behind them sizes, ``[rows + limits, exchanges]``.
-        mine, yours: how much of each cost is above its bound, ``[rows, 1]``.
+        here, narrow: how much of each cost two columns have above their bound, on a level and on the one before:
+            ``[rows, 2]``.
+        allowed: what narrower columns may have above it.
     """
-    costs = moved[: len(mine)]
-    after: Ints = np.maximum((mine - costs).max(axis=0), (yours + costs).max(axis=0))
-    return after - max(int(mine.max()), int(yours.max()))
+    costs = moved[: len(here)]
+    after, narrow_after = (np.maximum(pair[:, :1] - costs, pair[:, 1:] + costs).max(axis=0) for pair in (here, narrow))
+    less: Ints = np.where(narrow_after > max(allowed, int(narrow.max())), 1, after - int(here.max()))
+    return less

@@ -32,28 +32,43 @@ def global_batches(energon: Any, root: Path, layout: tuple[int, int, int], steps
     return found, [loader.save_state_rank() for loader in loaders]
 
 
-@pytest.mark.slow
-def test_each_global_batch_has_the_same_samples(tmp_path: Path, tools: Any) -> None:
-    energon = pytest.importorskip("megatron.energon")
-    import energon_lite
-
+@pytest.fixture
+def root(tmp_path: Path, tools: Any) -> Path:
     for shard in range(8):
         with tarfile.open(tmp_path / f"s{shard}.tar", "w") as tar:
             for number in range(8 * shard, 8 * shard + 8):
                 tools.add(tar, f"{number:03d}.txt", b"text")
     options = ("--split-ratio", "1,0,0", "--sample-type", "TextSample", "--field-map", '{"text": "txt"}')
     tools.energon_prepare(tmp_path, *options)
-    for library in (energon, energon_lite):
-        expected, _ = global_batches(library, tmp_path, LAYOUTS[0], STEPS)
-        assert all(len(one) == GLOBAL for one in expected)
-        begun, states = global_batches(library, tmp_path, LAYOUTS[0], STEPS // 2)
-        smaller, _ = global_batches(library, tmp_path, (1, 2, 1), STEPS // 2, states)
-        assert begun + smaller == expected, library.__name__
-        for layout in LAYOUTS[1:]:
-            assert global_batches(library, tmp_path, layout, STEPS)[0] == expected, library.__name__
-    for layout in (*LAYOUTS[1:], (8, 1, 0), (1, 4, 0)):  # larger ones, and other ranks: ours only
-        more, _ = global_batches(energon_lite, tmp_path, layout, STEPS // 2, states)
+    return tmp_path
+
+
+# It takes five seconds to collect each of Energon's loaders with workers.
+@pytest.mark.parametrize("library", ["energon_lite", pytest.param("megatron.energon", marks=pytest.mark.nightly)])
+def test_each_global_batch_has_the_same_samples(root: Path, library: str) -> None:
+    energon = pytest.importorskip(library)
+    expected, _ = global_batches(energon, root, LAYOUTS[0], STEPS)
+    assert all(len(one) == GLOBAL for one in expected)
+    begun, states = global_batches(energon, root, LAYOUTS[0], STEPS // 2)
+    smaller, _ = global_batches(energon, root, (1, 2, 1), STEPS // 2, states)
+    assert begun + smaller == expected
+    for layout in LAYOUTS[1:]:
+        assert global_batches(energon, root, layout, STEPS)[0] == expected
+
+
+def test_larger_micro_batches_and_other_ranks_too(root: Path) -> None:
+    import energon_lite
+
+    expected, _ = global_batches(energon_lite, root, LAYOUTS[0], STEPS)
+    begun, states = global_batches(energon_lite, root, LAYOUTS[0], STEPS // 2)
+    for layout in (*LAYOUTS[1:], (8, 1, 0), (1, 4, 0)):
+        more, _ = global_batches(energon_lite, root, layout, STEPS // 2, states)
         assert begun + more == expected
+
+
+@pytest.mark.nightly
+def test_energon_refuses_larger_micro_batches(root: Path) -> None:
+    energon = pytest.importorskip("megatron.energon")
+    _, states = global_batches(energon, root, LAYOUTS[0], 1)
     with pytest.raises(ValueError, match="larger micro batch"):
-        _, theirs = global_batches(energon, tmp_path, LAYOUTS[0], 1)
-        global_batches(energon, tmp_path, (4, 2, 1), 1, theirs)
+        global_batches(energon, root, (4, 2, 1), 1, states)

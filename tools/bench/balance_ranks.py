@@ -1,7 +1,8 @@
 """Balance on real ranks: a small vision-language model on gloo, with steps as they are packed, and with planned ones.
 
-A folder of texts, one in twenty with a clip of 8 to 32 images of its own size, is trained on by the reference trainer's
-model with an image encoder that costs more than the language model. Variants: micro-batches as ``best_fit`` packs them;
+A folder of texts, some of them with a clip of images of its own size, is trained on by the reference trainer's model
+with an image encoder that costs more than the language model. Two mixes: ``often``, one in twenty has a clip of 8 to 32
+images; ``rarely``, one in a hundred and sixty, of 64 to 128. Variants: micro-batches as ``best_fit`` packs them;
 ``costs``, the same samples of each step dealt by a plan; and that with ``share_images``, so that ranks encode each
 other's images. After that, the planned run goes from 4 to 2 to 3 to 4 ranks, and has the same samples in each step.
 
@@ -9,7 +10,7 @@ How to read it: a machine with fewer cores than ranks works through the same tot
 wall clock there is the processor time of the busiest rank ("busiest"), which is what a step takes if each rank has a
 core of its own. Losses are compared with those of the first variant, step by step.
 
-    python tools/bench/balance_ranks.py [--ranks 4] [--steps 12]
+    python tools/bench/balance_ranks.py [--mix rarely] [--ranks 4] [--steps 12]
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from common import machine, table
 STEP, CAPACITY, PATCH = 12, 600, 4
 MODEL = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 160, "vocab_size": 64}
 VISION = {"hidden_size": 96, "num_layers": 3, "num_heads": 4, "ffn_size": 384, "pooling": "mean"}
+#: How many samples have a clip, and of how many images.
+MIXES = {"often": (0.05, 8, 33), "rarely": (1 / 160, 64, 129)}
 VARIANTS: dict[str, tuple[bool, bool]] = {
     "as packed": (False, False),
     "costs": (True, False),
@@ -39,17 +42,17 @@ VARIANTS: dict[str, tuple[bool, bool]] = {
 }
 
 
-def make_data(folder: Path, samples: int) -> Path:
+def make_data(folder: Path, samples: int, mix: str = "often") -> Path:
     """Samples that say how many tokens and images they have, and the columns that measuring would make of them."""
     from energon_lite.storage.index.columns import write_column
     from energon_lite.storage.prepare.prepare import prepare_dataset
 
-    rng = np.random.default_rng(0)
+    rng, (share, fewest, most) = np.random.default_rng(0), MIXES[mix]
     folder.mkdir()
     columns: dict[str, list[int]] = {name: [] for name in ("length", "images", "patches", "squared_patches")}
     with tarfile.open(folder / "data-000.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
         for number in range(samples):
-            images = int(rng.integers(8, 33)) if rng.random() < 0.05 else 0
+            images = int(rng.integers(fewest, most)) if rng.random() < share else 0
             sides = (PATCH * np.repeat(rng.integers(5, 14, 1), images)).tolist()
             tokens = int(np.clip(rng.lognormal(4, 0.7), 8, 400)) + images
             patches = [(side // PATCH) ** 2 for side in sides]
@@ -205,6 +208,7 @@ def together(parts: list[list[list[str]]]) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mix", choices=list(MIXES), default="often")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=2, help="runs of each variant, in turn")
@@ -212,7 +216,7 @@ def main() -> None:
     arguments = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as name:
-        folder = make_data(Path(name) / "data", arguments.samples)
+        folder = make_data(Path(name) / "data", arguments.samples, arguments.mix)
         runs: dict[str, list[list[dict[str, Any]]]] = {variant: [] for variant in VARIANTS}
         for _ in range(arguments.rounds):
             for variant in VARIANTS:
