@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import nightly_but
 
 from energon_lite import (
     SampleDecoder,
@@ -299,7 +300,10 @@ def test_a_forgotten_loader_takes_its_workers_along(leaf_of: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "start_method, big", [("fork", False), ("fork", True), ("forkserver", True), ("spawn", False), ("spawn", True)]
+    "start_method, big",
+    nightly_but(
+        {0, 1, 2, 4}, [("fork", False), ("fork", True), ("forkserver", True), ("spawn", False), ("spawn", True)]
+    ),
 )
 def test_nothing_stays_when_the_trainer_is_killed(tmp_path: Path, leaf_of: Any, start_method: str, big: bool) -> None:
     """No process, also when it is blocked, sending batches larger than a pipe holds; no file, no folder."""

@@ -164,6 +164,7 @@ def texts(tmp_path: Path, tools: Any) -> Path:
     return shards
 
 
+@pytest.mark.nightly
 def test_the_same_batches_where_a_chunk_is_the_whole_pass(texts: Path) -> None:
     for name, case in CASES.items():
         ours, theirs = _names(lite(texts, case, chunk_size=1000)), _names(energon(texts, case))

@@ -59,7 +59,7 @@ def keys_of(make: Any, get_loader: Any, path: Path, config: Any, **options: Any)
     return len(loader), [list(batch.__key__) for batch in loader]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # it takes five seconds to collect each of Energon's loaders
 def test_batches_of_a_loader_are_those_of_energon(tmp_path: Path, tools: Any) -> None:
     energon = pytest.importorskip("megatron.energon")
     import energon_lite

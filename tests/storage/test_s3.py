@@ -236,7 +236,7 @@ def test_a_bucket_that_is_not_there(url: str) -> None:
     assert time.monotonic() - began < 10
 
 
-@pytest.mark.slow  # botocore tries for a while by itself
+@pytest.mark.nightly  # botocore tries for a while by itself
 def test_no_server_at_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_files, "_PATIENCE_AT_START", 0.5)
     server = store()

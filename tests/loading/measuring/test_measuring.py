@@ -299,7 +299,7 @@ def test_killed_many_times(data: Path, monkeypatch: pytest.MonkeyPatch, workers:
 
 
 @pytest.mark.usefixtures("quick_disk")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_at_every_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over columns of another measurement, which stay whole until the new ones are."""
     monkeypatch.setattr(chunks, "CHUNK", 16)

@@ -41,7 +41,7 @@ KIND: dict[str, st.SearchStrategy[Any]] = {
 
 @pytest.mark.slow
 @settings(
-    max_examples=examples(10),
+    max_examples=examples(6),
     deadline=None,
     phases=[Phase.explicit, Phase.generate],  # an example takes a second; shrinking one would take minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -241,8 +241,11 @@ VARIANTS = {"tied, reduced every time": (True, EVERY), "plain optimizer": (False
 
 @pytest.mark.parametrize(
     ("layout", "variant"),
-    # Each layout once, every fourth of them with the plain optimizer.
-    nightly_but({2 * place + (place % 4 == 2) for place in range(len(LAYOUTS))}, itertools.product(LAYOUTS, VARIANTS)),
+    # Most layouts once, every fourth of them with the plain optimizer.
+    nightly_but(
+        {2 * place + (place % 4 == 2) for place in range(len(LAYOUTS)) if place not in (3, 13, 14, 15)},
+        itertools.product(LAYOUTS, VARIANTS),
+    ),
     ids=str,
 )
 def test_layout_makes_the_plain_run(
