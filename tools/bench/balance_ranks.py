@@ -2,13 +2,13 @@
 
 A folder of texts, some of them with a clip of images of its own size, is trained on by the reference trainer's model
 with an image encoder that costs more than the language model. Two mixes: ``often``, one in twenty has a clip of 8 to 32
-images; ``rarely``, one in a hundred and sixty, of 64 to 128. Variants: micro-batches as ``best_fit`` packs them;
+images; ``rarely``, about one in each step, of 96 to 160 larger ones. Variants: micro-batches as ``best_fit`` packs them;
 ``costs``, the same samples of each step dealt by a plan; and that with ``share_images``, so that ranks encode each
 other's images. After that, the planned run goes from 4 to 2 to 3 to 4 ranks, and has the same samples in each step.
 
 How to read it: a machine with fewer cores than ranks works through the same total, however it is dealt. So beside the
 wall clock there is the processor time of the busiest rank ("busiest"), which is what a step takes if each rank has a
-core of its own. Losses are compared with those of the first variant, step by step.
+core of its own. Both are means over steps. Losses are compared with those of the first variant, step by step.
 
     python tools/bench/balance_ranks.py [--mix rarely] [--ranks 4] [--steps 12]
 """
@@ -33,8 +33,8 @@ from common import machine, table
 STEP, CAPACITY, PATCH = 12, 600, 4
 MODEL = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 160, "vocab_size": 64}
 VISION = {"hidden_size": 96, "num_layers": 3, "num_heads": 4, "ffn_size": 384, "pooling": "mean"}
-#: How many samples have a clip, and of how many images.
-MIXES = {"often": (0.05, 8, 33), "rarely": (1 / 160, 64, 129)}
+#: How many samples have a clip, of how many images, and of how many patches to a side.
+MIXES = {"often": (0.05, (8, 33), (5, 14)), "rarely": (1 / 96, (96, 161), (11, 14))}
 VARIANTS: dict[str, tuple[bool, bool]] = {
     "as packed": (False, False),
     "costs": (True, False),
@@ -47,13 +47,13 @@ def make_data(folder: Path, samples: int, mix: str = "often") -> Path:
     from energon_lite.storage.index.columns import write_column
     from energon_lite.storage.prepare.prepare import prepare_dataset
 
-    rng, (share, fewest, most) = np.random.default_rng(0), MIXES[mix]
+    rng, (share, images_of, sides_of) = np.random.default_rng(0), MIXES[mix]
     folder.mkdir()
     columns: dict[str, list[int]] = {name: [] for name in ("length", "images", "patches", "squared_patches")}
     with tarfile.open(folder / "data-000.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
         for number in range(samples):
-            images = int(rng.integers(fewest, most)) if rng.random() < share else 0
-            sides = (PATCH * np.repeat(rng.integers(5, 14, 1), images)).tolist()
+            images = int(rng.integers(*images_of)) if rng.random() < share else 0
+            sides = (PATCH * np.repeat(rng.integers(*sides_of, 1), images)).tolist()
             tokens = int(np.clip(rng.lognormal(4, 0.7), 8, 400)) + images
             patches = [(side // PATCH) ** 2 for side in sides]
             for name, value in zip(
@@ -250,9 +250,9 @@ def report(runs: dict[str, list[list[dict[str, Any]]]]) -> None:
         rows.append(
             [
                 variant,
-                statistics.median(busiest),
-                statistics.median(total) / ranks / statistics.median(busiest),
-                statistics.median(wall),
+                statistics.fmean(busiest),
+                statistics.fmean(total) / ranks / statistics.fmean(busiest),
+                statistics.fmean(wall),
                 f"{apart:.1e}",
                 "equal" if same else "OTHERS",
             ]
