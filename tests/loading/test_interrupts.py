@@ -8,10 +8,11 @@ import itertools
 import os
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -45,29 +46,69 @@ class Interrupts:
             frame.f_trace_opcodes = frame.f_code.co_filename.startswith(PACKAGE)
             frame.f_trace_lines = False
         elif event == "return":
-            self._returned = frame.f_back
-            self._last.pop(frame, None)
+            self.leaves(frame)
         elif event == "opcode":
-            before, here = self._last.get(frame), dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            self._last[frame] = here
-            # A function written in Python returns without another look.
-            called = before is not None and before.startswith("CALL") and self._returned is not frame
-            self._returned = None
-            if called or before in LOOKS:
-                self.left -= 1
-                if not self.left:
-                    self.raised = True
-                    raise KeyboardInterrupt
+            self.reaches(frame)
         return self
+
+    def leaves(self, frame: FrameType) -> None:
+        """A function returns, or yields."""
+        self._returned = frame.f_back
+        self._last.pop(frame, None)
+
+    def reaches(self, frame: FrameType) -> None:
+        """The next opcode of a function is about to be run."""
+        before, here = self._last.get(frame), dis.opname[frame.f_code.co_code[frame.f_lasti]]
+        self._last[frame] = here
+        # A function written in Python returns without another look.
+        called = before is not None and before.startswith("CALL") and self._returned is not frame
+        self._returned = None
+        if called or before in LOOKS:
+            self.left -= 1
+            if not self.left:
+                self.raised = True
+                raise KeyboardInterrupt
+
+
+@contextmanager
+def monitored(interrupts: Interrupts) -> Iterator[None]:
+    """What ``sys.settrace`` does, from Python 3.12 on, which traces opcodes from the second call of a function on."""
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    events, process, tool = monitoring.events, os.getpid(), monitoring.DEBUGGER_ID
+
+    def reaches(code: CodeType, offset: int) -> Any:
+        if os.getpid() == process and threading.get_ident() == thread and code.co_filename.startswith(PACKAGE):
+            return interrupts.reaches(sys._getframe(1))
+        return None if code.co_filename.startswith(PACKAGE) else monitoring.DISABLE
+
+    def leaves(code: CodeType, offset: int, value: Any) -> None:
+        if os.getpid() == process and threading.get_ident() == thread:
+            interrupts.leaves(sys._getframe(1))
+
+    thread = threading.get_ident()
+    monitoring.use_tool_id(tool, "interrupts")
+    monitoring.register_callback(tool, events.INSTRUCTION, reaches)
+    monitoring.register_callback(tool, events.PY_RETURN, leaves)
+    monitoring.register_callback(tool, events.PY_YIELD, leaves)
+    monitoring.set_events(tool, events.INSTRUCTION | events.PY_RETURN | events.PY_YIELD)
+    try:
+        yield
+    finally:
+        monitoring.set_events(tool, 0)
+        monitoring.free_tool_id(tool)
 
 
 @contextmanager
 def interrupted(number: int) -> Iterator[Interrupts]:
     before, interrupts = sys.gettrace(), Interrupts(number)
     gc.disable()  # what is raised in a finalizer is swallowed
-    sys.settrace(interrupts)
     try:
-        yield interrupts
+        if sys.version_info >= (3, 12):
+            with monitored(interrupts):
+                yield interrupts
+        else:
+            sys.settrace(interrupts)
+            yield interrupts
     finally:
         sys.settrace(before)
         gc.enable()
