@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from energon_lite.config.leaf_record import LeafRecords
 from energon_lite.config.metadataset import LeafSpec
 from energon_lite.documents.paths import is_url
 from energon_lite.hooks import TaskEncoder
+from energon_lite.loading.forks import cores_to_fork, done_by_forks
 from energon_lite.loading.leaf_signature import HASHING, NEVER, files_of, signature
 from energon_lite.loading.leaf_table import LeafFacts, LeafOpener, leaf_keys
 from energon_lite.loading.leaves import open_source
@@ -45,6 +46,10 @@ BLEND_FILE = FileKind(b"ENRGBLND", 1, "record of a blend", "remove the file: it 
 
 #: Leaves that are opened together, and closed again.
 _TOGETHER = 64
+#: What is known of them, the files of each, and the signatures of these.
+_Opened = tuple[LeafFacts, list[tuple[str, ...]], list[int]]
+#: So many times as many are worth a process.
+_WORTH = 4
 #: Nanoseconds that the clock of a file system may be late.
 _LATE = 20_000_000
 
@@ -155,7 +160,7 @@ class BlendFile:
         if any(_has_own_splits(spec) for spec in specs):
             raise ValueError("own splits")
         records = LeafRecords.of(specs)
-        opened = list(self._opened(specs, began))
+        opened = self._opened(specs, began)
         blend = self._weighed(specs, records, LeafFacts.joined([facts for facts, _, _ in opened]))
         files = [one for _, those, _ in opened for one in those]
         layouts = {those: number for number, those in enumerate(dict.fromkeys(files))}
@@ -174,21 +179,28 @@ class BlendFile:
 
     def _opened(
         self, specs: Sequence[LeafSpec], began: int
-    ) -> Iterator[tuple[LeafFacts, list[tuple[str, ...]], list[int]]]:
-        """What is known of some leaves, their files, and the signatures of these."""
+    ) -> list[tuple[LeafFacts, list[tuple[str, ...]], list[int]]]:
+        """What is known of leaves, some at a time, their files, and the signatures of these."""
         told = time.monotonic()
-        for start in range(0, len(specs), _TOGETHER):
-            some = specs[start : start + _TOGETHER]
+
+        def open_some(number: int) -> _Opened:
+            some = specs[number * _TOGETHER : (number + 1) * _TOGETHER]
             leaves, identities = self._opener.open(some)
             files = []
             for spec, leaf in zip(some, leaves, strict=True):
                 assert isinstance(leaf.source, WebdatasetSource)
                 files.append(files_of(spec, leaf.source))
             both = zip(some, files, strict=True)
-            yield LeafFacts.of(leaves, identities), files, [signature(one.path, f, began - _LATE) for one, f in both]
+            return LeafFacts.of(leaves, identities), files, [signature(one.path, f, began - _LATE) for one, f in both]
+
+        def tell(done: int) -> None:
+            nonlocal told
             if time.monotonic() - told > 10:
                 told = time.monotonic()
-                _log.warning("%s: %d of %d data sets opened", self._document, start + len(some), len(specs))
+                _log.warning("%s: %d of %d data sets opened", self._document, done * _TOGETHER, len(specs))
+
+        portions = -(-len(specs) // _TOGETHER)
+        return done_by_forks(open_some, portions, min(cores_to_fork(), portions // _WORTH or 1), tell)
 
     def _weighed(self, specs: Sequence[LeafSpec], records: LeafRecords, facts: LeafFacts) -> KnownBlend:
         """The blend of leaves of which all is known but their weights in samples."""
@@ -218,7 +230,7 @@ class BlendFile:
         if stored.in_units or gone or any(map(_has_own_splits, old)):
             return None
         _log.info("%s: %d data sets have changed, and are opened again", self._document, len(changed))
-        opened = list(self._opened(old, began))
+        opened = self._opened(old, began)
         new, facts = LeafFacts.joined([one for one, _, _ in opened]), {}
         for name, values in vars(blend.facts).items():
             facts[name] = values.copy()

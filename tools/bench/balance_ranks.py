@@ -2,9 +2,11 @@
 
 A folder of texts, some of them with a clip of images of its own size, is trained on by the reference trainer's model
 with an image encoder that costs more than the language model. Two mixes: ``often``, one in twenty has a clip of 8 to 32
-images; ``rarely``, about one in each step, of 96 to 160 larger ones. Variants: micro-batches as ``best_fit`` packs them;
-``costs``, the same samples of each step dealt by a plan; and that with ``share_images``, so that ranks encode each
-other's images. After that, the planned run goes from 4 to 2 to 3 to 4 ranks, and has the same samples in each step.
+images; ``rarely``, about one in each step, of 96 to 160 larger ones.
+
+Variants: micro-batches as ``best_fit`` packs them; ``costs``, the same samples of each step dealt by a plan; and that
+with ``share_images``, so that ranks encode each other's images. After that, the planned run goes from 4 to 2 to 3 to 4
+ranks, and has the same samples in each step.
 
 How to read it: a machine with fewer cores than ranks works through the same total, however it is dealt. So beside the
 wall clock there is the processor time of the busiest rank ("busiest"), which is what a step takes if each rank has a
