@@ -38,7 +38,7 @@ from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_trai
 
 class Slow(TaskEncoder):
     def encode_batch(self, batch):
-        time.sleep(25 if self.current_batch_index > 3 else 0)  # not beside the first: threads take turns
+        time.sleep(25 if self.current_batch_index > 15 else 0)  # not beside the first: threads take turns
         return batch
 
 def end(*_):
