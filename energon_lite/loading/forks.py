@@ -55,11 +55,9 @@ def done_by_forks(
     began = time.monotonic()
     try:
         for first in range(1, min(processes, count)):
-            receive, send = context.Pipe(duplex=False)
-            fork = context.Process(target=_work, args=(work, range(first, count, processes), send), daemon=True)
-            fork.start()
-            send.close()
-            forks.append((fork, receive))
+            if (fork := _started(context, work, range(first, count, processes))) is None:
+                break
+            forks.append(fork)
         for number in range(0, count, processes):
             found[number] = work(number)
             for _, receive in forks:  # whose pipes hold little
@@ -77,6 +75,17 @@ def done_by_forks(
     return [found[number] if number in found else work(number) for number in range(count)]
 
 
+def _started(context: Any, work: Callable[[int], Any], numbers: Iterable[int]) -> tuple[Any, Connection] | None:
+    """A forked process, and what comes from it; None: there may be no more processes, files, or memory for them."""
+    with suppress(OSError):
+        receive, send = context.Pipe(duplex=False)
+        with send:
+            fork = context.Process(target=_work, args=(work, numbers, receive, send), daemon=True)
+            fork.start()
+        return fork, receive
+    return None
+
+
 def _take(receive: Connection, found: dict[int, Any], seconds: float) -> bool:
     """Take what a process has sent until now; whether that was anything, within so many seconds."""
     taken = False
@@ -88,8 +97,9 @@ def _take(receive: Connection, found: dict[int, Any], seconds: float) -> bool:
     return taken
 
 
-def _work(work: Callable[[int], Any], numbers: Iterable[int], send: Connection) -> None:
+def _work(work: Callable[[int], Any], numbers: Iterable[int], receive: Connection, send: Connection) -> None:
     """Body of a forked process."""
+    receive.close()  # so that nobody reads any more when the one that waits is killed, and sending ends this one
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that waits
     with suppress(Exception):  # it is found again by the one that waits, or nobody does
         for number in numbers:

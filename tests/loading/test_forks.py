@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +71,21 @@ def test_what_goes_wrong_there_is_done_here(
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_fewer_processes_than_asked_for(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
+    fork, forked = os.fork, []
+
+    def limited() -> int:
+        if len(forked) == allowed:
+            raise BlockingIOError("no more processes")
+        forked.append(1)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", limited)
+    assert done_by_forks(lambda number: number, 20, 4) == list(range(20))
+    assert not multiprocessing.active_children()
+
+
 @pytest.mark.parametrize("number", [0, 1, 2, 19])
 def test_an_error_is_raised_here(number: int) -> None:
     def work(one: int) -> None:
@@ -92,3 +108,35 @@ def test_an_interrupt_leaves_nobody() -> None:
     with pytest.raises(KeyboardInterrupt):
         done_by_forks(work, 20, 3)
     assert not multiprocessing.active_children()
+
+
+def test_nobody_stays_when_the_one_that_waits_is_killed(tmp_path: Path) -> None:
+    def work(number: int) -> bytes:
+        if number % 3 == 0:
+            time.sleep(100)
+        (tmp_path / str(os.getpid())).touch()
+        return bytes(1_000_000)
+
+    waits = multiprocessing.get_context("fork").Process(target=done_by_forks, args=(work, 30, 3))
+    waits.start()
+    try:
+        comes_true(lambda: len(list(tmp_path.iterdir())) == 2)
+    finally:
+        waits.kill()
+        waits.join()
+    forked = [Path("/proc", path.name) for path in tmp_path.iterdir()]
+    comes_true(lambda: not any(map(runs, forked)))
+
+
+def comes_true(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def runs(process: Path) -> bool:
+    try:
+        return "(zombie)" not in (process / "status").read_text()
+    except OSError:
+        return False
