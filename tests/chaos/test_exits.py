@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import nightly_but
 
 PROGRAM = """
 import json, sys
@@ -169,7 +170,7 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize("case", _few_cases(), ids=_name)
+@pytest.mark.parametrize("case", nightly_but(set(range(20)), _few_cases()), ids=_name)
 def test_choices(case: dict[str, Any], leaf_of: Any, short_folder: Path) -> None:
     _run(case, leaf_of(50, "a"), short_folder)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from effort import nightly_but
 from kill_steps import killed_at, killed_at_every_step
 
 from energon_lite import ConfigError, EmptyDatasetError, UsageError, WorkerConfig, get_loader, get_val_dataset
@@ -163,7 +164,7 @@ def test_killed_at_every_step_it_goes_on_to_the_same_end(
     assert kills > 20
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", nightly_but({1}, [True, False]))
 @pytest.mark.usefixtures("quick_disk")
 @pytest.mark.slow
 def test_killed_at_every_step_of_beginning_anew_old_and_new_are_not_mixed(

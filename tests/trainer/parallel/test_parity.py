@@ -274,7 +274,7 @@ def plain_runs() -> dict[ModelConfig, tuple[Weights, PlainRun]]:
 @pytest.mark.parametrize(
     ("layout", "settings"),
     nightly_but(
-        {1, 2, 4},
+        {2, 4},
         [
             (Layout(), LAST),
             (Layout(tp=2, dp=2), EVERY),

@@ -116,7 +116,7 @@ def test_a_run_stopped_ten_times_follows_the_curve(
     interrupted(run_ranks, measured, tmp_path, stops=10, seed=seed, packed=seed % 2 == 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torchrun_starts_a_killed_run_again_where_it_was(
     run_ranks: RunRanks,
     blend: Path,  # noqa: F811
