@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import (
-    ByTokens,
     CostModel,
     Quadratic,
     StateError,
@@ -365,7 +364,6 @@ def test_a_chunks_end_gives_nothing_up(cluster: Any, leaf_of: Any, lengths: None
     assert stream == list(range(len(stream)))
 
 
-@pytest.mark.skipif("costs" not in ByTokens.__dataclass_fields__, reason="nothing is planned by costs")
 def test_a_run_goes_on_with_other_costs(leaf_of: Any, lengths: None) -> None:
     fixed = {**TOKENS, "batching": {"strategy": "fixed", "batch_size": 5}, "task_encoder": Addresses()}
     path = document({"weight": {"a": 1.0, "c": 2.0}}, leaf_of)
