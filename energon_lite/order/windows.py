@@ -70,10 +70,8 @@ def places_in_windows(sample: Ints, n: Ints, keys: Keys, run: int, window: int) 
     place = slot * run + (sample - number * run) - np.where(is_behind, run - ((n - 1) % run + 1), 0)
     if window <= 1:
         return place
-    number = place // window
-    start = number * window
-    window_keys = mix64_array(keys ^ _WINDOWS ^ mix64_array(number.astype(np.uint64)))
-    return start + unpermute_array(place - start, np.minimum(window, n - start), window_keys)
+    start, length, window_keys = _window_of(place, n, keys, window)
+    return start + unpermute_array(place - start, length, window_keys)
 
 
 def _groups(keys: Keys) -> list[tuple[int, Ints | slice]] | None:
@@ -95,10 +93,15 @@ def _mix_windows(place: Ints, n: Ints, keys: Keys, window: int) -> Ints:
     """Permute the places inside each window; the last window may be shorter."""
     if window <= 1:
         return place
+    start, length, window_keys = _window_of(place, n, keys, window)
+    return start + permute_array(place - start, length, window_keys)
+
+
+def _window_of(place: Ints, n: Ints, keys: Keys, window: int) -> tuple[Ints, Ints, Keys]:
+    """Where the window of each place begins, its length, and its key."""
     number = place // window
     start = number * window
-    window_keys = mix64_array(keys ^ _WINDOWS ^ mix64_array(number.astype(np.uint64)))
-    return start + permute_array(place - start, np.minimum(window, n - start), window_keys)
+    return start, np.minimum(window, n - start), mix64_array(keys ^ _WINDOWS ^ mix64_array(number.astype(np.uint64)))
 
 
 def _shuffle_runs(place: Ints, n: Ints, keys: Keys, run: int) -> Ints:
