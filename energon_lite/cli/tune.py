@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +13,7 @@ from energon_lite.cli.tables import aligned
 from energon_lite.cli.tune_trials import Trials, What
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import UsageError
+from energon_lite.loading.forks import usable_cores
 from energon_lite.tuning.memory import available_memory
 from energon_lite.tuning.search import Bounds, Tuning, tune
 from energon_lite.tuning.setting import Speed
@@ -67,7 +67,7 @@ def command(path: str, as_json: bool, **asked: Any) -> None:
       energon-lite tune data/coco --task-encoder train:Captions --batch-size 32
       energon-lite tune blend.yaml --task-encoder train:Captions --ranks 8 --step-seconds 0.4 --plot tune.png
     """
-    cores = max(1, _cores() // asked["ranks"])
+    cores = max(1, usable_cores() // asked["ranks"])
     limit = _memory_limit(asked["memory_limit"], asked["ranks"])
     bounds = Bounds(
         workers=asked["most_workers"] or _PER_CORE * cores,
@@ -139,10 +139,6 @@ def _line(speed: Speed) -> str:
 
 def _memory(speed: Speed) -> str:
     return f"{_gib(speed.memory)} GiB" if speed.memory else "?"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory_limit(text: str | None, ranks: int) -> int | None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-__all__ = ["cores_to_fork", "done_by_forks"]
+__all__ = ["cores_to_fork", "done_by_forks", "usable_cores"]
 
 T = TypeVar("T")
 
@@ -22,12 +22,16 @@ _MOST = 32
 _PATIENCE, _TIMES = 10.0, 3.0
 
 
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cores_to_fork() -> int:
     """Processes that may work at the same time, this one among them; 1 where none can be forked."""
     if not hasattr(os, "fork") or multiprocessing.current_process().daemon:
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, _MOST)
+    return min(usable_cores(), _MOST)
 
 
 def done_by_forks(

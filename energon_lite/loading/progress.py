@@ -15,6 +15,7 @@ from energon_lite.hooks import own_hooks
 from energon_lite.loading.bottleneck import LEAST_BATCHES, LoaderSetup, Stretch, bottleneck, bottleneck_text
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.executors.work_seconds import WorkSum
+from energon_lite.loading.forks import usable_cores
 from energon_lite.loading.loader_metrics import loader_metrics
 from energon_lite.loading.makers.leaf import reads_ahead
 from energon_lite.loading.makers.report import Report
@@ -195,11 +196,10 @@ def setup_of(samples: Any, workers: int, start_method: str) -> LoaderSetup:
         workers: that there are.
         start_method: of these.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return LoaderSetup(
         workers,
         start_method,
-        max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))),
+        max(1, usable_cores() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))),
         reads_ahead=reads_ahead(samples.leaves),
         can_read_ahead=any(isinstance(leaf.source, WebdatasetSource) for leaf in samples.leaves),
         own_batch=not own_hooks(samples.encoder).isdisjoint(("batch", "encode_batch")),
