@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from energon_lite import AugmentTaskEncoder, FatalSampleError, PackedBatch, PaddedBatch, TaskEncoder, pad_sequences
-from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths
+from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 
 
@@ -66,7 +66,7 @@ class RowsTaskEncoder(AugmentTaskEncoder[Any, Any, Any, Any]):
 
     def _check_places(self, batch: MultimodalBatch, rows: int, length: int) -> None:
         """Images end within their rows: behind them, a GPU would only say that it has failed."""
-        sizes = batch.image_sizes or [(batch.image.shape[2], batch.image.shape[3])] * len(batch.image)
+        sizes = sizes_of_images(batch.image, batch.image_sizes)
         places = zip(batch.image_rows.tolist(), batch.image_starts.tolist(), sizes, strict=True)
         for number, (row, start, size) in enumerate(places):
             end = start + self.rows_model.image_tokens(*size)

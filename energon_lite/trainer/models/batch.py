@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from energon_lite import Batch, edataclass
@@ -35,6 +37,15 @@ class MultimodalBatch(Batch):
     documents: torch.Tensor | None = None
     image_sizes: list[tuple[int, int]] | None = None
     document_lengths: list[int] | None = None
+
+
+def sizes_of_images(image: torch.Tensor, sizes: Sequence[tuple[int, int]] | None) -> list[tuple[int, int]]:
+    """Height and width of each image.
+
+    Args:
+        image, sizes: of a :class:`MultimodalBatch`; their shapes only.
+    """
+    return [(image.shape[2], image.shape[3])] * len(image) if sizes is None else list(sizes)
 
 
 def document_lengths(documents: torch.Tensor) -> list[int]:

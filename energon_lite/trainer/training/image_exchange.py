@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 
 from energon_lite import EncoderPlan
-from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.throughput import encoder_shape
+from energon_lite.trainer.training.throughput import flops_of_images
 
 __all__ = ["ImageExchange", "image_exchange"]
 
@@ -46,8 +46,7 @@ def image_exchange(model: LlamaModel, micro_batches: Sequence[MultimodalBatch | 
     own: list[Sizes] = []
     for batch in micro_batches:
         assert batch is not None, "the first stage needs its micro-batches"
-        whole = (int(batch.image.shape[2]), int(batch.image.shape[3]))
-        own.append([whole] * len(batch.image) if batch.image_sizes is None else list(batch.image_sizes))
+        own.append(sizes_of_images(batch.image, batch.image_sizes))
     return ImageExchange(model, _all_sizes(own, mesh, group), group)
 
 
@@ -141,12 +140,8 @@ def _joined(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 
 def _plan(config: ModelConfig, sizes: Sequence[Sizes]) -> EncoderPlan:
     """Who encodes what: a function of the images of a turn."""
-    shape = encoder_shape(config)
-    costs = []
-    for height, width in (size for of_rank in sizes for size in of_rank):
-        patches = (height // config.patch_size) * (width // config.patch_size)
-        operations = shape.position_flops * patches + shape.pair_flops * patches**2 + shape.sequence_flops
-        costs.append(1 + operations // _OPERATIONS)
+    flops = flops_of_images(config, [size for of_rank in sizes for size in of_rank])
+    costs = [1 + one // _OPERATIONS for one in flops]
     owner = np.repeat(np.arange(len(sizes)), [len(of_rank) for of_rank in sizes])
     return EncoderPlan.of(owner, np.array(costs, dtype=np.int64), len(sizes))
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from energon_lite import CostModel, UsageError, fit_costs, read_micro_batches, write_cost_model
-from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths
+from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.pipeline_schedule import Action
@@ -150,7 +150,7 @@ def micro_batch_numbers(batch: MultimodalBatch, config: ModelConfig) -> dict[str
     lengths = batch.document_lengths
     if lengths is None:
         lengths = [length] * rows if batch.documents is None else document_lengths(batch.documents.cpu())
-    sizes = batch.image_sizes or [(batch.image.shape[2], batch.image.shape[3])] * len(batch.image)
+    sizes = sizes_of_images(batch.image, batch.image_sizes)
     patches = [(height // config.patch_size) * (width // config.patch_size) for height, width in sizes]
     return {
         "squared_tokens": sum(one**2 for one in lengths),

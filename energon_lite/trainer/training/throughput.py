@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from energon_lite import TransformerShape
-from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 
 #: Dense bfloat16 matrix products of a device in FLOP/s, as its maker states; the longest name that fits counts.
@@ -85,11 +85,14 @@ def image_flops(config: ModelConfig, image: torch.Tensor, sizes: Sequence[tuple[
         config: the model's shape.
         image, sizes: of a :class:`MultimodalBatch`; their shapes only.
     """
-    shape, total = encoder_shape(config), 0
-    for height, width in [tuple(image.shape[-2:])] * len(image) if sizes is None else sizes:
-        patches = (height // config.patch_size) * (width // config.patch_size)
-        total += shape.position_flops * patches + shape.pair_flops * patches**2 + shape.sequence_flops
-    return float(total)
+    return float(sum(flops_of_images(config, sizes_of_images(image, sizes))))
+
+
+def flops_of_images(config: ModelConfig, sizes: Sequence[tuple[int, int]]) -> list[int]:
+    """:func:`image_flops` of each image, by its height and width."""
+    shape = encoder_shape(config)
+    patches = [(height // config.patch_size) * (width // config.patch_size) for height, width in sizes]
+    return [shape.position_flops * one + shape.pair_flops * one**2 + shape.sequence_flops for one in patches]
 
 
 def batch_flops(config: ModelConfig, batch: MultimodalBatch) -> float:
