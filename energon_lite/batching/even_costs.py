@@ -4,9 +4,11 @@ Attention grows with the square of a document's length, the image encoder's work
 layer's with the tokens that the loss counts: micro-batches of equal numbers of tokens differ in all of them. Here the
 samples of a step are dealt to its micro-batches anew:
 
-1. the costliest first, each to the micro-batch that has least of what it is made of and still holds it. "Has" is
-   asked of all columns that a place is in (:mod:`~energon_lite.batching.rank_columns`), so micro-batches and the sums
-   of ranks are evened out at once, without a word about how many ranks there are;
+1. a sample that is most of a rank's share by itself gets company that costs least
+   (:mod:`~energon_lite.batching.outsized_samples`); of all others the costliest first, each to the micro-batch that
+   has least of what it is made of and still holds it. "Has" is asked of all columns that a place is in
+   (:mod:`~energon_lite.batching.rank_columns`), so micro-batches and the sums of ranks are evened out at once, without
+   a word about how many ranks there are;
 2. samples change places between pairs of micro-batches, all pairs at once, while that makes the whole more even;
 3. sets of up to two samples are exchanged (:func:`~energon_lite.batching.exchange.best_trade`), as between full
    micro-batches only what has as many tokens can be exchanged for something else.
@@ -22,6 +24,7 @@ import numpy as np
 
 from energon_lite.batching.capacity import Ints
 from energon_lite.batching.movable_samples import MovableSamples
+from energon_lite.batching.outsized_samples import place_outsized
 from energon_lite.batching.rank_columns import UNIT, RankColumns, levels_of, shares_of
 
 __all__ = ["arrange_costs", "even_costs", "fit_limits"]
@@ -149,7 +152,9 @@ def fit_limits(sizes: Ints, limits: Sequence[int], home: Ints, count: int) -> In
 def _arranged(shares: Ints, places: int) -> Ints:
     """A place for each micro-batch as it is, as many for each: ``[micro-batches]``."""
     ones, limits = np.ones((1, shares.shape[1]), dtype=np.int64), np.array([shares.shape[1] // places])
-    bins = MovableSamples(shares, ones, limits, _deal(shares, ones, limits, places), places)
+    bins = MovableSamples(
+        shares, ones, limits, _deal(shares, ones, limits, np.full(shares.shape[1], -1), places), places
+    )
     for turn in range(_ROUNDS):
         bins.exchange_singles(turn)
     return bins.place()
@@ -167,7 +172,8 @@ def _blocks(count: int) -> int:
 
 
 def _even_block(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints | None:
-    bins = MovableSamples(shares, sizes, limits, _deal(shares, sizes, limits, count), count)
+    reserved = place_outsized(shares, sizes, limits, count)
+    bins = MovableSamples(shares, sizes, limits, _deal(shares, sizes, limits, reserved, count), count)
     for turn in range(_ROUNDS):
         bins.exchange_singles(turn)
     if not bins.mend():
@@ -175,20 +181,23 @@ def _even_block(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints | N
     tight = int(sizes[0].sum()) * 100 >= (_FULL - 2) * int(limits[0]) * count
     for turn in range(max(_TRADES, 3 * len(levels_of(count)) // 2)):
         bins.trade(turn, pairs=max(1, count // 8), considered=_MANY if tight else _FEW)
-    bins.finish(min(_TRIES, _TRIES // 3 + count // 8))
+    bins.finish(min(_TRIES, _TRIES // 3 + count // 8), reserved)
     return bins.place()
 
 
-def _deal(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints:
+def _deal(shares: Ints, sizes: Ints, limits: Ints, reserved: Ints, count: int) -> Ints:
     """The costliest first, each to the micro-batch whose columns have least of what it is made of; where none holds it,
-    to the one that it overfills least."""
+    to the one that it overfills least. Before them, outsized samples and what is beside them."""
     columns = RankColumns(shares, count)
-    order = np.argsort(-shares.max(axis=0), kind="stable")
-    bundles = _bundles(order, count)
     pull = np.zeros((count, len(shares)), dtype=np.int64)
     room = np.repeat(limits[None], count, axis=0)
-    place = np.empty(shares.shape[1], dtype=np.int64)
-    for bundle in bundles:
+    place = reserved.copy()
+    for here in np.unique(place[place >= 0]).tolist():
+        placed = place == here
+        pull += columns.near_to(here) * shares[:, placed].sum(axis=1)
+        room[here] -= sizes[:, placed].sum(axis=1)
+    order = np.argsort(-shares.max(axis=0), kind="stable")
+    for bundle in _bundles(order[place[order] < 0], count):
         cost, size = shares[:, bundle].sum(axis=1), sizes[:, bundle].sum(axis=1)
         fullness = pull @ cost
         fits = (room >= size).all(axis=1)

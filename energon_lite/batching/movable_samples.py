@@ -35,6 +35,7 @@ class MovableSamples:
     Attributes:
         table: the samples of each micro-batch, ``[count, width]``; behind the last one, a number for none.
         filled: how many these are, ``[count]``.
+        loads: what each micro-batch costs, ``[rows, count]``.
         pull: of each place (:meth:`RankColumns.pulls`), ``[rows, count]``.
         held: what each micro-batch holds, ``[limits, count]``.
     """
@@ -50,7 +51,8 @@ class MovableSamples:
         order = mixed[np.argsort(place[mixed], kind="stable")]
         inside = np.arange(len(place)) - np.repeat(np.cumsum(self.filled) - self.filled, self.filled)
         self.table[place[order], inside] = order
-        self.pull = self.columns.pulls(self.shares[:, self.table].sum(axis=2))
+        self.loads = self.shares[:, self.table].sum(axis=2)
+        self.pull = self.columns.pulls(self.loads)
         self.held = self.sizes[:, self.table].sum(axis=2)
 
     def place(self) -> Ints:
@@ -99,17 +101,28 @@ class MovableSamples:
             one, other = (self._sets(number, considered, turn) for number in (high, low))
             self._trade(high, low, one, other)
 
-    def finish(self, tries: int) -> None:
+    def finish(self, tries: int, reserved: Ints) -> None:
         """Exchange sets with micro-batches of the worst columns of each level, as long as the worst become better, and
         those of the level before, with narrower columns, stay as they are.
+
+        Args:
+            tries: for each level.
+            reserved: the micro-batches of samples that were placed on purpose, -1 for others, ``[samples]``. No column
+                need have less than the fullest of these.
         """
+        placed = np.flatnonzero(reserved >= 0)
+        loads = np.zeros_like(self.loads)
+        np.add.at(loads.T, reserved[placed], self.shares[:, placed].T)
         largest, before = self.shares.max(axis=1), self.count
+        bounds = {
+            width: np.maximum(largest, loads.reshape(len(loads), -1, width).sum(axis=1).max(axis=1))
+            for width in (self.count, *self.columns.levels)
+        }
         for width in self.columns.levels:
             turns = self.count // width
             tired = np.zeros((len(self.shares), width), dtype=np.int64)
             for turn in range(tries if turns > 1 else tries // 4):
-                loads = self.shares[:, self.table].sum(axis=2)
-                levels = [_above(loads, each, largest) for each in (width, before)]
+                levels = [_above(self.loads, each, bounds[each]) for each in (width, before)]
                 above = np.where(tired < _PATIENCE, levels[0] * 1000 // (turns * UNIT), 0)
                 row, column = divmod(int(above.argmax()), width)
                 if above[row, column] < _EVEN:
@@ -196,6 +209,7 @@ class MovableSamples:
         if over.sum() > 0 or (over.sum() == 0 and (over.any() or not (always or int((moved * pull).sum()) > 0))):
             return
         self.held[:, [high, low]] = after
+        self.loads[:, [high, low]] += np.stack([-moved, moved], axis=1)
         self.pull -= ((self.columns.near_to(high) - self.columns.near_to(low)) * moved).T
         for number, gone, come in ((high, give, take), (low, take, give)):
             kept = [one for one in self.table[number, : self.filled[number]].tolist() if one not in gone] + come
@@ -228,16 +242,16 @@ def _worth(moved: Ints, pull: Ints, apart: Ints, over: Ints) -> Ints:
     return np.where(left > 0, left - _MENDS, worth - _MENDED)
 
 
-def _above(loads: Ints, width: int, largest: Ints) -> Ints:
-    """What columns have above the mean, or above the largest sample, ``[rows, width]``.
+def _above(loads: Ints, width: int, bound: Ints) -> Ints:
+    """What columns have above the mean, or above what one of them cannot be without, ``[rows, width]``.
 
     Args:
         loads: of micro-batches, ``[rows, count]``.
         width: columns of the level.
-        largest: sample of each row, ``[rows]``.
+        bound: of each row.
     """
     turns = loads.shape[1] // width
-    above: Ints = loads.reshape(len(loads), turns, width).sum(axis=1) - np.maximum(largest, turns * UNIT)[:, None]
+    above: Ints = loads.reshape(len(loads), turns, width).sum(axis=1) - np.maximum(bound, turns * UNIT)[:, None]
     return above
 
 

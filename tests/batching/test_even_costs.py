@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from energon_lite.batching.best_fit import BestFit
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.even_costs import arrange_costs, even_costs, fit_limits
+from energon_lite.batching.outsized_samples import place_outsized
 from energon_lite.batching.rank_columns import UNIT, RankColumns, levels_of, shares_of
 
 
@@ -113,3 +114,44 @@ def test_shares_and_pulls_by_hand() -> None:
     for place in range(4):
         expected = [at_all * (place == one) + at_two * (place % 2 == one % 2) for one in range(4)]
         assert columns.near_to(place)[:, 0].tolist() == expected
+
+
+@settings(deadline=None, max_examples=examples(60))
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 9), st.integers(0, 2**30)), min_size=8, max_size=120),
+    st.sampled_from([4, 6, 7, 8, 12, 16]),
+    st.lists(st.integers(30, 60), max_size=4),
+)
+def test_what_is_beside_outsized_samples_fits(values: list[tuple[int, int, int]], count: int, long: list[int]) -> None:
+    values = [*values, *((tokens, 1, 2**31) for tokens in long)]
+    tokens, images, cost = (np.array(column, dtype=np.int64) for column in zip(*values, strict=True))
+    sizes, limits = np.stack([tokens, images]), np.array([60, 20])
+    shares = shares_of(np.stack([tokens**2, cost]), count)
+    place = place_outsized(shares, sizes, limits, count)
+    assert place.shape == tokens.shape and place.min() >= -1 and place.max() < count
+    for row, limit in zip(sizes, limits, strict=True):
+        assert np.bincount(place[place >= 0], weights=row[place >= 0], minlength=count).max() <= limit
+    assert len(np.unique(place[place >= 0])) * 4 <= count
+    smallest = min((count // width for width in levels_of(count) if width < count), default=count)
+    if shares.max() < 12 * UNIT * smallest // 16:
+        assert (place < 0).all()
+
+
+def test_a_rank_with_an_outsized_sample_has_the_least_beside_it() -> None:
+    """Micro-batches are full, so its rank has as many tokens as all: the shortest, but not more loss than its share."""
+    rng = np.random.default_rng(3)
+    tokens = np.clip(np.rint(rng.lognormal(6.5, 1, 12_000)), 16, 5000).astype(np.int64)
+    tokens[0] = 16_000
+    loss = np.where(tokens < 400, tokens, tokens // 3)  # what is short is all loss
+    count, ranks = 128, 32
+    plan = BestFit(Capacity(16_384)).plan(tokens).select(np.arange(count))
+    home, chosen = np.repeat(np.arange(count), plan.rows()), plan.sample
+    rows, sizes = np.stack([tokens[chosen] ** 2, loss[chosen]]), tokens[None, chosen]
+    place = even_costs(rows, sizes, [16_384], home, count)
+    attention, counted = column_sums(rows, place, ranks)
+    rank = int(place[chosen == 0][0]) % ranks
+    share = float(attention.mean())
+    assert 1.1 * share < 16_000**2
+    # With its part of everything beside it, that would be 3 / 4 of a share more.
+    assert attention.max() == attention[rank] < 16_000**2 + 0.18 * share
+    assert counted.max() < 1.05 * counted.mean()

@@ -16,8 +16,9 @@ stages of a pipeline simulated (1F1B; layers are divided so that stages have equ
 
 How to read it: "mean/max" is over ranks, for the planned step: tokens, attention, encoder, loss tokens; where a sample
 is more than a rank's share, or needs so many micro-batches beside it that it becomes so, the least possible maximum
-stands in place of the mean ("*"). "ms" is planning for each micro-batch of a step, on one core; a rank plans the whole
-step, in the background.
+stands in place of the mean ("*"): a linear program's, in which that rank has no more of any other cost than 1 / 0.97 of
+the mean, samples may be cut, and all other ranks are full to the last token. "ms" is planning for each micro-batch of a
+step, on one core; a rank plans the whole step, in the background.
 
     python tools/bench/balance.py [--ranks 8 64 512] [--pp 1 4] [--mixes captions ...]
 """
@@ -33,6 +34,7 @@ import numpy as np
 from balance_mixes import MIXES, Mix, Samples
 from common import machine, table
 from numpy.typing import NDArray
+from scipy.optimize import linprog
 
 from energon_lite import BestFit, Capacity
 from energon_lite.batching.cost_model import CostModel
@@ -194,24 +196,27 @@ def packed(mix: Mix, count: int, seed: int) -> tuple[MicroBatches, Samples]:
 def evenness_of(step: Step, place: Ints, ranks: int, turns: int, capacity: int) -> tuple[Floats, list[bool]]:
     """Mean (or the least possible maximum, if that is more) over maximum of the ranks, by row; and whether it is."""
     balance, bounded = [], []
-    for row in step.rows():
+    for number, row in enumerate(step.rows()):
         loads = np.bincount(place % ranks, weights=row, minlength=ranks)
-        least = max(float(loads.mean()), least_beside_largest(step.tokens, row, ranks, turns, capacity))
+        least = max(float(loads.mean()), least_beside_largest(step, number, ranks, turns, capacity))
         balance.append(least / loads.max())
         bounded.append(least > loads.mean() * 1.001)
     return np.array(balance), bounded
 
 
-def least_beside_largest(tokens: Ints, row: Ints, ranks: int, turns: int, capacity: int) -> float:
-    """The least that the rank with the costliest sample can have: others fill its micro-batches, the cheapest ones."""
+def least_beside_largest(step: Step, number: int, ranks: int, turns: int, capacity: int) -> float:
+    """The least that the rank with the largest sample of this row can have; 0 if that is surely below the mean."""
+    rows = step.rows().astype(np.float64)
+    row, shares = rows[number], rows.sum(axis=1) / ranks
     largest = int(row.argmax())
-    needed = int(tokens.sum()) - (ranks - 1) * turns * capacity - int(tokens[largest])
-    density = row / np.maximum(tokens, 1)
-    order = np.argsort(density, kind="stable")
-    order = order[order != largest]
-    before = np.cumsum(tokens[order]) - tokens[order]
-    part = np.clip((needed - before) / tokens[order], 0, 1)
-    return float(row[largest] + (part * row[order]).sum())
+    if row[largest] < 0.8 * shares[number]:
+        return 0
+    others = [other for other in range(1, len(rows)) if other != number and rows[other, largest] < shares[other]]
+    needed = rows[0].sum() - (ranks - 1) * turns * capacity
+    chosen = np.zeros((len(row), 2))
+    chosen[:, 1], chosen[largest, 0] = 1, 1
+    found = linprog(row, np.stack([-rows[0], *rows[others]]), [-needed, *(shares[others] / 0.97)], bounds=chosen)
+    return float(found.fun) if found.success else 0
 
 
 def predicted(costs: Floats, ranks: int, stages: int, turns_wait: bool = False) -> float:

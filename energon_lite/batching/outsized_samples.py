@@ -1,0 +1,94 @@
+"""Samples that cost most of a rank's share by themselves, and what is put beside them.
+
+Micro-batches are full, so such a sample's rank cannot simply have less: it has as many tokens as all others. What is
+put beside the sample decides how far that rank is above the rest. The least is what costs least for its tokens, but
+short documents, which cost little attention, may have most of the loss: so other costs have a *price*, which rises
+while the rank has more of them than its share and falls while it has less (a subgradient method for the Lagrangian of
+"as little of one cost as possible, of no other more than the share").
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from energon_lite.batching.capacity import Ints
+from energon_lite.batching.rank_columns import UNIT, levels_of
+
+__all__ = ["place_outsized"]
+
+#: A sample is outsized from so many sixteenths of what a column of so many micro-batches has on average. For shorter
+#: columns exchanges find as much, and to fill a micro-batch with what is cheapest makes those of a pipeline uneven.
+_OUTSIZED, _TURNS = 12, 3
+#: Columns of outsized samples are this part of all at most: with more, nothing short would be left for the others.
+_PART = 8
+#: What the sample's own cost is worth; how much a price changes first, and how often it is set.
+_WORTH, _CHANGE, _SETTINGS = 1024, 256, 12
+
+
+def place_outsized(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints:
+    """Micro-batches of outsized samples, and of what fills the columns that they are in.
+
+    Args:
+        shares: :func:`~energon_lite.batching.rank_columns.shares_of`, ``[rows, samples]``.
+        sizes: what samples take up, ``[limits, samples]``; tokens first.
+        limits: what a micro-batch may hold, ``[limits]``.
+        count: micro-batches.
+
+    Returns:
+        ``[samples]``, -1 for all that may go anywhere.
+
+    Example:
+        24 micro-batches of 16, and a document with as much attention as three should have: the other two of its rank,
+        if there are eight ranks, are filled with what is shortest.
+
+        >>> from energon_lite.batching.rank_columns import shares_of
+        >>> lengths = np.array([8] * 30 + [16] + [1] * 40)
+        >>> place = place_outsized(shares_of(lengths[None] ** 2, 24), lengths[None], np.array([16]), 24)
+        >>> [np.flatnonzero(place == one).tolist() for one in (0, 8)]
+        [[30], [31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46]]
+    """
+    place = np.full(shares.shape[1], -1, dtype=np.int64)
+    largest = shares.max(axis=0)
+    several = [count // width for width in levels_of(count) if count // width >= _TURNS]
+    found = np.flatnonzero(largest * 16 >= _OUTSIZED * UNIT * min(several, default=count))
+    for column, sample in enumerate(found[np.argsort(-largest[found], kind="stable")].tolist()):
+        turns = max((one for one in several if int(largest[sample]) * 16 >= _OUTSIZED * UNIT * one), default=count)
+        if (column + 1) * turns * _PART > count:
+            break
+        place[sample] = column
+        held = np.zeros((turns, len(limits)), dtype=np.int64)
+        held[0] = sizes[:, sample]
+        free = np.flatnonzero(place < 0)
+        room = int(limits[0]) * turns - int(held[0, 0])
+        for one in free[_cheapest(shares[:, free], sizes[0, free], room, shares[:, sample], turns * UNIT)].tolist():
+            fits = np.flatnonzero((held + sizes[:, one] <= limits).all(axis=1))
+            if len(fits):
+                place[one] = column + int(fits[0]) * (count // turns)
+                held[fits[0]] += sizes[:, one]
+    return place
+
+
+def _cheapest(shares: Ints, tokens: Ints, room: int, beside: Ints, mean: int) -> Ints:
+    """Samples to fill the room with, so that there is least of what the outsized one is made of, and of no other cost
+    more than the mean, as far as possible.
+
+    Args:
+        shares, tokens: of the samples that can be had, ``[rows, samples]`` and ``[samples]``.
+        room: tokens to fill.
+        beside: shares of the outsized sample, ``[rows]``.
+        mean: of what a column has of each cost.
+    """
+    row = int(beside.argmax())
+    price = np.zeros(len(shares), dtype=np.int64)
+    best, least = np.empty(0, dtype=np.int64), np.iinfo(np.int64).max
+    for setting in range(_SETTINGS):
+        price[row] = _WORTH
+        order = np.argsort(price @ shares * 64 // np.maximum(tokens, 1), kind="stable")
+        chosen = order[: int(np.searchsorted(np.cumsum(tokens[order]), room, side="right"))]
+        loads = beside + shares[:, chosen].sum(axis=1)
+        above = np.delete(loads - mean, row)
+        worth = int(loads[row]) + 4 * int(np.maximum(above, 0).sum())
+        if worth < least:
+            best, least = chosen, worth
+        price = np.maximum(price + (loads - mean) * (_CHANGE * 3**setting // 4**setting) // mean, 0)
+    return best
