@@ -68,6 +68,8 @@ class _LazyGroup(click.Group):
             return super().invoke(ctx)
         except EnergonLiteError as error:
             raise click.ClickException(str(error)) from None
+        except BrokenPipeError:
+            raise  # who read the output has enough, as `head`: click ends without a word
         except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError) as error:
             raise click.ClickException(f"{error.strerror}: {error.filename}") from None
         except OSError as error:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -44,3 +45,12 @@ def test_help_imports_no_command() -> None:
     program += "main(['-h'], standalone_mode=False); print('energon_lite.cli.prepare' in sys.modules)"
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert output.stdout.endswith("False\n")
+
+
+def test_output_that_nobody_reads_any_more() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        command = [sys.executable, "-m", "energon_lite.cli.main", "layout", "--world", "8"]
+        ended = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "")
