@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 from energon_lite.documents.paths import missing_file_fix
@@ -79,8 +81,9 @@ class HuggingFaceTokenizer:
     def chat(self, messages: Sequence[Mapping[str, Any]], mark: str | None = None) -> list[tuple[list[int], bool]]:
         """The tokens of a conversation, in pieces; of each, whether the assistant says it.
 
-        The template is applied to what stands before each answer, as for generation, and then with the answer; what
-        the second has more than the first is the answer.
+        The template writes what stands before each answer, as for generation, and then the answer, too: what the second
+        text has more than the first is the answer. The whole is tokenised once; a token is of the piece in which its
+        text begins.
 
         Args:
             messages: ``{"role": "user", "content": "Hi"}`` each.
@@ -95,30 +98,44 @@ class HuggingFaceTokenizer:
                 steps += [(place, True), (place + 1, False)] if place else [(1, False)]
         if not steps or steps[-1][0] < len(messages):
             steps.append((len(messages), False))
-        pieces: list[tuple[list[int], bool]] = []
-        done: list[int] = []
+        text, ends, answers = "", [0], []
         for count, asked in steps:
-            tokens = self._templated(list(messages[:count]), asked, mark)
-            if tokens[: len(done)] != done:
+            before, text = text, self._templated(list(messages[:count]), asked)
+            if not text.startswith(before):
                 raise ValueError(
                     f"the chat template changes earlier messages when message {count} is added: who says what cannot "
                     "be told"
                 )
-            answer = not asked and messages[count - 1]["role"] == "assistant"
-            pieces.append((tokens[len(done) :], answer))
-            done = tokens
-        return pieces
+            ends.append(len(text))
+            answers.append(not asked and messages[count - 1]["role"] == "assistant")
+        tokens, starts = self._with_starts(text, mark)
+        edges = [bisect_left(starts, end) for end in ends]
+        return [(tokens[first:last], answer) for (first, last), answer in zip(pairwise(edges), answers, strict=True)]
 
-    def _templated(self, messages: list[Mapping[str, Any]], asked: bool, mark: str | None) -> list[int]:
-        tokenizer = self._chat
+    def _with_starts(self, text: str, mark: str | None) -> tuple[list[int], list[int]]:
+        """The tokens of a text, and at which of its letters each begins."""
+        tokens: list[int] = []
+        starts: list[int] = []
+        at = 0
+        for place, part in enumerate(text.split(mark) if mark else [text]):
+            if place and mark:
+                tokens.append(-1)
+                starts.append(at - len(mark))
+            encoded = self._tokenizer.encode(part, add_special_tokens=False)
+            tokens += encoded.ids
+            # A space by itself is said to begin behind itself by some tokenizers.
+            starts += [at + min(start, max(stop - 1, 0)) for start, stop in encoded.offsets]
+            at += len(part) + len(mark or "")
+        return tokens, list(accumulate(starts, max))
+
+    def _templated(self, messages: list[Mapping[str, Any]], asked: bool) -> str:
         try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asked)
+            text: str = self._chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=asked)
+        except UsageError:
+            raise
         except Exception as error:  # jinja's errors, and whatever a template raises
             raise ValueError(f"the chat template fails: {type(error).__name__}: {error}") from None
-        ids: list[int] = []
-        for place, part in enumerate(text.split(mark) if mark else [text]):
-            ids += [-1] * (place > 0) + self._tokenizer.encode(part, add_special_tokens=False).ids
-        return ids
+        return text
 
     @cached_property
     def _chat(self) -> Any:
