@@ -48,22 +48,24 @@ def place_outsized(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints:
         [[30], [31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46]]
     """
     place = np.full(shares.shape[1], -1, dtype=np.int64)
+    held = np.zeros((count, len(limits)), dtype=np.int64)
     largest = shares.max(axis=0)
     several = [count // width for width in levels_of(count) if count // width >= _TURNS]
     found = np.flatnonzero(largest * 16 >= _OUTSIZED * UNIT * min(several, default=count))
-    for column, sample in enumerate(found[np.argsort(-largest[found], kind="stable")].tolist()):
+    for first, sample in enumerate(found[np.argsort(-largest[found], kind="stable")].tolist()):
         turns = max((one for one in several if int(largest[sample]) * 16 >= _OUTSIZED * UNIT * one), default=count)
-        if (column + 1) * turns * _PART > count:
+        # Columns of other heights may have a place in common.
+        if (first + 1) * turns * _PART > count or (held[first] + sizes[:, sample] > limits).any():
             break
-        place[sample] = column
-        held = np.zeros((turns, len(limits)), dtype=np.int64)
-        held[0] = sizes[:, sample]
+        column = np.arange(first, count, count // turns)
+        place[sample] = first
+        held[first] += sizes[:, sample]
+        room = int((limits[0] - held[column, 0]).sum())
         free = np.flatnonzero(place < 0)
-        room = int(limits[0]) * turns - int(held[0, 0])
         for one in free[_cheapest(shares[:, free], sizes[0, free], room, shares[:, sample], turns * UNIT)].tolist():
-            fits = np.flatnonzero((held + sizes[:, one] <= limits).all(axis=1))
+            fits = column[(held[column] + sizes[:, one] <= limits).all(axis=1)]
             if len(fits):
-                place[one] = column + int(fits[0]) * (count // turns)
+                place[one] = fits[0]
                 held[fits[0]] += sizes[:, one]
     return place
 

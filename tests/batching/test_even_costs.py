@@ -119,11 +119,13 @@ def test_shares_and_pulls_by_hand() -> None:
 @settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(st.tuples(st.integers(1, 60), st.integers(0, 9), st.integers(0, 2**30)), min_size=8, max_size=120),
-    st.sampled_from([4, 6, 7, 8, 12, 16]),
-    st.lists(st.integers(30, 60), max_size=4),
+    st.sampled_from([7, 16, 24, 32, 60, 96]),
+    st.lists(st.tuples(st.integers(30, 60), st.integers(28, 36)), max_size=6),
 )
-def test_what_is_beside_outsized_samples_fits(values: list[tuple[int, int, int]], count: int, long: list[int]) -> None:
-    values = [*values, *((tokens, 1, 2**31) for tokens in long)]
+def test_what_is_beside_outsized_samples_fits(
+    values: list[tuple[int, int, int]], count: int, long: list[tuple[int, int]]
+) -> None:
+    values = [*values, *((tokens, 1, 2**bits) for tokens, bits in long)]
     tokens, images, cost = (np.array(column, dtype=np.int64) for column in zip(*values, strict=True))
     sizes, limits = np.stack([tokens, images]), np.array([60, 20])
     shares = shares_of(np.stack([tokens**2, cost]), count)
