@@ -31,6 +31,7 @@ class Requests:
         self._came: set[str] = set()
         self._began = self._asked = time.monotonic()
         self._slowest = 0.0  # seconds from one step to the next
+        self._tried = False  # how long a checkpoint takes
         # A GPU would answer when all it has to do before is done.
         apart = mesh.world_size > 1 and mesh.device.type == "cuda"
         self._group = dist.new_group(backend="gloo", timeout=mesh.timeout) if apart else None
@@ -58,11 +59,12 @@ class Requests:
         """What is asked for, on any rank, after a step was launched. Every rank must call it.
 
         The time limit counts as reached when what is left is less than two of the slowest steps so far, the running one
-        and the next, and two of the slowest checkpoints: the one that may be being written, and the last.
+        and the next, and two of the slowest checkpoints: the one that may be being written, and the last. While nobody
+        knows how long one takes, one is asked for when half of the time is gone.
 
         Args:
             bad: something else to agree on: whether steps were bad.
-            seconds_to_save: how long a checkpoint takes, as far as this rank knows.
+            seconds_to_save: how long a checkpoint takes, as far as this rank knows; 0: it does not.
 
         Returns:
             Why the run is to stop, or nothing; whether to save; whether each of the steps was bad on any rank.
@@ -73,6 +75,9 @@ class Requests:
             left = self.time_limit - (now - self._began)
             if left < 2 * (self._slowest + seconds_to_save):
                 self._came.add(_STOPS[-1])
+            elif not (seconds_to_save or self._tried) and left < self.time_limit / 2:
+                self._tried = True
+                self._came.add(_SAVE)
         flags = [*(name in self._came for name in (*_STOPS, _SAVE)), *bad]
         if self.mesh.world_size > 1:
             told = torch.tensor(flags, dtype=torch.int64)
