@@ -19,6 +19,7 @@ import click
 from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.media_options import extract_media, media_options
+from energon_lite.cli.next_step import show_next_step
 from energon_lite.cli.part_options import asked_parts, part_options, part_words
 from energon_lite.cli.progress import progress, show_share
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
@@ -175,10 +176,12 @@ def _index_again(root: str, asked: _Asked) -> None:
 def _prepare_folder(root: str, asked: _Asked) -> None:
     # All that can be wrong is found before shards are read, which may take long.
     patterns, fields = _check_options(asked), _parse_field_map(asked["field_map"])
+    begun: dict[str, str] | None = None  # code that is to be completed: the fields that it is likely to have
 
     def choose(scan: DatasetScan) -> Choice:
         from energon_lite.cli import prepare_dialogue as dialogue
 
+        nonlocal begun
         quiet = asked["as_json"] and asked["non_interactive"]
         if not quiet:
             dialogue.show_scan(scan)
@@ -195,6 +198,7 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
                 document = sample_document(scan, sample_type=kind, field_map=fields, use_loader=True)
                 if document is not None and "sample_loader" in document:
                     files = {SAMPLE_LOADER: loader_template(kind, scan.parts)}
+                    begun = dialogue.guess_field_map(scan, kind)
         return Choice(splits, may_be_empty, document, asked["dataset_yaml_name"], files)
 
     if asked["force_overwrite"] or asked["non_interactive"] or not nv_meta.is_prepared(root) or is_unfinished(root):
@@ -223,7 +227,7 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
     _store_media(root, asked)
     _store_lengths(root, asked)
     if not asked["as_json"]:
-        _show_next_step(report, asked["dataset_yaml_name"])
+        show_next_step(report, asked["dataset_yaml_name"], begun)
         click.echo("\nDone")
 
 
@@ -379,20 +383,3 @@ def _show_report(report: PrepareReport, as_json: bool = False) -> None:
 def _show_notes(notes: Iterable[str]) -> None:
     for note in notes:
         click.secho(f"Note: {note}", fg="yellow", err=True)
-
-
-def _show_next_step(report: PrepareReport, dataset_yaml_name: str) -> None:
-    if not report.has_dataset_yaml:
-        click.echo(
-            f"There is no {dataset_yaml_name} yet, which says what a sample is. Write it by hand, or run\n"
-            f"  energon-lite prepare {shlex.quote(report.path)} --force-overwrite"
-        )
-        return
-    split = next((name for name, (shards, _) in report.splits.items() if shards), "train")
-    extra = "" if split == "train" else f", split_part={split!r}"
-    extra += "" if dataset_yaml_name == nv_meta.DATASET_YAML else f", dataset_config={dataset_yaml_name!r}"
-    click.echo("Next, in Python:\n")
-    click.echo("  from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset")
-    click.echo(f"  dataset = get_train_dataset({report.path!r}, batch_size=2, shuffle_buffer_size=None{extra},")
-    click.echo("      max_samples_per_sequence=None, worker_config=WorkerConfig.default_worker_config(num_workers=2))")
-    click.echo("  print(next(iter(get_savable_loader(dataset))))")

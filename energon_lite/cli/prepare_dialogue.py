@@ -33,7 +33,15 @@ from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecoder
 from energon_lite.storage.samples.field_map import compile_field_map
 
-__all__ = ["ask_again", "ask_dataset_document", "ask_split_ratio", "guess_access", "show_samples", "show_scan"]
+__all__ = [
+    "ask_again",
+    "ask_dataset_document",
+    "ask_split_ratio",
+    "guess_access",
+    "guess_field_map",
+    "show_samples",
+    "show_scan",
+]
 
 T = TypeVar("T")
 
@@ -246,6 +254,14 @@ def _ask_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str] | None
         kind = "required" if required else f"optional, such as {guess}" if guess else "optional"
         field_map[field.name] = _ask(f"  {field.name} ({field.type}, {kind})", use, default=default)
     return {name: access for name, access in field_map.items() if access != "-"}
+
+
+def guess_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str]:
+    """Likely parts of the required fields of a sample; none if one of them cannot be guessed."""
+    first = scan.read([0])[0]
+    required = [field.name for field in sample_fields(sample_type) if is_required(field)]
+    found = {name: guess for name in required if (guess := guess_access(name, scan.parts, first))}
+    return found if len(found) == len(required) else {}
 
 
 def guess_access(field: str, parts: Mapping[str, int], first: RawSample) -> str | None:

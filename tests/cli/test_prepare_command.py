@@ -181,6 +181,15 @@ class TestWithoutAFieldMap:
         assert code == 0 and "sample_loader.py: complete it where it says TODO" in output
         assert document(data)["part_filter"] == "sample_loader.py:part_filter"  # type: ignore[index]
         assert (data / ".nv-meta/sample_loader.py").exists()
+        assert "When sample_loader.py is complete" in output and "trust_code=True" in output.split("in Python")[1]
+
+    def test_the_fields_that_there_seem_to_be_are_proposed(self, data: Path) -> None:
+        command = ["--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CaptioningSample"]
+        _, output = run(data, *command)
+        proposed = next(line for line in output.splitlines() if "--field-map" in line)
+        code, output = run(data, *command, *shlex.split(proposed))
+        assert code == 0 and "Next, in Python" in output and "trust_code" not in output
+        assert document(data)["field_map"] == {"image": "png", "caption": "json[text]"}  # type: ignore[index]
 
 
 class TestMetadatasets:
