@@ -2,9 +2,9 @@
 
 Micro-batches are full, so such a sample's rank cannot simply have less: it has as many tokens as all others. What is
 put beside the sample decides how far that rank is above the rest. The least is what costs least for its tokens, but
-short documents, which cost little attention, may have most of the loss: so other costs have a *price*, which rises
-while the rank has more of them than its share and falls while it has less (a subgradient method for the Lagrangian of
-"as little of one cost as possible, of no other more than the share").
+short documents, which cost little attention, may have most of the loss. So other costs have a *price*, found by
+bisection, at which the rank has no more of them than its share (Lagrange multipliers of "as little of one cost as
+possible, of no other more than the share").
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["place_outsized"]
 _OUTSIZED, _TURNS = 12, 3
 #: Columns of outsized samples are this part of all at most: with more, nothing short would be left for the others.
 _PART = 8
-#: What the sample's own cost is worth; how much a price changes first, and how often it is set.
-_WORTH, _CHANGE, _SETTINGS = 1024, 256, 12
+#: What the sample's own cost is worth; the first price of another one, and what none is; how often prices are set.
+_WORTH, _FIRST, _DEAR, _SETTINGS = 1024, 32, 1 << 20, 12
 
 
 def place_outsized(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints:
@@ -81,16 +81,19 @@ def _cheapest(shares: Ints, tokens: Ints, room: int, beside: Ints, mean: int) ->
         mean: of what a column has of each cost.
     """
     row = int(beside.argmax())
-    price = np.zeros(len(shares), dtype=np.int64)
     best, least = np.empty(0, dtype=np.int64), np.iinfo(np.int64).max
-    for setting in range(_SETTINGS):
+    price = np.zeros(len(shares), dtype=np.int64)
+    low, high = np.zeros_like(price), np.full_like(price, _DEAR)
+    for _ in range(_SETTINGS):
         price[row] = _WORTH
         order = np.argsort(price @ shares * 64 // np.maximum(tokens, 1), kind="stable")
         chosen = order[: int(np.searchsorted(np.cumsum(tokens[order]), room, side="right"))]
         loads = beside + shares[:, chosen].sum(axis=1)
-        above = np.delete(loads - mean, row)
-        worth = int(loads[row]) + 4 * int(np.maximum(above, 0).sum())
+        above = loads > mean
+        worth = int(loads[row]) + 4 * int(np.maximum(np.delete(loads, row) - mean, 0).sum())
         if worth < least:
             best, least = chosen, worth
-        price = np.maximum(price + (loads - mean) * (_CHANGE * 3**setting // 4**setting) // mean, 0)
+        low, high = np.where(above, price, low), np.where(above, high, price)
+        # Upwards in large steps, until it is known how high is high enough.
+        price = np.where(high == _DEAR, 2 * price + _FIRST, (low + high) // 2)
     return best
