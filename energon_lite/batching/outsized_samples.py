@@ -22,7 +22,9 @@ _OUTSIZED, _TURNS = 12, 3
 #: Columns of outsized samples are this part of all at most: with more, nothing short would be left for the others.
 _PART = 8
 #: What the sample's own cost is worth; the first price of another one, and what none is; how often prices are set.
-_WORTH, _FIRST, _DEAR, _SETTINGS = 1024, 32, 1 << 20, 12
+_WORTH, _FIRST, _DEAR, _SETTINGS = 1024, 64, 1 << 20, 12
+#: A column may have more of other costs than the mean, by this part of it; what is above counts so many times as much.
+_MORE, _TIMES = 64, 4
 
 
 def place_outsized(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints:
@@ -84,16 +86,16 @@ def _cheapest(shares: Ints, tokens: Ints, room: int, beside: Ints, mean: int) ->
     best, least = np.empty(0, dtype=np.int64), np.iinfo(np.int64).max
     price = np.zeros(len(shares), dtype=np.int64)
     low, high = np.zeros_like(price), np.full_like(price, _DEAR)
+    most = mean + mean // _MORE
     for _ in range(_SETTINGS):
         price[row] = _WORTH
         order = np.argsort(price @ shares * 64 // np.maximum(tokens, 1), kind="stable")
         chosen = order[: int(np.searchsorted(np.cumsum(tokens[order]), room, side="right"))]
         loads = beside + shares[:, chosen].sum(axis=1)
-        above = loads > mean
-        worth = int(loads[row]) + 4 * int(np.maximum(np.delete(loads, row) - mean, 0).sum())
+        worth = int(loads[row]) + _TIMES * int(np.maximum(np.delete(loads, row) - most, 0).sum())
         if worth < least:
             best, least = chosen, worth
-        low, high = np.where(above, price, low), np.where(above, high, price)
+        low, high = np.where(loads > most, price, low), np.where(loads > most, high, price)
         # Upwards in large steps, until it is known how high is high enough.
-        price = np.where(high == _DEAR, 2 * price + _FIRST, (low + high) // 2)
+        price = np.where(high == _DEAR, np.minimum(2 * price + _FIRST, _TIMES * _WORTH), (low + high) // 2)
     return best
