@@ -1,6 +1,6 @@
 """Samples that cost most of a rank's share by themselves, and what is put beside them.
 
-Micro-batches are full, so such a sample's rank cannot simply have less: it has as many tokens as all others. What is
+Where micro-batches are full, such a sample's rank cannot simply have less: it has as many tokens as all others. What is
 put beside the sample decides how far that rank is above the rest. The least is what costs least for its tokens, but
 short documents, which cost little attention, may have most of the loss. So other costs have a *price*, found by
 bisection, at which the rank has no more of them than its share (Lagrange multipliers of "as little of one cost as
@@ -19,6 +19,8 @@ __all__ = ["place_outsized"]
 #: A sample is outsized from so many sixteenths of what a column of so many micro-batches has on average. For shorter
 #: columns exchanges find as much, and to fill a micro-batch with what is cheapest makes those of a pipeline uneven.
 _OUTSIZED, _TURNS = 12, 3
+#: Other micro-batches can be filled so far, in hundredths.
+_FULL = 99
 #: Columns of outsized samples are this part of all at most: with more, nothing short would be left for the others.
 _PART = 8
 #: What the sample's own cost is worth; the first price of another one, and what none is; how often prices are set.
@@ -40,17 +42,17 @@ def place_outsized(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints:
         ``[samples]``, -1 for all that may go anywhere.
 
     Example:
-        24 micro-batches of 16, and a document with as much attention as three should have: the other two of its rank,
-        if there are eight ranks, are filled with what is shortest.
+        24 micro-batches of 16, all full, and a document with more attention than two of them should have: the other two
+        of its rank, if there are eight ranks, are filled with what is shortest.
 
         >>> from energon_lite.batching.rank_columns import shares_of
-        >>> lengths = np.array([8] * 30 + [16] + [1] * 40)
+        >>> lengths = np.array([8] * 30 + [4] * 22 + [16] + [1] * 40)
         >>> place = place_outsized(shares_of(lengths[None] ** 2, 24), lengths[None], np.array([16]), 24)
-        >>> [np.flatnonzero(place == one).tolist() for one in (0, 8)]
-        [[30], [31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46]]
+        >>> place[52:].tolist() == [0] + [8] * 16 + [16] * 16 + [-1] * 8
+        True
     """
     place = np.full(shares.shape[1], -1, dtype=np.int64)
-    held = np.zeros((count, len(limits)), dtype=np.int64)
+    held, others = np.zeros((count, len(limits)), dtype=np.int64), np.ones(count, dtype=bool)
     largest = shares.max(axis=0)
     several = [count // width for width in levels_of(count) if count // width >= _TURNS]
     found = np.flatnonzero(largest * 16 >= _OUTSIZED * UNIT * min(several, default=count))
@@ -62,8 +64,11 @@ def place_outsized(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints:
         column = np.arange(first, count, count // turns)
         place[sample] = first
         held[first] += sizes[:, sample]
-        room = int((limits[0] - held[column, 0]).sum())
+        others[column] = False
         free = np.flatnonzero(place < 0)
+        # What the others do not hold; where there is room, that is nothing, and the column may have less.
+        needed = int(sizes[0, free].sum()) - int(others.sum()) * int(limits[0]) * _FULL // 100
+        room = min(int((limits[0] - held[column, 0]).sum()), max(needed, 0))
         for one in free[_cheapest(shares[:, free], sizes[0, free], room, shares[:, sample], turns * UNIT)].tolist():
             fits = column[(held[column] + sizes[:, one] <= limits).all(axis=1)]
             if len(fits):
