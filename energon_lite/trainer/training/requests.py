@@ -31,7 +31,7 @@ class Requests:
         self._came: set[str] = set()
         self._began = self._asked = time.monotonic()
         self._slowest = 0.0  # seconds from one step to the next
-        self._tried = False  # how long a checkpoint takes
+        self._tried = False  # to find out how long a checkpoint takes
         # A GPU would answer when all it has to do before is done.
         apart = mesh.world_size > 1 and mesh.device.type == "cuda"
         self._group = dist.new_group(backend="gloo", timeout=mesh.timeout) if apart else None
@@ -76,7 +76,6 @@ class Requests:
             if left < 2 * (self._slowest + seconds_to_save):
                 self._came.add(_STOPS[-1])
             elif not (seconds_to_save or self._tried) and left < self.time_limit / 2:
-                self._tried = True
                 self._came.add(_SAVE)
         flags = [*(name in self._came for name in (*_STOPS, _SAVE)), *bad]
         if self.mesh.world_size > 1:
@@ -84,5 +83,6 @@ class Requests:
             dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group)
             flags = [bool(flag) for flag in told.tolist()]
         self._came.discard(_SAVE)
+        self._tried = self._tried or flags[len(_STOPS)]  # on all ranks, whose clocks are not one
         stop = next((name for name, came in zip(_STOPS, flags, strict=False) if came), "")
         return stop, flags[len(_STOPS)], flags[len(_STOPS) + 1 :]

@@ -17,7 +17,9 @@ from rank_processes import RankFailure, RunRanks
 from test_nonfinite_runs import EACH_LAYOUT, saved, spoil_gradients
 from test_trainer_runs import TRAIN_SAMPLES, blend, line, make_config, metrics, send, train  # noqa: F401
 
-from energon_lite.trainer.training import Trainer, TrainerConfig
+from energon_lite.trainer.parallel.mesh import build_mesh
+from energon_lite.trainer.training import Trainer, TrainerConfig, requests
+from energon_lite.trainer.training.requests import Requests
 
 WriteDataset = Callable[..., Path]
 
@@ -117,6 +119,23 @@ def test_a_run_is_over_before_its_time_limit(
     assert any("by train.time_limit" in text for text in results[0][1])
     # A machine that is busy makes one step slower than all before it; twice the limit is no accident.
     assert all(seconds < 2 * limit for _, _, seconds in results)
+
+
+def test_ranks_whose_clocks_differ_save_once_to_know_how_long_that_takes(run_ranks: RunRanks) -> None:
+    def job(rank: int) -> int:
+        now, saves = 0.0, 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(requests.time, "monotonic", lambda: now)
+            asked, why = Requests(100.0, build_mesh()), ""
+            now = 1.5 * rank  # the last rank is half of the time ahead some steps before the first
+            with asked.listening():
+                while not why:
+                    now += 1.0
+                    why, save, _ = asked.agreed()
+                    saves += save
+        return saves
+
+    assert run_ranks(2, job) == [1, 1]
 
 
 def finite(config: TrainerConfig, path: Path, **data: Any) -> TrainerConfig:
