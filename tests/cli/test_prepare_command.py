@@ -1,62 +1,20 @@
 from __future__ import annotations
 
-import io
 import json
 import os
 import shlex
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from click.testing import CliRunner
-from PIL import Image
+from prepare_by_command import FIELDS, document, run, written
 
 from energon_lite.cli import progress
-from energon_lite.cli.main import main
-from energon_lite.cli.prepare_dialogue import guess_access
-from energon_lite.samples import SourceInfo
 from energon_lite.storage.index.columns import stored_columns
 from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.prepare.shard_scans import ShardScans
-from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
-
-FIELDS = '{"image": "png", "caption": "json[text]"}'
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """Four shards of two samples: a PNG, a JSON and a label."""
-    picture = io.BytesIO()
-    Image.new("RGB", (2, 2), "red").save(picture, "png")
-    for shard in range(4):
-        with tarfile.open(tmp_path / f"s{shard}.tar", "w") as tar:
-            for number in (2 * shard, 2 * shard + 1):
-                about = json.dumps({"text": f"caption {number}", "long": "x" * 200, "list": list(range(9))}).encode()
-                for part, content in (("png", picture.getvalue()), ("json", about), ("cls", b"1")):
-                    info = tarfile.TarInfo(f"{number:03d}.{part}")
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
-    return tmp_path
-
-
-def run(data: Path, *options: str, answers: str | None = None) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["prepare", str(data), *options], input=answers)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert "Traceback" not in result.output
-    return result.exit_code, result.output
-
-
-def written(data: Path) -> set[str]:
-    """What is in ``.nv-meta``, apart from what spares the next attempt the scanning."""
-    return {path.name for path in (data / ".nv-meta").glob("*")} - {"energon_lite.shards", "energon_lite.unfinished"}
-
-
-def document(data: Path, name: str = "dataset.yaml") -> object:
-    return yaml.safe_load((data / ".nv-meta" / name).read_text())
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 
 class TestWithoutQuestions:
@@ -280,107 +238,6 @@ class TestMistakes:
     def test_index_only_of_an_unprepared_folder(self, data: Path) -> None:
         code, output = run(data, "--tar-index-only")
         assert code == 1 and "has not been prepared" in output
-
-
-class TestQuestions:
-    def test_accepting_every_guess(self, data: Path) -> None:
-        # ratio, create a dataset.yaml, sample type, by a field map, image, label, label_name
-        code, output = run(data, answers="\n\n\n\n\ncls\n\n")
-        assert code == 0
-        assert document(data, "split.yaml")["split_parts"] == {"train": ["s{0..2}.tar"], "val": [], "test": ["s3.tar"]}  # type: ignore
-        assert document(data) == {
-            "sample_type": {"__module__": "megatron.energon", "__class__": "ImageClassificationSample"},
-            "field_map": {"image": "png", "label": "cls"},
-        }
-        assert "[8,1,1]" in output and "label (int | None, optional, such as cls) [-]" in output
-
-    def test_own_answers(self, data: Path) -> None:
-        code, output = run(data, answers="2,1,1\ny\n0\ny\npng\njson[text]\n")
-        assert code == 0 and "  0. CaptioningSample (image, caption)" in output
-        assert "caption (str, required) [json[text]]" in output
-        assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
-
-    def test_wrong_answers_are_asked_again(self, data: Path) -> None:
-        answers = "eight 2,1,1 y 99 CaptionSample CaptioningSample y pgn png - json[ json[text] "
-        code, output = run(data, answers=answers.replace(" ", "\n"))
-        assert code == 0
-        for message in (
-            "'eight' is not a ratio",
-            "sample type '99' is unknown (use one of: CaptioningSample, ",
-            "did you mean 'CaptioningSample'?",
-            "no sample has a part 'pgn' (did you mean 'png'?)",
-            "caption is required",
-            "this is not a field access",
-        ):
-            assert message in output
-        assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
-
-    def test_a_map_that_fits_no_sample_is_asked_again(self, data: Path) -> None:
-        answers = "1,0,0 y CaptioningSample y png json[txet] CaptioningSample y png json[text] "
-        code, output = run(data, answers=answers.replace(" ", "\n"))
-        assert code == 0 and "json has no key 'txet'" in output and "Please answer again" in output
-
-    def test_crude(self, data: Path) -> None:
-        code, _ = run(data, answers="1,0,0\ny\nCrudeWebdataset\n")
-        assert code == 0 and document(data)["__class__"] == "CrudeWebdataset"  # type: ignore[index]
-
-    def test_code_instead_of_a_field_map(self, data: Path) -> None:
-        code, output = run(data, answers="1,0,0\ny\nTextSample\nn\n")
-        assert code == 0 and "run only with trust_code=True" in output
-        assert document(data)["sample_loader"] == "sample_loader.py:sample_loader"  # type: ignore[index]
-        loader = data / ".nv-meta/sample_loader.py"
-        assert '"text": raw["TODO"],  # str, required' in loader.read_text()
-        names: dict[str, Any] = {}
-        exec(loader.read_text(), names)
-        assert names["part_filter"]("png") and not names["part_filter"]("mp4")
-        # Again: the file that is there is replaced only if that is wanted, and even then not lost.
-        loader.write_text("mine")
-        assert run(data, answers="y\n1,0,0\ny\nTextSample\nn\nn\n")[0] == 0 and loader.read_text() == "mine"
-        assert run(data, answers="y\n1,0,0\ny\nTextSample\nn\ny\n")[0] == 0 and "TODO" in loader.read_text()
-        assert loader.with_name("sample_loader.py.bak").read_text() == "mine"
-
-    def test_prepared_already(self, data: Path) -> None:
-        run(data, "--non-interactive", "--split-ratio", "1,0,0")
-        code, output = run(data, answers="n\n")
-        assert code == 0 and "Nothing was changed" in output
-        code, _ = run(data, answers="y\n0,1,0\nn\n")
-        assert code == 0 and document(data, "split.yaml")["split_parts"]["train"] == []  # type: ignore[index]
-
-    def test_no_dataset_yaml(self, data: Path) -> None:
-        code, output = run(data, answers="1,0,0\nn\n")
-        assert code == 0 and not (data / ".nv-meta/dataset.yaml").exists() and "There is no dataset.yaml yet" in output
-
-    def test_only_what_the_options_leave_open(self, data: Path) -> None:
-        code, output = run(data, "--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", answers="\n\n\n")
-        assert code == 0 and "Sample types" not in output
-        assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
-
-    def test_when_nobody_answers(self, data: Path) -> None:
-        code, output = run(data, answers="8,1,1\n")
-        assert code == 1 and "a question was not answered" in output and "--non-interactive" in output
-        assert written(data) == set()
-
-
-@pytest.mark.parametrize(
-    ("field", "parts", "expected"),
-    [
-        ("image", ["json", "jpg", "png"], "jpg,png"),
-        ("image", ["txt"], None),
-        ("caption", ["jpg", "caption"], "caption"),
-        ("caption", ["jpg", "txt"], "txt"),
-        ("caption", ["jpg", "json", "txt"], "txt"),
-        ("text", ["json"], "json[text]"),
-        ("label", ["cls"], "cls"),
-        ("answers", ["json"], "json[answers]"),
-        ("answer_weights", ["json"], None),
-        ("video", ["txt", "mp4"], "mp4"),
-    ],
-)
-def test_guesses(field: str, parts: list[str], expected: str | None) -> None:
-    about = json.dumps({"text": "a", "answers": ["b"]}).encode()
-    source = SourceInfo(dataset_path="", index=0, shard_name="", file_names=())
-    first = RawSample("0", {name: about if name == "json" else b"" for name in parts}, source)
-    assert guess_access(field, dict.fromkeys(parts, 1), first) == expected
 
 
 def test_columns_beside_the_length(data: Path) -> None:

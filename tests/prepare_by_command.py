@@ -1,0 +1,28 @@
+"""``energon-lite prepare`` on four small shards, and what it has written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from click.testing import CliRunner
+
+from energon_lite.cli.main import main
+
+FIELDS = '{"image": "png", "caption": "json[text]"}'
+
+
+def run(data: Path, *options: str, answers: str | None = None) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["prepare", str(data), *options], input=answers)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    return result.exit_code, result.output
+
+
+def written(data: Path) -> set[str]:
+    """What is in ``.nv-meta``, apart from what spares the next attempt the scanning."""
+    return {path.name for path in (data / ".nv-meta").glob("*")} - {"energon_lite.shards", "energon_lite.unfinished"}
+
+
+def document(data: Path, name: str = "dataset.yaml") -> object:
+    return yaml.safe_load((data / ".nv-meta" / name).read_text())
