@@ -25,7 +25,7 @@ import numpy as np
 from energon_lite.batching.capacity import Ints
 from energon_lite.batching.movable_samples import MovableSamples
 from energon_lite.batching.outsized_samples import place_outsized
-from energon_lite.batching.rank_columns import UNIT, RankColumns, levels_of, shares_of
+from energon_lite.batching.rank_columns import UNIT, RankColumns, levels_of, loads_of, shares_of
 
 __all__ = ["arrange_costs", "even_costs", "fit_limits"]
 
@@ -76,9 +76,7 @@ def even_costs(costs: Ints, sizes: Ints, limits: Sequence[int], home: Ints, coun
     sizes = np.where(alone, bounds[:, None], sizes)  # then nothing else fits beside it
     shares = shares_of(costs, count)
     blocks = _blocks(count)
-    of_homes = np.zeros((len(shares), count), dtype=np.int64)
-    for row, of_home in zip(shares, of_homes, strict=True):
-        np.add.at(of_home, home, row)
+    of_homes = loads_of(shares, home, count)
     # A mean block is as large as a mean micro-batch, in these units.
     block_of = _arranged(of_homes * blocks // count, blocks)[home]
     place = np.empty(len(home), dtype=np.int64)
@@ -152,9 +150,7 @@ def fit_limits(sizes: Ints, limits: Sequence[int], home: Ints, count: int) -> In
 def _arranged(shares: Ints, places: int) -> Ints:
     """A place for each micro-batch as it is, as many for each: ``[micro-batches]``."""
     ones, limits = np.ones((1, shares.shape[1]), dtype=np.int64), np.array([shares.shape[1] // places])
-    bins = MovableSamples(
-        shares, ones, limits, _deal(shares, ones, limits, np.full(shares.shape[1], -1), places), places
-    )
+    bins = MovableSamples(shares, ones, limits, _deal(shares, ones, limits, places), places)
     for turn in range(_ROUNDS):
         bins.exchange_singles(turn)
     return bins.place()
@@ -173,7 +169,7 @@ def _blocks(count: int) -> int:
 
 def _even_block(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints | None:
     reserved = place_outsized(shares, sizes, limits, count)
-    bins = MovableSamples(shares, sizes, limits, _deal(shares, sizes, limits, reserved, count), count)
+    bins = MovableSamples(shares, sizes, limits, _deal(shares, sizes, limits, count, reserved), count)
     for turn in range(_ROUNDS):
         bins.exchange_singles(turn)
     if not bins.mend():
@@ -185,17 +181,13 @@ def _even_block(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints | N
     return bins.place()
 
 
-def _deal(shares: Ints, sizes: Ints, limits: Ints, reserved: Ints, count: int) -> Ints:
+def _deal(shares: Ints, sizes: Ints, limits: Ints, count: int, reserved: Ints | None = None) -> Ints:
     """The costliest first, each to the micro-batch whose columns have least of what it is made of; where none holds it,
-    to the one that it overfills least. Before them, outsized samples and what is beside them."""
+    to the one that it overfills least. What is reserved is where it is."""
     columns = RankColumns(shares, count)
-    pull = np.zeros((count, len(shares)), dtype=np.int64)
-    room = np.repeat(limits[None], count, axis=0)
-    place = reserved.copy()
-    for here in np.unique(place[place >= 0]).tolist():
-        placed = place == here
-        pull += columns.near_to(here) * shares[:, placed].sum(axis=1)
-        room[here] -= sizes[:, placed].sum(axis=1)
+    place = np.full(shares.shape[1], -1, dtype=np.int64) if reserved is None else reserved.copy()
+    pull = columns.pulls(loads_of(shares, place, count)).T.copy()
+    room = limits - loads_of(sizes, place, count).T
     order = np.argsort(-shares.max(axis=0), kind="stable")
     for bundle in _bundles(order[place[order] < 0], count):
         cost, size = shares[:, bundle].sum(axis=1), sizes[:, bundle].sum(axis=1)

@@ -8,7 +8,7 @@ import numpy as np
 
 from energon_lite.batching.capacity import Ints
 from energon_lite.batching.exchange import Sets, best_trade, spread
-from energon_lite.batching.rank_columns import UNIT, RankColumns
+from energon_lite.batching.rank_columns import UNIT, RankColumns, column_sums, loads_of
 from energon_lite.order.hashing import mix64_array
 
 __all__ = ["MovableSamples"]
@@ -110,12 +110,10 @@ class MovableSamples:
             reserved: the micro-batches of samples that were placed on purpose, -1 for others, ``[samples]``. No column
                 need have less than the fullest of these.
         """
-        placed = np.flatnonzero(reserved >= 0)
-        loads = np.zeros_like(self.loads)
-        np.add.at(loads.T, reserved[placed], self.shares[:, placed].T)
+        loads = loads_of(self.shares[:, :-1], reserved, self.count)
         largest, before = self.shares.max(axis=1), self.count
         bounds = {
-            width: np.maximum(largest, loads.reshape(len(loads), -1, width).sum(axis=1).max(axis=1))
+            width: np.maximum(largest, column_sums(loads, width).max(axis=1))
             for width in (self.count, *self.columns.levels)
         }
         for width in self.columns.levels:
@@ -251,7 +249,7 @@ def _above(loads: Ints, width: int, bound: Ints) -> Ints:
         bound: of each row.
     """
     turns = loads.shape[1] // width
-    above: Ints = loads.reshape(len(loads), turns, width).sum(axis=1) - np.maximum(bound, turns * UNIT)[:, None]
+    above: Ints = column_sums(loads, width) - np.maximum(bound, turns * UNIT)[:, None]
     return above
 
 

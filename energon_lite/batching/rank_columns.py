@@ -13,7 +13,7 @@ import numpy as np
 
 from energon_lite.batching.capacity import Ints
 
-__all__ = ["UNIT", "RankColumns", "levels_of", "shares_of"]
+__all__ = ["UNIT", "RankColumns", "column_sums", "levels_of", "loads_of", "shares_of"]
 
 #: The mean of a row of costs over micro-batches. Larger ones would not leave sums of products in a word.
 UNIT = 1 << 16
@@ -42,6 +42,26 @@ def shares_of(costs: Ints, count: int) -> Ints:
         kept = values >> max(0, int(values.max(initial=0)).bit_length() - 31)
         made[row] = np.minimum(kept * (UNIT * count) // max(1, int(kept.sum())), _MOST * UNIT)
     return made
+
+
+def loads_of(rows: Ints, place: Ints, count: int) -> Ints:
+    """What micro-batches have of some rows, ``[rows, count]``.
+
+    Args:
+        rows: of samples, ``[rows, samples]``.
+        place: the micro-batch of each, -1 for none, ``[samples]``.
+    """
+    made = np.zeros((len(rows), count), dtype=np.int64)
+    placed = np.flatnonzero(place >= 0)
+    for loads, row in zip(made, rows, strict=True):
+        np.add.at(loads, place[placed], row[placed])
+    return made
+
+
+def column_sums(loads: Ints, width: int) -> Ints:
+    """What the columns of a level have, ``[rows, width]``, of what micro-batches have, ``[rows, count]``."""
+    sums: Ints = loads.reshape(len(loads), -1, width).sum(axis=1)
+    return sums
 
 
 @lru_cache(maxsize=64)
@@ -102,6 +122,5 @@ class RankColumns:
         """
         made = np.zeros_like(loads)
         for width, weight in zip(self.levels, self.weights, strict=True):
-            sums = loads.reshape(len(loads), -1, width).sum(axis=1)
-            made += np.tile(sums, self.count // width) * weight[:, None]
+            made += np.tile(column_sums(loads, width), self.count // width) * weight[:, None]
         return made

@@ -129,10 +129,9 @@ class HuggingFaceTokenizer:
         return tokens, list(accumulate(starts, max))
 
     def _templated(self, messages: list[Mapping[str, Any]], asked: bool) -> str:
+        tokenizer = self._chat
         try:
-            text: str = self._chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=asked)
-        except UsageError:
-            raise
+            text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asked)
         except Exception as error:  # jinja's errors, and whatever a template raises
             raise ValueError(f"the chat template fails: {type(error).__name__}: {error}") from None
         return text
