@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from energon_lite.errors import MissingShardError, ShardChangedError
 from energon_lite.storage.files.open_file import open_file
-from energon_lite.storage.files.remote_files import file_size, is_remote, read_range
+from energon_lite.storage.files.remote_files import file_info, file_size, is_remote, read_range
 
-__all__ = ["RangedFile", "missing", "read_bytes", "size_of"]
+__all__ = ["RangedFile", "found_at", "missing", "read_bytes", "size_of"]
 
 
-def size_of(path: str) -> int:
-    """Bytes of a file.
+def found_at(path: str) -> os.stat_result | Mapping[str, Any]:
+    """What the file system, or the store, says of a file now.
 
     Raises:
         MissingShardError: there is no such file.
         DatasetError: the store does not answer.
     """
     try:
-        return file_size(path) if is_remote(path) else os.stat(path).st_size
+        return file_info(path) if is_remote(path) else os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         raise missing(path) from None
+
+
+def size_of(path: str, found: os.stat_result | Mapping[str, Any] | None = None) -> int:
+    """Bytes of a file; ``found``: what :func:`found_at` gave, if that was asked.
+
+    Raises:
+        MissingShardError, DatasetError: as :func:`found_at`; or the store does not say.
+    """
+    found = found_at(path) if found is None else found
+    return found.st_size if isinstance(found, os.stat_result) else file_size(path, found)
 
 
 def read_bytes(path: str, offset: int, size: int) -> bytes:

@@ -211,15 +211,14 @@ def copy_file(url: str, name: str, target: str, size: int | None) -> None:
     tried(request, url, name, _PATIENCE_AT_START)
 
 
-def file_size(url: str) -> int:
-    """Bytes of a remote file.
+def file_size(url: str, info: Mapping[str, Any] | None = None) -> int:
+    """Bytes of a remote file; ``info``: what :func:`file_info` says of it, if that is known.
 
     Raises:
         FileNotFoundError: there is no such file.
         DatasetError: the store failed, or does not say.
     """
-    fs, path = file_system(url)
-    size = tried(lambda: fs.info(path), url, None, _PATIENCE_AT_START).get("size")
+    size = (file_info(url) if info is None else info).get("size")
     if size is None:
         raise DatasetError(
             "the store does not say how large the file is", where=url, fix="use a store, or a server, that does"

@@ -9,20 +9,21 @@ a second time, no more), and a descriptor is closed when neither the cache nor a
 from __future__ import annotations
 
 import errno
+import hashlib
 import math
 import os
 import random
 import resource
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from energon_lite.errors import DatasetError, FatalStorageError, MissingShardError, ShardChangedError
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.read_counts import COUNTS
-from energon_lite.storage.files.remote_files import is_remote, read_range, read_range_in_loop
+from energon_lite.storage.files.remote_files import is_remote, read_range, read_range_in_loop, version_of
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
 __all__ = [
@@ -33,8 +34,10 @@ __all__ = [
     "ShardRange",
     "ShardStore",
     "changed_shard",
+    "file_version",
     "head_checksum",
     "shared_store",
+    "version_number",
 ]
 
 #: Bytes of a shard's first block, a header of tar.
@@ -55,10 +58,35 @@ _jitter = random.SystemRandom()
 
 
 class ShardIdentity(NamedTuple):
-    """By what a shard is recognised: its size, and the checksum of its first block."""
+    """By what a file is recognised, in all that keeps something of it: open files, ranges in memory and in folders,
+    stores.
+
+    Attributes:
+        size: in bytes.
+        head: checksum of its first block.
+        version: a number that its earlier and later contents do not have (:func:`file_version`); 0: unknown. Shards
+            that were corrected have the size and the first block that they had: ``tarfile`` pads, and writes no times.
+    """
 
     size: int
     head: int
+    version: int = 0
+
+
+def version_number(*told: object) -> int:
+    """63 bits of what tells versions of a file apart."""
+    return int.from_bytes(hashlib.blake2b(repr(told).encode(), digest_size=8).digest(), "little") >> 1
+
+
+def file_version(found: os.stat_result | Mapping[str, Any], indexed: int = 0) -> int:
+    """The version of a file, as its file system or its store has it now.
+
+    Args:
+        found: what that says. A local file's change of status counts, too: a time of change can be set back.
+        indexed: its time of change in the index, for stores that say nothing.
+    """
+    told = version_of(found) if isinstance(found, Mapping) else (found.st_mtime_ns, found.st_ctime_ns)
+    return version_number(indexed, *told)
 
 
 def head_checksum(block: bytes) -> int:

@@ -6,9 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from energon_lite.storage.files.byte_ranges import read_bytes, size_of
+from energon_lite.storage.files.byte_ranges import found_at, read_bytes, size_of
 from energon_lite.storage.files.remote_files import is_remote
-from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity, head_checksum, shared_store
+from energon_lite.storage.files.shard_store import (
+    Range,
+    Shard,
+    ShardIdentity,
+    file_version,
+    head_checksum,
+    shared_store,
+)
 
 __all__ = ["fetch", "shard_of"]
 
@@ -22,8 +29,9 @@ def shard_of(path: str) -> Shard:
     Raises:
         MissingShardError: there is none.
     """
-    size = size_of(path)
-    return path, ShardIdentity(size, head_checksum(read_bytes(path, 0, min(size, 512))))
+    found = found_at(path)
+    size = size_of(path, found)
+    return path, ShardIdentity(size, head_checksum(read_bytes(path, 0, min(size, 512))), file_version(found))
 
 
 def fetch(ranges: Sequence[Range]) -> list[bytes]:

@@ -12,16 +12,24 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from glob import escape, glob
 from typing import Any
 
 import numpy as np
 
-from energon_lite.errors import DatasetError, EmptyDatasetError, FatalSampleError, ShardFormatError, listed
+from energon_lite.errors import (
+    DatasetError,
+    EmptyDatasetError,
+    FatalSampleError,
+    MissingShardError,
+    ShardFormatError,
+    listed,
+)
 from energon_lite.storage.files.atomic_file import write_bytes
-from energon_lite.storage.files.byte_ranges import read_bytes, size_of
+from energon_lite.storage.files.byte_ranges import found_at, read_bytes, size_of
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.remote_files import is_remote
-from energon_lite.storage.files.shard_store import Shard
+from energon_lite.storage.files.shard_store import Shard, file_version
 from energon_lite.storage.formats.byte_shards import fetch, shard_of
 from energon_lite.storage.formats.held_tables import held_tables
 from energon_lite.storage.formats.mds_values import EXTENSIONS, decoder_of
@@ -208,16 +216,23 @@ class MdsSource:
     def _unpacked(self, shard: _Shard) -> str:
         """The file of a compressed shard, unpacked in the cache; or beside it, where ``streaming`` has left it."""
         assert shard.packed is not None
-        beside = f"{self.folder}/{shard.name}"
-        if not is_remote(beside) and os.path.isfile(beside) and os.path.getsize(beside) == shard.size:
-            return beside
         name, size, how = shard.packed
-        path = os.path.join(cache_folder(), "mds", self.identity[:16], shard.name.replace("/", "_"))
-        if os.path.isfile(path) and os.path.getsize(path) == shard.size:
-            return path
+        beside, packed = f"{self.folder}/{shard.name}", f"{self.folder}/{name}"
+        folder, file = os.path.join(cache_folder(), "mds", self.identity[:16]), shard.name.replace("/", "_")
+        try:
+            found = found_at(packed)
+        except MissingShardError:  # what was unpacked last is all there is
+            left = sorted(glob(os.path.join(escape(folder), "*", escape(file))), key=os.path.getmtime)
+            path, packed_at = left[-1] if left else os.path.join(folder, file), 0
+        else:
+            path = os.path.join(folder, f"{file_version(found):016x}", file)
+            packed_at = found.st_mtime_ns if isinstance(found, os.stat_result) else 0
+        for one in [path] if is_remote(beside) else [beside, path]:
+            there = os.stat(one) if os.path.isfile(one) else None
+            if there is not None and there.st_size == shard.size and (one == path or there.st_mtime_ns >= packed_at):
+                return one
         with only_one(path):
             if not os.path.isfile(path) or os.path.getsize(path) != shard.size:
-                packed = f"{self.folder}/{name}"
                 write_bytes(path, unpacked(read_bytes(packed, 0, size), how, shard.size, packed), flush=False)
         return path
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from energon_lite.errors import NotPreparedError, ShardChangedError
-from energon_lite.storage.files.remote_files import file_info, read_file, read_range
+from energon_lite.storage.files.remote_files import file_info, read_file, read_range, version_of
 from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.index.jsonl import BOM, PART, folder_and_name, line_keys, scan_lines
 from energon_lite.storage.tar.tar_headers import BLOCK
@@ -19,9 +19,6 @@ __all__ = ["remote_version", "scan_remote_jsonl"]
 
 _log = logging.getLogger(__name__)
 
-#: What stores call that by which one version of a file is told from another.
-_VERSION = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
-
 
 def remote_version(url: str) -> str:
     """What the store says of a file, as one text.
@@ -30,8 +27,7 @@ def remote_version(url: str) -> str:
         NotPreparedError: there is no such file.
         DatasetError: the store does not answer.
     """
-    info = _info(url)
-    return " ".join("" if info.get(name) is None else str(info[name]) for name in _VERSION)
+    return " ".join(version_of(_info(url)))
 
 
 def scan_remote_jsonl(url: str) -> ShardScan:

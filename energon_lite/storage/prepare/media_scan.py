@@ -19,12 +19,13 @@ import numpy as np
 from energon_lite.errors import DatasetError, DecodeError, EmptyDatasetError, UsageError
 from energon_lite.media.extractor import MediaFilterConfig
 from energon_lite.media.metadata import serialize_media_metadata
+from energon_lite.storage.files.byte_ranges import found_at
 from energon_lite.storage.files.open_file import open_file
-from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum
+from energon_lite.storage.files.shard_store import ShardIdentity, file_version, head_checksum
 from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.media_metadata import MediaRow, write_media_metadata
-from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info
+from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info, read_uuid
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.range_stream import PartRange, RangeStream, open_stream
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob
@@ -104,9 +105,10 @@ class _Media(Work[Unit, _Found]):
         return found
 
     def _of_shard(self, name: str) -> Iterator[tuple[str, RangeStream]]:
-        index = _index(self.root)
+        index = _index(self.root, read_uuid(self.root))
         scan = index.scan(index.shard_names.index(name))
-        shard = os.path.join(self.root, name), ShardIdentity(scan.size, scan.head)
+        path = os.path.join(self.root, name)
+        shard = path, ShardIdentity(scan.size, scan.head, file_version(found_at(path)))
         for key, (first, stop) in zip(scan.all_keys(), pairwise(scan.first_part.tolist()), strict=True):
             for offset, size, number in scan.parts[first:stop].tolist():
                 entry = f"{key}.{scan.part_names[number]}"
@@ -127,7 +129,7 @@ class _Media(Work[Unit, _Found]):
 
 
 @lru_cache(maxsize=4)
-def _index(root: str) -> PackedIndex:
+def _index(root: str, uuid: str) -> PackedIndex:
     return open_index(root)[0]
 
 

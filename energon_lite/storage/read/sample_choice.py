@@ -38,6 +38,7 @@ class SampleChoice:
         span: first and last + 1 of the positions that are read; None: all.
         skips: name of a column by which samples are left out, too; None: none are.
         filters: conditions that samples have to meet, all of them.
+        versions: of the shards, as they were found; None: the times that the index has.
 
     Attributes:
         shards: path and identity of each chosen shard.
@@ -59,6 +60,7 @@ class SampleChoice:
         span: tuple[int, int] | None = None,
         skips: str | None = None,
         filters: Sequence[SampleFilter] = (),
+        versions: tuple[int, ...] | None = None,
     ):
         self.index, self.path, self.shard_names = index, path, tuple(shard_names)
         self.excluded, self.span, self.skips, self.filters = excluded, span, skips, tuple(filters)
@@ -66,8 +68,10 @@ class SampleChoice:
         self._shards = [numbers[name] for name in shard_names]
         table, folder = index.shards.tolist(), folder_of_shards(path)
         rows = [table[number] for number in self._shards]
-        names = zip(shard_names, rows, strict=True)
-        self.shards: list[Shard] = [(os.path.join(folder, name), ShardIdentity(*row[:2])) for name, row in names]
+        self.versions = tuple(index.shard_times[self._shards].tolist()) if versions is None else versions
+        identities = [ShardIdentity(row[0], row[1], version) for row, version in zip(rows, self.versions, strict=True)]
+        paths = [os.path.join(folder, name) for name in shard_names]
+        self.shards: list[Shard] = list(zip(paths, identities, strict=True))
         #: Where each shard starts in the index, and among the chosen samples; at the end, how many these are.
         self._first = [row[3] for row in rows]
         counts = [table[number + 1][3] - table[number][3] for number in self._shards]

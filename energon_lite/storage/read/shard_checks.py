@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from energon_lite.errors import EmptyDatasetError, MissingShardError, did_you_mean
-from energon_lite.storage.files.shard_store import changed_shard
+from energon_lite.storage.files.remote_files import Listing
+from energon_lite.storage.files.shard_store import changed_shard, file_version
 from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.read.remote import shard_sizes
 
 __all__ = ["check_files", "check_known", "split_words"]
 
@@ -45,28 +47,34 @@ def check_known(root: str, shards: Sequence[str], counts: dict[str, int], split_
             )
 
 
-def check_files(
-    root: str, shards: Sequence[str], index: PackedIndex, there: Mapping[str, int | None] | None = None
-) -> None:
+def check_files(root: str, shards: Sequence[str], index: PackedIndex, there: Listing | None = None) -> tuple[int, ...]:
     """Every shard is there, and of the right size; of very many, sizes of some (of the others when they are read).
+    Returns their versions; of the others that is the time of change that the index has.
 
     Args:
-        there: sizes of the files of a remote data set.
+        there: what the store says of the files of a remote data set.
 
     Raises:
         MissingShardError, ShardChangedError: it is not so.
     """
     if there is None and len(shards) > _SIZES_CHECKED:
         _check_there(root, shards)
-    sizes = dict(zip(index.shard_names, index.shards[:, 0].tolist(), strict=False))
-    for name in shards[:: -(-len(shards) // _SIZES_CHECKED)] if there is None else shards:
-        path = os.path.join(root, name)
+    known = zip(index.shard_names, index.shards[:-1, 0].tolist(), index.shard_times.tolist(), strict=True)
+    rows = {name: (size, time) for name, size, time in known}
+    versions = [rows[name][1] for name in shards]
+    there_sizes = {} if there is None else shard_sizes(there)
+    for place in range(0, len(shards), -(-len(shards) // _SIZES_CHECKED) if there is None else 1):
+        name = shards[place]
+        path, (expected, time) = os.path.join(root, name), rows[name]
         try:
-            size = os.stat(path).st_size if there is None else there[name]
+            found = os.stat(path) if there is None else there[name]
         except (FileNotFoundError, KeyError):
             raise _missing(root, name) from None
-        if size is not None and size != sizes[name]:
-            raise changed_shard(path, sizes[name], size)
+        size = found.st_size if isinstance(found, os.stat_result) else there_sizes[name]
+        if size is not None and size != expected:
+            raise changed_shard(path, expected, size)
+        versions[place] = file_version(found, time)
+    return tuple(versions)
 
 
 def _check_there(root: str, shards: Sequence[str]) -> None:

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, Protocol
 from energon_lite.errors import DataIndexError, EmptyDatasetError
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.remote_files import is_remote, list_files
-from energon_lite.storage.files.shard_store import ShardStore, shared_store
+from energon_lite.storage.files.shard_store import ShardStore, shared_store, version_number
 from energon_lite.storage.index.columns import Column, RaggedColumn
 from energon_lite.storage.index.index_cache import open_index, shard_counts
 from energon_lite.storage.index.jsonl import folder_of_shards, is_jsonl
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.range_cache import ReadAhead
-from energon_lite.storage.read.remote import local_meta, shard_sizes
+from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.remote_index import remote_index
 from energon_lite.storage.read.run_buffer import Runs
 from energon_lite.storage.read.sample_choice import SampleChoice, excluded_positions
@@ -65,6 +65,7 @@ class WebdatasetSource:
         fingerprint, skipped: see :class:`SampleChoice`; the order of the samples comes from the fingerprint.
         part_names: the names of all parts that any sample of the folder has.
         mean_bytes: bytes of shard per sample, headers and padding included.
+        version: a number that a source of the same files with earlier or later contents does not have.
         store: where bytes are read.
         read_ahead: how samples are fetched from slow storage; None: they are read when they are wanted.
         runs: which neighbours are read together; None: none.
@@ -84,12 +85,14 @@ class WebdatasetSource:
         self.read_ahead: ReadAhead | None = None
         self.runs: Runs | None = None
         self.fingerprint, self.skipped = choice.fingerprint, choice.skipped
+        self.version = version_number(index.digest, choice.versions)
         self.part_names = frozenset(index.part_names)
         self.mean_bytes = float(index.shards[:-1, 2].sum()) / max(1, len(index))
         self._length, self._shard_count = len(choice), len(choice.shards)
         # How the choice is made again; the names of all shards are in the index.
         names = None if choice.shard_names == index.shard_names else choice.shard_names
-        self._again = index_path, index.digest, names, (choice.excluded, choice.span, choice.skips, choice.filters)
+        how = choice.excluded, choice.span, choice.skips, choice.filters, choice.versions
+        self._again = index_path, index.digest, names, how
 
     @classmethod
     def open(
@@ -136,17 +139,18 @@ class WebdatasetSource:
         check_known(root, names, counts, split_part)
         if is_remote(root) and is_jsonl(root):
             index, index_path = open_index(root)  # which has asked the store for the file
+            versions: tuple[int, ...] = (version_number(index.uuid),)
         elif is_remote(root):
             there = list_files(root)
             index, index_path = remote_index(root, meta, counts, there)
-            check_files(root, names, index, shard_sizes(there))
+            versions = check_files(root, names, index, there)
         else:
             index, index_path = open_index(root, counts)
-            check_files(folder_of_shards(root), names, index)
+            versions = check_files(folder_of_shards(root), names, index)
         samples = sum(map(index.shard_counts.__getitem__, names))
         span = None if subset is None else subset.bounds(samples)
         excluded = excluded_positions(index, names, excluded_samples)
-        choice = SampleChoice(index, root, names, excluded, span, skips, filters)
+        choice = SampleChoice(index, root, names, excluded, span, skips, filters, versions)
         source = cls(choice, index_path=index_path, split_part=split_part, store=store)
         if not len(source):
             raise _empty(source, samples, subset)

@@ -12,7 +12,6 @@ import numpy as np
 
 from energon_lite.errors import DatasetError, MissingEntryError
 from energon_lite.samples import SourceInfo
-from energon_lite.storage.files.shard_store import ShardIdentity
 from energon_lite.storage.index.jsonl import PART
 from energon_lite.storage.index.key_index import KeyIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -62,9 +61,8 @@ class WebdatasetFileStore(FileStore[bytes]):
         if not found:
             raise MissingEntryError(f"sample {key.rpartition('.')[0]!r} has no part {part!r}", where=self.get_path())
         offset, size, _ = rows[found[-1] : found[-1] + 3]  # of two parts with one name the last counts
-        name, path = index.shard_names[shard], self._source.choice.shards[shard][0]
-        data = self._source.store.read(path, ShardIdentity(*index.shards[shard, :2].tolist()), offset, size)
-        return data, self._source_of(sample, key, name)
+        data = self._source.store.read(*self._source.choice.shards[shard], offset, size)
+        return data, self._source_of(sample, key, index.shard_names[shard])
 
     def get_path(self) -> str:
         return self._source.path
@@ -216,12 +214,12 @@ class JsonlFileStore(WebdatasetFileStore):
         return SourceInfo(dataset_path=self.get_path(), index=sample, shard_name=shard, file_names=names)
 
 
-_Name = tuple[type["WebdatasetFileStore"], str, str]
+_Name = tuple[type["WebdatasetFileStore"], str, int]
 _known: weakref.WeakValueDictionary[_Name, WebdatasetFileStore] = weakref.WeakValueDictionary()
 
 
 def _name_of(kind: type[WebdatasetFileStore], source: WebdatasetSource) -> _Name:
-    return kind, source.path, source.fingerprint
+    return kind, source.path, source.version
 
 
 def _again(kind: type[WebdatasetFileStore], source: WebdatasetSource, media: MediaTable) -> WebdatasetFileStore:
