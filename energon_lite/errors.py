@@ -224,10 +224,6 @@ class MissingShardError(DatasetError, FileNotFoundError):
     __str__ = Exception.__str__
 
 
-class ShardChangedError(DatasetError):
-    """A shard is not the one that was indexed (another size)."""
-
-
 class ShardFormatError(DatasetError):
     """A shard is not a readable tar file (truncated, damaged, compressed)."""
 
@@ -327,6 +323,11 @@ def field_of(sample: Any, name: str) -> Any:
 class FatalStorageError(DatasetError, FatalSampleError):
     """What all samples need cannot be had, so that no sample is to blame: file descriptors, memory, a store that gives
     the bytes it is asked for. It ends the iteration."""
+
+
+class ShardChangedError(FatalStorageError):
+    """A shard is not the one that was indexed: it has another size, or begins in another way. Where its samples are is
+    not known any more, so it ends the iteration, too: another sample in the place of each would hide it."""
 
 
 class DataIndexError(DatasetError, FatalSampleError):

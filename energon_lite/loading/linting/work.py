@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.config.metadataset import LeafSpec
-from energon_lite.errors import DatasetError, EnergonLiteError, FatalSampleError
+from energon_lite.errors import DatasetError, EnergonLiteError, FatalSampleError, ShardChangedError
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder
 from energon_lite.loading.leaves import open_source, open_whole
 from energon_lite.loading.linting.problem import Problem
@@ -172,9 +172,9 @@ class LintWork(Work[Span, Findings]):
                 source.part_names = target.part_names  # a shard that lacks one of them is no wrong field map
             encoder = self._make_encoder()
             leaf = open_whole(target.spec, encoder or DefaultTaskEncoder(), target.trust_code, source)
-        except (FatalSampleError, ImportError):
-            raise
         except EnergonLiteError as error:
+            if isinstance(error, FatalSampleError) and not isinstance(error, ShardChangedError):
+                raise
             findings.problems.append(Problem(target.spec.path, shard, "", "", "shard", error.what))
             return state, None
         usual = target.usual
@@ -227,9 +227,9 @@ class LintWork(Work[Span, Findings]):
                 if not faults:
                     try:
                         faults = examiner.faults(number, reader.sample(number), context)
-                    except FatalSampleError:
-                        raise
                     except DatasetError as error:
+                        if isinstance(error, FatalSampleError) and not isinstance(error, ShardChangedError):
+                            raise
                         faults = [("read", "", error.what)]
                 findings.problems += [self._problem(unit, key, part, kind, words) for kind, part, words in faults]
         findings.keys, findings.skipped = keys, examiner.skipped - skipped

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from energon_lite.errors import DatasetError, FatalStorageError, MissingShardError, ShardChangedError
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.read_counts import COUNTS
-from energon_lite.storage.files.remote_files import is_remote, read_range, read_range_in_loop, version_of
+from energon_lite.storage.files.remote_files import file_size, is_remote, read_range, read_range_in_loop, version_of
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "ShardRange",
     "ShardStore",
     "changed_shard",
+    "explained",
     "file_version",
     "head_checksum",
     "shared_store",
@@ -220,7 +221,7 @@ class ShardStore:
             elif _number(error) in _PASSING_NUMBERS and not isinstance(error, FatalStorageError):
                 self.forget(path, identity)
             else:
-                raise error
+                raise explained(error, (path, identity))
             time.sleep(wait * _jitter.uniform(0.5, 1.5))
             try:
                 return self._read(path, identity, offset, size)
@@ -307,6 +308,16 @@ def _checked(file: OpenShard, path: str, identity: ShardIdentity, head: int) -> 
             "the shard is not the one that was indexed (same size, other contents)", where=path, fix=_PREPARE_AGAIN
         )
     return file
+
+
+def explained(error: BaseException, shard: Shard) -> BaseException:
+    """The error for a range that a store has not given, which is another one where the object has another size now."""
+    path, identity = shard
+    if is_remote(path) and isinstance(error, DatasetError) and not isinstance(error, FatalStorageError):
+        with suppress(OSError, DatasetError):
+            if (size := file_size(path)) != identity.size:
+                return changed_shard(path, identity.size, size)
+    return error
 
 
 def _number(error: DatasetError) -> int | None:

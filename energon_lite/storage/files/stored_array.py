@@ -30,7 +30,7 @@ from weakref import WeakValueDictionary, finalize
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.errors import DataIndexError, DatasetError, FatalStorageError
+from energon_lite.errors import DataIndexError, DatasetError, FatalStorageError, ShardChangedError
 from energon_lite.storage.files.array_file import ALIGN, BLOCK, FileKind, Head, read_head
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum, shared_store
@@ -262,9 +262,9 @@ class FileBody:
         start = first << _SHIFT
         try:
             (data,) = self._store.fetch([(self._shard, start, min(stop << _SHIFT, self._end) - start)])
-        except FatalStorageError:
-            raise
         except DatasetError as error:
+            if isinstance(error, FatalStorageError) and not isinstance(error, ShardChangedError):
+                raise
             kind = self.head.kind
             raise DataIndexError(
                 f"the {kind.name} cannot be read: it was changed or removed while it was in use, or the storage "

@@ -29,7 +29,7 @@ from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.file_mapping import map_file
 from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.storage.files.remote_files import is_remote, reads_in_loop
-from energon_lite.storage.files.shard_store import ShardRange, ShardStore, shared_store
+from energon_lite.storage.files.shard_store import ShardRange, ShardStore, explained, shared_store
 from energon_lite.storage.read.fetches import Fetch, Fetches
 
 __all__ = ["RangeCache", "ReadAhead", "shared_range_cache"]
@@ -151,7 +151,7 @@ class RangeCache:
             if data is not None:
                 self._keep(one, data)
         if data is None:
-            raise self._failed.pop(one)
+            raise explained(self._failed.pop(one), one.shard)
         return data
 
     def _after_fork(self) -> None:

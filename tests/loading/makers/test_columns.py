@@ -25,7 +25,7 @@ from energon_lite import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon_lite.errors import FatalSampleError
+from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.loading.makers.columns import has_default_hooks
 from energon_lite.loading.makers.pipeline import Failure, Job, Pipeline
 from energon_lite.loading.makers.sample_maker import SampleMaker
@@ -255,7 +255,7 @@ def test_a_shard_that_changes_while_it_is_read(write_dataset: Callable[..., Path
     shard = path / "0.tar"
     with shard.open("r+b") as file:
         file.truncate(3000)
-    with pytest.raises(FatalSampleError, match=r"ShardChangedError: .* 3000 bytes instead of"):
+    with pytest.raises(ShardChangedError, match=r"3000 bytes instead of[\s\S]*0\.tar"):
         for job in jobs[:5]:
             made.run(job)
 
