@@ -101,7 +101,7 @@ def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> 
         return
     encoder = make_task_encoder(task_encoder)
     length = SampleLength(encoder, asked["length_field"])
-    for folder, same in _by_folder(specs).items():
+    for same in _by_way(specs):
         settings = {
             "by": "measure",
             "task_encoder": task_encoder,
@@ -114,7 +114,7 @@ def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> 
         assert isinstance(leaf.source, WebdatasetSource)  # others have no place for columns
         by_parts = part_columns(leaf.source, parts.columns, images=parts.images, patches=parts.patches)
         maker = Maker(settings, code_hash(encoder), _command_line(path), any_code=asked["same_encoder"])
-        with measuring(folder, asked["show_progress"]) as show:
+        with measuring(same[0].path, asked["show_progress"]) as show:
             report = measure(
                 MeasuringPipeline(leaf, encoder, length, by_parts),
                 maker,
@@ -176,27 +176,28 @@ def measuring(folder: str, wanted: bool) -> AbstractContextManager[Progress | No
     return progress(wanted, f"Measuring {os.path.basename(folder.rstrip('/')) or folder}", "samples")
 
 
-def _by_folder(specs: Sequence[LeafSpec]) -> dict[str, list[LeafSpec]]:
-    """The references to each data set, which must all read it in the same way.
+def _by_way(specs: Sequence[LeafSpec]) -> list[list[LeafSpec]]:
+    """The references that read a data set in the same way; each of its shards is read in one.
 
     Raises:
-        UsageError: a data set would have two different measures; or one is a join.
+        UsageError: a shard would have two different measures; or a data set is a join.
     """
-    found: dict[str, list[LeafSpec]] = {}
+    found: dict[str, dict[tuple[str, str], list[LeafSpec]]] = {}
     for spec in specs:
         refuse_join(spec)  # before anything is measured
-        found.setdefault(spec.path, []).append(spec)
-    for folder, same in found.items():
-        ways = {(spec.dataset_config, json.dumps(spec.subflavors, sort_keys=True, default=str)) for spec in same}
-        if len(ways) > 1:
+        way = spec.dataset_config, json.dumps(spec.subflavors, sort_keys=True, default=str)
+        found.setdefault(spec.path, {}).setdefault(way, []).append(spec)
+    for folder, ways in found.items():
+        shards = [shard for same in ways.values() for shard in _shards(same)] if len(ways) > 1 else []
+        if len(set(shards)) < len(shards):
             texts = [f"{config} with subflavors {subflavors}" for config, subflavors in sorted(ways)]
             raise UsageError(
                 f"the data set is used in {len(ways)} ways, and has room for one: {'; '.join(texts)}",
-                where=f"{folder} ({', '.join(spec.origin for spec in same if spec.origin)})",
+                where=f"{folder} ({', '.join(one.origin for same in ways.values() for one in same if one.origin)})",
                 fix="if lengths do not depend on it, measure the folder itself; else measure parts of the blend with "
                 "a --name for each",
             )
-    return found
+    return [same for ways in found.values() for same in ways.values()]
 
 
 def _shards(specs: Sequence[LeafSpec]) -> list[str]:

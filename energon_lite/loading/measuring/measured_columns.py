@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
 from glob import glob
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.loading.measuring.report import Maker
 from energon_lite.loading.measuring.values import Shapes, Values
 from energon_lite.storage.files.atomic_file import remove_if_there
-from energon_lite.storage.index.column_file import ColumnFile, Ragged, RaggedFile, write_column_file, write_ragged_file
+from energon_lite.storage.index.column_file import (
+    ColumnFile,
+    Made,
+    Ragged,
+    RaggedFile,
+    write_column_file,
+    write_ragged_file,
+)
 from energon_lite.storage.index.columns import LENGTH, SKIP, column_path, stored_columns, writable_folder
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
@@ -75,7 +83,13 @@ class MeasuredColumns:
                 )
 
     def _is_ours(self, file: ColumnFile) -> bool:
-        return self._maker.made(file.maker, file.code)
+        """Whether this maker has measured some of its shards."""
+        return any(self._maker.made(*one) for one in file.makers)
+
+    def _unchanged(self, file: ColumnFile) -> dict[int, Any]:
+        """What this maker has measured."""
+        found = file.unchanged(self._source.index)
+        return {row: values for row, (values, made) in found.items() if self._maker.made(*made)}
 
     def known(self) -> dict[int, Values]:
         """The values of unchanged shards, by row, from the columns that are there."""
@@ -83,13 +97,9 @@ class MeasuredColumns:
         fixed: list[dict[int, NDArray[Any]]] = []
         for name in self._fixed:
             made = [file for file in stored_columns(self._source.path, name) if self._is_ours(file)]
-            fixed.append(made[0].unchanged(index) if made else {})
-        columns = {name: file.unchanged(index) for name, file in self._others(ColumnFile).items()}
-        ragged = {
-            name: file.unchanged_ragged(index)
-            for name, file in self._others(RaggedFile).items()
-            if isinstance(file, RaggedFile)
-        }
+            fixed.append(self._unchanged(made[0]) if made else {})
+        columns = {name: self._unchanged(file) for name, file in self._others(ColumnFile).items()}
+        ragged = {name: self._unchanged(file) for name, file in self._others(RaggedFile).items()}
         known = [set(found) for found in fixed]
         known += [set(one) for one in columns.values()] + [set(one) for one in ragged.values()]
         by_name = dict(zip(self._fixed, fixed, strict=True))
@@ -104,7 +114,8 @@ class MeasuredColumns:
         return values
 
     def _others(self, kind: type[ColumnFile], *, any_code: bool = False) -> dict[str, ColumnFile]:
-        """Files of this maker, by name of the column, but for lengths and flags."""
+        """Files of this maker, by name of the column, but for lengths and flags; ``any_code``: of no other one, too,
+        whatever its code was."""
         found = {}
         for file_name in sorted(glob(f"{self._prefix}*{kind.suffix}", root_dir=self._folder)):
             name = file_name.removesuffix(kind.suffix).removeprefix(self._prefix)
@@ -114,7 +125,8 @@ class MeasuredColumns:
                 file = kind(os.path.join(self._folder, file_name))
             except (DataIndexError, OSError):
                 continue
-            if self._is_ours(file) or (any_code and dict(file.maker) == dict(self._maker.settings)):
+            of_all = [dict(settings) == dict(self._maker.settings) for settings, _ in file.makers]
+            if all(of_all) if any_code else self._is_ours(file):
                 found[name] = file
         return found
 
@@ -126,41 +138,71 @@ class MeasuredColumns:
             file.fits(self._source.index) and self._is_ours(file) and file.code == self._maker.code for file in present
         )
 
-    def write(self, blocks: Blocks, largest: dict[str, int], shapes: Shapes) -> None:
-        """Write them, and remove those that this maker wrote formerly and does no more.
+    def write(self, blocks: Blocks, largest: dict[str, int], shapes: Shapes, measured: Container[int] = ()) -> None:
+        """Write them, and remove those that this maker wrote formerly and does no more. What is known of other shards
+        stays, by whatever it was measured.
 
         Args:
             blocks: what was measured; it is called for each column.
             largest: the largest value of each column, lengths included.
             shapes: the columns beside lengths and flags.
+            measured: rows of the shards of which ``blocks`` knows something.
         """
         for name, width in shapes.items():
             self._check_not_hidden(self._prefix + name, RaggedFile if width else ColumnFile)
         index, made = self._source.index, self._made_by()
         for name, width in sorted(shapes.items()):
-            dtype = _dtype(largest.get(name, 0))
+            kind = RaggedFile if width else ColumnFile
+            kept, most, made["others"] = self._kept(self._prefix + name, kind, abs(width), measured)
+            path, dtype = self._path(name, kind), _dtype(max(largest.get(name, 0), most))
             if width:
-                path, rows = self._path(name, RaggedFile), partial(_rows, blocks, name, abs(width))
+                rows = partial(_rows, blocks, name, abs(width), kept)
                 write_ragged_file(path, self._prefix + name, index, rows, width=abs(width), dtype=dtype, **made)
             else:
-                column = (None if block is None else block.column(name) for block in blocks())
-                write_column_file(self._path(name, ColumnFile), self._prefix + name, index, column, dtype=dtype, **made)
+                column = (kept.get(row) if one is None else one.column(name) for row, one in enumerate(blocks()))
+                write_column_file(path, self._prefix + name, index, column, dtype=dtype, **made)
         for name in self._fixed:
-            of_lengths = name.endswith(LENGTH)
-            column = (None if block is None else block.lengths if of_lengths else block.flags for block in blocks())
-            dtype = _dtype(largest.get(LENGTH, 0)) if of_lengths else "|u1"
+            what = "lengths" if name.endswith(LENGTH) else "flags"
+            kept, most, made["others"] = self._kept(name, ColumnFile, 0, measured)
+            column = (kept.get(row) if one is None else getattr(one, what) for row, one in enumerate(blocks()))
+            dtype = _dtype(max(largest.get(LENGTH, 0), most)) if what == "lengths" else "|u1"
             write_column_file(column_path(self._folder, name), name, index, column, dtype=dtype, **made)
         for kind in (ColumnFile, RaggedFile):
             for name, file in self._others(kind, any_code=True).items():
                 if name not in shapes or bool(shapes[name]) != (kind is RaggedFile):
                     remove_if_there(file.path)
 
+    def _kept(
+        self, name: str, kind: type[ColumnFile], width: int, measured: Container[int]
+    ) -> tuple[dict[int, Any], int, dict[int, Made]]:
+        """Of shards that were not measured now the values in the file that is there, the largest of them, and by what
+        they were measured.
+
+        Raises:
+            UsageError: they do not fit into one file with those that were measured now.
+        """
+        for file in stored_columns(self._source.path, name, kind):
+            found = {row: one for row, one in file.unchanged(self._source.index).items() if row not in measured}
+            if not found:
+                continue
+            if file.values.dtype.kind not in "iu" or (width and file.values.shape[1] != width):
+                raise UsageError(
+                    f"the column {name!r} has other values for shards that were not measured now: "
+                    f"{file.values.dtype} {list(file.values.shape[1:])}",
+                    where=file.path,
+                    fix="measure all shards, without --split-part; or store it under another name: --name mine",
+                )
+            blocks = [values.values if kind is RaggedFile else values for values, _ in found.values()]
+            most = max(int(np.max(block, initial=0)) for block in blocks)
+            return {row: one[0] for row, one in found.items()}, most, {row: one[1] for row, one in found.items()}
+        return {}, 0, {}
+
     def _made_by(self) -> dict[str, Any]:
         return {"maker": self._maker.settings, "code": self._maker.code, "command": self._maker.command}
 
 
-def _rows(blocks: Blocks, name: str, width: int) -> Iterator[Ragged | None]:
-    return (None if block is None else block.rows(name, width) for block in blocks())
+def _rows(blocks: Blocks, name: str, width: int, kept: Mapping[int, Ragged]) -> Iterator[Ragged | None]:
+    return (kept.get(row) if one is None else one.rows(name, width) for row, one in enumerate(blocks()))
 
 
 def _kind(path: str) -> type[ColumnFile]:

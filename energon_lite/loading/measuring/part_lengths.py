@@ -136,7 +136,7 @@ def _store_sizes(source: WebdatasetSource, part: str, maker: Maker, name: str) -
         report.add(block)
     if report.failed:
         report.reasons = ((report.failed, "read", f"there is no part {part!r}", False),)
-    columns.write(blocks, {LENGTH: report.longest}, {})
+    columns.write(blocks, {LENGTH: report.longest}, {}, range(len(source.index.shard_names)))
     return report
 
 

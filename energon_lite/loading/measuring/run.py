@@ -103,7 +103,7 @@ def measure(
     report, largest = _sum_up(source, rows, job, blocks)
     report.written = columns.paths(shapes)
     if any(job.done.values()) or not columns.up_to_date(shapes):
-        columns.write(blocks, largest, shapes)
+        columns.write(blocks, largest, shapes, {*rows, *known})
         work.remove()
     return report
 

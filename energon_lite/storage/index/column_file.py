@@ -7,8 +7,8 @@ shard by itself, the next measuring takes the values of unchanged shards from it
 The file is an array file (:mod:`energon_lite.storage.files.array_file`) with three arrays::
 
     values         one number for each sample of the index, in its order
-    shards         int64 [shards, 6]: size, head checksum, time of change in ns, samples, 1 if its values are known
-                   (else they are 0), crc32 of its values
+    shards         int64 [shards, 6]: size, head checksum, time of change in ns, samples, number of the maker of its
+                   values (0: they are not known, and 0), crc32 of its values
     shard_names    bytes: relative to the data set, separated by NUL
 
 A ragged column has any number of values for each sample, such as the sizes of its images. In its file, ``values`` are
@@ -23,6 +23,7 @@ import hashlib
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ from energon_lite.storage.files.stored_array import open_arrays
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["ColumnFile", "Ragged", "RaggedFile", "shard_table", "write_column_file", "write_ragged_file"]
+__all__ = ["ColumnFile", "Made", "Ragged", "RaggedFile", "shard_table", "write_column_file", "write_ragged_file"]
 
 _CURE = "remove the file, and measure again"
 _COLUMN_FILE = FileKind(b"ENRGLCOL", 3, "column of a data set", _CURE)
@@ -42,6 +43,9 @@ _RAGGED_FILE = FileKind(b"ENRGLRAG", 1, "ragged column of a data set", _CURE)
 
 #: Columns of the table of shards: those by which a shard is recognised come first.
 _IDENTITY, _KNOWN, _CHECKSUM, _WIDTH = 4, 4, 5, 6
+
+#: By what values are made: plain data, and the hash of code.
+Made = tuple[Mapping[str, Any], str]
 
 
 class Ragged(NamedTuple):
@@ -71,6 +75,7 @@ class ColumnFile:
         shard_names: in the order of the values.
         maker: plain data that says by what the values were made; equal makers give equal values.
         code: hash of the maker's code, empty if there is none.
+        makers: that maker, with its code, and those of shards that it has not measured: of another split, say.
         command: what the user has to run to make the column again.
 
     Raises:
@@ -91,7 +96,13 @@ class ColumnFile:
             self.name, self.digest, self.maker, self.code, self.command = (
                 meta[name] for name in ("name", "digest", "maker", "code", "command")
             )
-        except (KeyError, TypeError):
+            self.makers: list[Made] = [
+                (self.maker, self.code),
+                *((made, code) for made, code in meta.get("others", ())),
+            ]
+            if (self.shards[:, _KNOWN] > len(self.makers)).any():
+                raise KeyError("others")
+        except (KeyError, TypeError, ValueError):
             raise self.kind.damaged(path, "its table is incomplete") from None
         self.path = path
         self.shard_names = tuple(names.split("\0")) if len(self.shards) else ()
@@ -111,22 +122,27 @@ class ColumnFile:
         text = " ".join(map(str, self.shards[rows, _CHECKSUM].tolist()))
         return hashlib.blake2b(f"{self.values.dtype.kind} {text}".encode(), digest_size=16).hexdigest()
 
-    def unchanged(self, index: PackedIndex) -> dict[int, NDArray[Any]]:
-        """The known values of shards that ``index`` has as well, by their row in ``index``."""
-        return {row: self.values[start:stop] for row, (start, stop) in self._unchanged(index).items()}
+    def unchanged(self, index: PackedIndex) -> dict[int, tuple[Any, Made]]:
+        """The known values of shards that ``index`` has as well, and by what they were made, by their row in
+        ``index``."""
+        return {row: (self.block(start, stop), made) for row, (start, stop, made) in self._unchanged(index).items()}
 
-    def _unchanged(self, index: PackedIndex) -> dict[int, tuple[int, int]]:
-        """First sample and the one behind the last of these shards."""
+    def block(self, start: int, stop: int) -> Any:
+        """The values of neighbouring samples."""
+        return self.values[start:stop]
+
+    def _unchanged(self, index: PackedIndex) -> dict[int, tuple[int, int, Made]]:
+        """First sample and the one behind the last of these shards, and by what they were measured."""
         identities = [tuple(row) for row in shard_table(index)[:, :_IDENTITY].tolist()]
         rows = {named: row for row, named in enumerate(zip(index.shard_names, identities, strict=True))}
-        found: dict[int, tuple[int, int]] = {}
+        found: dict[int, tuple[int, int, Made]] = {}
         stop = 0
         for name, shard in zip(self.shard_names, self.shards.tolist(), strict=True):
             start, stop = stop, stop + shard[3]
             row = rows.get((name, tuple(shard[:_IDENTITY])))
             # A shard of unknown time cannot be told from one that has changed.
             if row is not None and shard[_KNOWN] and shard[2]:
-                found[row] = start, stop
+                found[row] = start, stop, self.makers[shard[_KNOWN] - 1]
         return found
 
 
@@ -140,7 +156,7 @@ class RaggedFile(ColumnFile):
     kind = _RAGGED_FILE
     suffix = ".ragged"
 
-    def ragged(self, start: int, stop: int) -> Ragged:
+    def block(self, start: int, stop: int) -> Ragged:
         """The values of neighbouring samples."""
         ends = self.rows[max(0, start - 1) : stop]
         ends = ends if start else np.concatenate([[0], ends])
@@ -154,10 +170,6 @@ class RaggedFile(ColumnFile):
         before = np.cumsum(counts) - counts
         places = np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
         return Ragged(counts, self.values.take(places, 0))
-
-    def unchanged_ragged(self, index: PackedIndex) -> dict[int, Ragged]:
-        """The known values of shards that ``index`` has as well, by their row in ``index``."""
-        return {row: self.ragged(*place) for row, place in self._unchanged(index).items()}
 
 
 def shard_table(index: PackedIndex) -> Int64:
@@ -179,6 +191,7 @@ def write_column_file(
     maker: Mapping[str, Any],
     code: str = "",
     command: str = "",
+    others: Mapping[int, Made] = MappingProxyType({}),
 ) -> None:
     """Write a column, atomically, one shard in memory at a time.
 
@@ -189,18 +202,19 @@ def write_column_file(
         blocks: for each shard its values, or None: they are not known.
         dtype: such as ``"<i4"``; the values must fit.
         maker, code, command: see :class:`ColumnFile`.
+        others: by row, of shards whose values were made by something else.
     """
-    table = shard_table(index)
+    table, makers = shard_table(index), _Makers(others)
 
     def raw() -> Iterator[memoryview]:
         for row, block in enumerate(blocks):
             values = np.zeros(table[row, 3], dtype=dtype) if block is None else np.ascontiguousarray(block, dtype=dtype)
             assert len(values) == table[row, 3]  # one value a sample, or all later ones belong to others
             data = values.view(np.uint8).data
-            table[row, _KNOWN], table[row, _CHECKSUM] = block is not None, zlib.crc32(data)
+            table[row, _KNOWN], table[row, _CHECKSUM] = makers.number(row, block is not None), zlib.crc32(data)
             yield data
 
-    meta = {"name": name, "digest": index.digest, "maker": dict(maker), "code": code, "command": command}
+    meta = {"name": name, "digest": index.digest, "maker": dict(maker), "code": code, "command": command, **makers.meta}
     remove_leftovers(os.path.dirname(path))
     with writing(path, _COLUMN_FILE, meta) as file:
         file.stream("values", dtype, (), raw())
@@ -218,22 +232,23 @@ def write_ragged_file(
     maker: Mapping[str, Any],
     code: str = "",
     command: str = "",
+    others: Mapping[int, Made] = MappingProxyType({}),
 ) -> None:
     """Write a ragged column, as :func:`write_column_file` does another one.
 
     Args:
-        path, name, index, dtype, maker, code, command: see there.
+        path, name, index, dtype, maker, code, command, others: see there.
         blocks: gives for each shard its values, or None: they are not known. It is called twice.
         width: values ``[n, width]``.
     """
-    table = shard_table(index)
+    table, makers = shard_table(index), _Makers(others)
 
     def raw() -> Iterator[memoryview]:
         for row, block in enumerate(blocks()):
             if block is not None:
                 data = np.ascontiguousarray(block.values, dtype=dtype).reshape(-1).view(np.uint8).data
                 assert len(data) == int(block.counts.sum()) * width * np.dtype(dtype).itemsize
-                table[row, _KNOWN], table[row, _CHECKSUM] = True, zlib.crc32(data)
+                table[row, _KNOWN], table[row, _CHECKSUM] = makers.number(row, True), zlib.crc32(data)
                 yield data
 
     def ends() -> Iterator[memoryview]:
@@ -247,12 +262,25 @@ def write_ragged_file(
             end = int(found[-1]) if len(found) else end
             yield found.view(np.uint8).data
 
-    meta = {"name": name, "digest": index.digest, "maker": dict(maker), "code": code, "command": command}
+    meta = {"name": name, "digest": index.digest, "maker": dict(maker), "code": code, "command": command, **makers.meta}
     remove_leftovers(os.path.dirname(path))
     with writing(path, _RAGGED_FILE, meta) as file:
         file.stream("values", dtype, (width,), raw())
         file.stream("ends", "<i8", (), ends())
         _finish(file, index, table)
+
+
+class _Makers:
+    """The other makers of a column that is written, by number; the first one is its own."""
+
+    def __init__(self, others: Mapping[int, Made]):
+        plain = {row: [dict(settings), code] for row, (settings, code) in others.items()}
+        makers = [one for number, one in enumerate(plain.values()) if one not in list(plain.values())[:number]]
+        self._numbers = {row: 2 + makers.index(one) for row, one in plain.items()}
+        self.meta = {"others": makers} if makers else {}
+
+    def number(self, row: int, is_known: bool) -> int:
+        return self._numbers.get(row, 1) if is_known else 0
 
 
 def _finish(file: ArrayWriter, index: PackedIndex, table: Int64) -> None:

@@ -65,7 +65,6 @@ class WebdatasetSource:
         fingerprint, skipped: see :class:`SampleChoice`; the order of the samples comes from the fingerprint.
         part_names: the names of all parts that any sample of the folder has.
         mean_bytes: bytes of shard per sample, headers and padding included.
-        version: a number that a source of the same files with earlier or later contents does not have.
         store: where bytes are read.
         read_ahead: how samples are fetched from slow storage; None: they are read when they are wanted.
         runs: which neighbours are read together; None: none.
@@ -85,7 +84,6 @@ class WebdatasetSource:
         self.read_ahead: ReadAhead | None = None
         self.runs: Runs | None = None
         self.fingerprint, self.skipped = choice.fingerprint, choice.skipped
-        self.version = version_number(index.digest, choice.versions)
         self.part_names = frozenset(index.part_names)
         self.mean_bytes = float(index.shards[:-1, 2].sum()) / max(1, len(index))
         self._length, self._shard_count = len(choice), len(choice.shards)
@@ -189,6 +187,11 @@ class WebdatasetSource:
     def index_path(self) -> str:
         """The file of the packed index."""
         return self._again[0]
+
+    @property
+    def version(self) -> tuple[str, tuple[int, ...]]:
+        """Tells it from sources of the same files with earlier or later contents; known without the index."""
+        return self._again[1], self._again[3][-1]
 
     @property
     def index(self) -> PackedIndex:

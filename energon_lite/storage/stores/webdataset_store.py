@@ -214,7 +214,7 @@ class JsonlFileStore(WebdatasetFileStore):
         return SourceInfo(dataset_path=self.get_path(), index=sample, shard_name=shard, file_names=names)
 
 
-_Name = tuple[type["WebdatasetFileStore"], str, int]
+_Name = tuple[type["WebdatasetFileStore"], str, tuple[str, tuple[int, ...]]]
 _known: weakref.WeakValueDictionary[_Name, WebdatasetFileStore] = weakref.WeakValueDictionary()
 
 
