@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from energon_lite.config.metadataset import LeafSpec, multiply_epochs
+from energon_lite.config.metadataset import LeafSpec, is_metadataset, multiply_epochs
 from energon_lite.errors import UsageError
 from energon_lite.hooks import TaskEncoder, check_hooks
 from energon_lite.loading.assembly import Chunking, assembled
@@ -58,6 +60,8 @@ class DatasetRequest:
     reading: Reading
     tokens: TokenBatching | None = field(default=None, init=False)
     chunking: Chunking = field(init=False)
+    #: What is read, as arguments of ``energon-lite measure``; empty: leaf by leaf.
+    asked: Sequence[str] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         check_hooks(self.encoder, packing_buffer_size=self.packing)
@@ -70,6 +74,7 @@ class DatasetRequest:
         self, path: PathOrDict, repeat: bool, run: int | None, window: int | None, copies: int | None, loop_length: int
     ) -> SavableDataset:
         """A blend without end, or by epochs; arguments as those of :func:`~energon_lite.get_train_dataset`."""
+        self.asked = self._arguments(path)
         blend = self.blend(path, run=run if window else None, window=window)  # one alone has no effect
         leaves, stages, repetitions, weights = blend.leaves, blend.stages, blend.repetitions, blend.stages[0].weights
         multipliers = [multiply_epochs(copies, one) for one in blend.multipliers]
@@ -109,6 +114,7 @@ class DatasetRequest:
             run: neighbours that are read together from slow storage.
             how: whether it is limited, or gone through once.
         """
+        self.asked = () if isinstance(path, LeafSpec) else self._arguments(path)
         leaves, identities = self.open(find_specs(path, self.split_part, self.reading), run=run, window=run)
         order = ConcatOrder([len(leaf.source) for leaf in leaves])
         return self.dataset(order, Identity(self.settings(kind), identities), leaves, refill=False, weights=None, **how)
@@ -130,12 +136,19 @@ class DatasetRequest:
         skips = self.reading.use_measured_skips
         column = SKIP if skips is True else skips or None
         leaves, identities = open_leaves(
-            specs, self.encoder, trusts(self.reading.trust_code), column, self.reading.sample_type
+            specs, self.encoder, trusts(self.reading.trust_code), column, self.reading.sample_type, asked=self.asked
         )
         every = [one for leaf in leaves for one in getattr(leaf.source, "members", (leaf.source,))]
         folders = [source for source in every if isinstance(source, WebdatasetSource)]
         read_in_runs(folders, self.reading.read_ahead, run=run, window=window)
         return leaves, tuple(identities)
+
+    def _arguments(self, path: PathOrDict) -> list[str]:
+        """A metadataset as it is measured: all of its leaves in a split. Nothing for others."""
+        if not isinstance(path, (str, os.PathLike)) or not is_metadataset(path):
+            return []
+        labels = ["--subflavors", json.dumps(self.reading.labels, default=str)] if self.reading.labels else []
+        return [os.path.abspath(os.path.expanduser(path)), "--split-part", self.split_part, *labels]
 
     def settings(self, kind: str) -> dict[str, Any]:
         """For the identity: what decides the order, beside the leaves."""

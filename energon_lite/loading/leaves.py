@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections import Counter
@@ -100,6 +101,7 @@ def open_leaves(
     sample_type: type | None = None,
     *,
     digests: Sequence[str] | None = None,
+    asked: Sequence[str] = (),
 ) -> tuple[tuple[Leaf, ...], list[LeafIdentity]]:
     """Open the leaves. A leaf's key comes from its data, not from its place: other leaves may come and go. Only leaves
     of the same data are told apart by which comes first.
@@ -112,6 +114,7 @@ def open_leaves(
             key, where it leaves out anything.
         sample_type: what the samples must be; None: anything.
         digests: of their data, if they are known.
+        asked: what is read, as arguments of ``energon-lite measure``; empty: each leaf by itself.
 
     Raises:
         ConfigError, DatasetError: something is wrong with a leaf's files.
@@ -119,7 +122,7 @@ def open_leaves(
     """
     seen: Counter[str] = Counter()
     leaves, identities = [], []
-    sources = [open_source(spec, skips) for spec in specs]
+    sources = [open_source(spec, skips, asked) for spec in specs]
     for spec, whole, data in zip(specs, sources, digests or data_digests(sources), strict=True):
         if skips is not None:
             _tell_skips(whole, skips, encoder)
@@ -169,8 +172,8 @@ def refuse_join(spec: LeafSpec) -> None:
         )
 
 
-def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
-    """The samples of a leaf, not yet interpreted; without those that column ``skips`` marks as skipped.
+def open_source(spec: LeafSpec, skips: str | None = None, asked: Sequence[str] = ()) -> AnySource:
+    """The samples of a leaf, not yet interpreted; arguments as those of :func:`open_leaves`.
 
     Raises:
         ConfigError, DatasetError: something is wrong with the leaf's files.
@@ -180,7 +183,7 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
             what, fix = "joined data sets have no measured skips", "leave out use_measured_skips"
             raise UsageError(what, where=spec.origin or spec.path, fix=fix)
         return JoinedSource([_member(one) for one in spec.join.members], spec.join.nonmatch, spec.subset)
-    filters = _filters(spec)
+    filters, asked = _filters(spec), asked or _arguments(spec)
     if (opener := source_opener(spec.path)) is not None:
         if skips is not None:
             raise UsageError(
@@ -191,7 +194,7 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
         return OpenedSource(spec.path, opener, spec.split_part, spec.subset, filters=filters)
     if is_jsonl(spec.path):  # it has no splits: each is the whole file
         return WebdatasetSource.open(
-            spec.path, split_part=spec.split_part, subset=spec.subset, skips=skips, filters=filters
+            spec.path, split_part=spec.split_part, subset=spec.subset, skips=skips, filters=filters, asked=asked
         )
     meta = local_meta(spec.path)
     read_info(meta)  # before anything else: a folder that is not prepared has none of the other files either
@@ -204,7 +207,16 @@ def open_source(spec: LeafSpec, skips: str | None = None) -> AnySource:
         subset=spec.subset,
         skips=skips,
         filters=filters,
+        asked=asked,
     )
+
+
+def _arguments(spec: LeafSpec) -> list[str]:
+    """What ``energon-lite measure`` is given for a leaf."""
+    part, usual = "" if is_jsonl(spec.path) else spec.split_part, ("", "dataset.yaml", "split.yaml")
+    given = {"split-part": part, "dataset-config": spec.dataset_config, "split-config": spec.split_config}
+    given["subflavors"] = json.dumps(spec.subflavors, default=str) if spec.subflavors else ""
+    return [spec.path, *(word for name, one in given.items() if one not in usual for word in (f"--{name}", one))]
 
 
 def _member(spec: LeafSpec) -> WebdatasetSource:

@@ -227,7 +227,7 @@ def _column(leaf: Leaf, name: str, instead: str = _ENCODED) -> Lengths:
         raise UsageError(
             f"batches by tokens need numbers of all samples: {error.what}",
             where=error.where or leaf.name,
-            fix=f"{error.fix or 'measure the data set'}; or {instead}",
+            fix=f"{instead}; or {error.fix or 'measure the data set'}",
         ) from None
     return column
 

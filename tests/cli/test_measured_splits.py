@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from energon_lite import ByTokens, MaxLength, Reading, WorkerConfig, get_val_dataset
 from energon_lite.cli.main import main
-from energon_lite.errors import DataIndexError
+from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 ENCODER = """
@@ -106,3 +108,80 @@ def test_one_split_again_keeps_the_others(make: Any) -> None:
     measure(data, *ENCODED)
     measure(data, *ENCODED, "--again", "--split-part", "val")
     assert [*column(data, "train"), *column(data, "val"), *column(data, "test")] == numbers([0, 1, 2, 3])
+
+
+ALONE = WorkerConfig(rank=0, world_size=1)
+
+
+def load(path: Any, split: str, length_column: str = "length", **reading: Any) -> list[int]:
+    """The lengths of a split in its order: the encoder is not run."""
+    batching = ByTokens(MaxLength(batch_size=1, max_length=10**6), length_column=length_column)
+    dataset = get_val_dataset(
+        path, split_part=split, worker_config=ALONE, batching=batching, reading=Reading(**reading), batch_size=None
+    )
+    return [int(value) for leaf in dataset.leaves for value in leaf.source.column(length_column)]
+
+
+def follow(path: Any, split: str, *arguments: Any, most: int = 1, **options: Any) -> list[int]:
+    """Load a split; where that is refused, run what is advised, word by word, so many times at most."""
+    for _ in range(most + 1):
+        try:
+            return load(path, split, *arguments, **options)
+        except (DataIndexError, UsageError) as error:
+            assert error.fix is not None
+            command, *words = shlex.split(error.fix.rpartition(": energon-lite ")[2])
+            assert command == "measure"
+            last = measure(*words)
+    raise AssertionError(f"advised and run, and still refused: {last}")
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+@pytest.mark.parametrize("first", ["train", "val"])
+def test_what_is_advised_for_a_folder_ends_the_trouble(split: str, first: str, make: Any) -> None:
+    data = make("d")
+    measure(data, *ENCODED, "--split-part", first)
+    assert follow(data, split) == numbers({"train": [0, 1], "val": [2], "test": [3]}[split])
+
+
+def test_what_is_advised_for_a_split_of_another_document_ends_the_trouble(make: Any) -> None:
+    data = make("d")
+    measure(data, *ENCODED, "--split-part", "train")
+    assert follow(data, "val", split_config="other_split.yaml") == numbers([1, 2, 3])
+
+
+def test_what_is_advised_for_a_blend_ends_the_trouble(make: Any, here: Path) -> None:
+    make("d"), make("e")
+    both = {name: {"blend": [{"path": "d"}, {"path": "e"}]} for name in ("train", "val")}
+    both["test"] = {"blend": [{"path": "d", "split_part": "test", "subset": {"range": ["25%", "75%"]}}]}  # type: ignore
+    document = here / "blend.yaml"
+    document.write_text(json.dumps({"splits": both}))
+    measure(document, *ENCODED)
+    assert follow(document, "train", most=0) == numbers([0, 1]) * 2
+    assert follow(document, "val") == numbers([2]) * 2
+    assert follow(document, "test") == numbers([3])[1:3]
+    # The same folders in another document, and in a dict, where none was measured by them.
+    other = make("f")
+    measure(other, *ENCODED, "--split-part", "val")
+    (here / "other.yaml").write_text(json.dumps({"splits": {"train": {"blend": [{"path": "f"}, {"path": "d"}]}}}))
+    assert follow(here / "other.yaml", "train") == numbers([0, 1]) * 2
+    asked = {"splits": {"val": {"blend": [{"path": str(other), "split_part": "test", "subflavors": {"plus": 2}}]}}}
+    assert follow(asked, "val") == numbers([3], 200)
+
+
+def test_what_is_advised_measures_with_the_subflavors_of_the_split(make: Any, here: Path) -> None:
+    make("d")
+    document = blend(here / "blend.yaml", {"train": 0, "val": 1})
+    measure(document, *ENCODED)
+    assert follow(document, "val") == numbers([2], 100) and follow(document, "train", most=0) == numbers([0, 1])
+
+
+def test_what_is_advised_for_columns_of_parts_ends_the_trouble(make: Any, here: Path, write_dataset: Any) -> None:
+    data, document = make("d"), blend(here / "blend.yaml", {"train": 0, "val": 1})
+    (here / "blend.yaml").write_text(
+        document.read_text().replace('"path": "d", ', '"path": "d", "split_part": "test", ')
+    )
+    measure(document, "--column", "bytes=txt")
+    shards = {f"{s}.tar": [("0", {"txt": b"1" * (s + 1)}), ("1", {"txt": b"2"})] for s in range(4)}
+    write_dataset(data, shards, splits=SPLITS)
+    document.write_text(json.dumps({"splits": {"val": {"blend": [{"path": "d"}]}}}))
+    assert follow(document, "val", "bytes") == [3, 1]

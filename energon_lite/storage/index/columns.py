@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from glob import glob
 from itertools import pairwise
@@ -216,13 +217,26 @@ def stored_columns(root: str, name: str, kind: type[Any] = ColumnFile) -> list[A
 
 
 @overload
-def find_column(root: str, index: PackedIndex, name: str, rows: Sequence[int]) -> ColumnFile: ...
-@overload
-def find_column(root: str, index: PackedIndex, name: str, rows: Sequence[int], kind: type[F]) -> F: ...
 def find_column(
-    root: str, index: PackedIndex, name: str, rows: Sequence[int], kind: type[Any] = ColumnFile
+    root: str, index: PackedIndex, name: str, rows: Sequence[int], *, asked: Sequence[str] = ()
+) -> ColumnFile: ...
+@overload
+def find_column(
+    root: str, index: PackedIndex, name: str, rows: Sequence[int], kind: type[F], *, asked: Sequence[str] = ()
+) -> F: ...
+def find_column(
+    root: str,
+    index: PackedIndex,
+    name: str,
+    rows: Sequence[int],
+    kind: type[Any] = ColumnFile,
+    *,
+    asked: Sequence[str] = (),
 ) -> ColumnFile:
     """The column that belongs to ``index``, and knows the shards in these rows of it.
+
+    Args:
+        asked: what is read, as arguments of ``energon-lite measure``, for messages; empty: the whole of ``root``.
 
     Raises:
         DataIndexError: there is none, only one that is older than the data, or it has no values for some shards.
@@ -236,19 +250,32 @@ def find_column(
             raise DataIndexError(
                 f"the column {name!r} has no values for {len(missing)} of {len(rows)} shards, such as {missing[0]!r}",
                 where=file.path,
-                fix="measure these as well: " + (file.command or "see energon-lite measure -h"),
+                fix=f"measure these as well: {_again(file.command, root, asked)}",
             )
     if stored:
         raise DataIndexError(
             f"the column {name!r} is older than the data set: shards have changed, come or gone since it was made",
             where=stored[0].path,
-            fix="make it again, only changed shards are read: " + (stored[0].command or "see energon-lite measure -h"),
+            fix=f"make it again, only changed shards are read: {_again(stored[0].command, root, asked)}",
         )
     folders, suffix = column_folders(root), kind.suffix
     names = {path.removesuffix(suffix) for folder in folders for path in glob("*" + suffix, root_dir=folder)}
     there = f"; it has {', '.join(sorted(names))}" if names else ""
     what = "ragged column" if kind is RaggedFile else "column"
     raise DataIndexError(f"the data set has no {what} {name!r}{there}", where=root, fix=_cure(root, name))
+
+
+def _again(command: str, root: str, asked: Sequence[str]) -> str:
+    """A command that has made a column, for what is read now, which may be another split, or stand in another blend."""
+    program, words = shlex.split(command)[:2], shlex.split(command)[3:]  # between them stands what was measured
+    if program != ["energon-lite", "measure"]:
+        return command or "see energon-lite measure -h"
+    if not asked or "--task-encoder" not in words:  # without one, all of a folder is measured
+        asked, replaced = [root], ["--split-part"]
+    else:
+        replaced = ["--split-part", "--dataset-config", "--split-config", "--subflavors"]
+    kept = [word for at, word in enumerate(words) if word not in replaced and (not at or words[at - 1] not in replaced)]
+    return shlex.join([*program, *asked, *kept])
 
 
 def _cure(root: str, name: str) -> str:

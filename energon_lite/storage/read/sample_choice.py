@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity
-from energon_lite.storage.index.column_file import RaggedFile
+from energon_lite.storage.index.column_file import ColumnFile, RaggedFile
 from energon_lite.storage.index.columns import SKIPPED, Column, RaggedColumn, find_column
 from energon_lite.storage.index.filter_index import read_filter_index
 from energon_lite.storage.index.jsonl import folder_of_shards
@@ -39,6 +39,7 @@ class SampleChoice:
         skips: name of a column by which samples are left out, too; None: none are.
         filters: conditions that samples have to meet, all of them.
         versions: of the shards, as they were found; None: the times that the index has.
+        asked: see :func:`find_column`.
 
     Attributes:
         shards: path and identity of each chosen shard.
@@ -61,8 +62,9 @@ class SampleChoice:
         skips: str | None = None,
         filters: Sequence[SampleFilter] = (),
         versions: tuple[int, ...] | None = None,
+        asked: Sequence[str] = (),
     ):
-        self.index, self.path, self.shard_names = index, path, tuple(shard_names)
+        self.index, self.path, self.shard_names, self._asked = index, path, tuple(shard_names), asked
         self.excluded, self.span, self.skips, self.filters = excluded, span, skips, tuple(filters)
         numbers = {name: number for number, name in enumerate(index.shard_names)}
         self._shards = [numbers[name] for name in shard_names]
@@ -167,11 +169,14 @@ class SampleChoice:
         Raises:
             DataIndexError: there is no such column, it is older than the data, or it has no values for some shards.
         """
-        file = find_column(self.path, self.index, name, self._shards)
+        file = self._file(name)
         in_order = len(set(self._arrays[1].tolist())) <= 1
         start = self._first[0] + self._start if in_order and self._kept is None else None
         fingerprint = file.fingerprint(self._shards)
         return Column(file, self._length, lambda n: self.locate_many(n)[1], start=start, fingerprint=fingerprint)
+
+    def _file(self, name: str) -> ColumnFile:
+        return find_column(self.path, self.index, name, self._shards, asked=self._asked)
 
     def ragged_column(self, name: str) -> RaggedColumn:
         """Values of a ragged column, such as ``"image_sizes"``, for these samples.
@@ -179,13 +184,13 @@ class SampleChoice:
         Raises:
             DataIndexError: as :meth:`column`.
         """
-        file = find_column(self.path, self.index, name, self._shards, RaggedFile)
+        file = find_column(self.path, self.index, name, self._shards, RaggedFile, asked=self._asked)
         fingerprint = file.fingerprint(self._shards)
         return RaggedColumn(file, self._length, lambda n: self.locate_many(n)[1], fingerprint=fingerprint)
 
     def _left(self, skips: str | None, stop: int, excluded: Int64) -> DenseExclusion | None:
         """What a column of skips, and the filters, leave; None if they leave all that are not excluded."""
-        skipped = None if skips is None else find_column(self.path, self.index, skips, self._shards)
+        skipped = None if skips is None else self._file(skips)
         filters = [self._filter(one) for one in self.filters]
 
         def kept() -> Iterator[NDArray[np.bool_]]:
@@ -217,7 +222,7 @@ class SampleChoice:
                 return found
 
             return listed
-        files = {name: find_column(self.path, self.index, name, self._shards) for name in one.columns}
+        files = {name: self._file(name) for name in one.columns}
 
         def compared(first: int, stop: int) -> NDArray[np.bool_]:
             values = {name: file.values[first:stop] for name, file in files.items()}

@@ -104,6 +104,7 @@ class WebdatasetSource:
         skips: str | None = None,
         filters: Sequence[SampleFilter] = (),
         store: ShardStore | None = None,
+        asked: Sequence[str] = (),
     ) -> WebdatasetSource:
         """Open a prepared folder or a JSONL file; every shard is checked to be there with the size it was indexed with.
 
@@ -120,6 +121,7 @@ class WebdatasetSource:
                 the same way. Nothing else of the order or of the other samples' places depends on it.
             filters: conditions, all of which samples have to meet; others are left out in the same way.
             store: the store to read with; None for the one that all data sets of this process share.
+            asked: what is read, as arguments of ``energon-lite measure``, for messages about columns.
 
         Raises:
             NotPreparedError: the folder does not exist or was not prepared.
@@ -148,7 +150,7 @@ class WebdatasetSource:
         samples = sum(map(index.shard_counts.__getitem__, names))
         span = None if subset is None else subset.bounds(samples)
         excluded = excluded_positions(index, names, excluded_samples)
-        choice = SampleChoice(index, root, names, excluded, span, skips, filters, versions)
+        choice = SampleChoice(index, root, names, excluded, span, skips, filters, versions, asked)
         source = cls(choice, index_path=index_path, split_part=split_part, store=store)
         if not len(source):
             raise _empty(source, samples, subset)
