@@ -26,7 +26,7 @@ from energon_lite.loading.measuring.part_lengths import measure_parts, part_colu
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
-from energon_lite.storage.index.columns import check_column_name
+from energon_lite.storage.index.columns import CHECKSUMS, check_column_name
 from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import meta_path
@@ -76,8 +76,8 @@ def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> 
     A tensor's length is its first dimension, a list's its number of items; a whole number stands for itself.
 
     What sample_costs(encoded) of the encoder returns, a dict of whole numbers and lists, becomes columns beside it.
-    --column, --images and --patches add columns of what is stored in the shards. For these, and for a --length-field
-    that is a part, no encoder is needed.
+    --column, --images, --patches and --checksums add columns of what is stored in the shards. For these, and for a
+    --length-field that is a part, no encoder is needed.
 
     Killed and run again, it goes on where it was; run again after shards were changed or added, it measures these, and
     samples that failed. Under torchrun, or with --rank and --world-size, processes share the work.
@@ -226,7 +226,7 @@ def _reading(spec: LeafSpec, trust_code: bool) -> dict[str, Any]:
 _DECIDING = {
     *("task_encoder", "length_field", "name", "split_parts"),
     *("dataset_config", "split_config", "subflavors", "trust_code"),
-    *("columns", "images", "patches"),
+    *("columns", "images", "patches", "checksums"),
 }
 
 
@@ -251,6 +251,9 @@ def show_report(report: MeasureReport) -> None:
             f"{report.total / report.kept:,.1f} on average, {report.total:,} in all"
         )
     for name, (count, total, largest) in report.columns.items():
+        if name == CHECKSUMS:
+            click.echo(f"  {count:,} parts have a checksum, by which they are verified when they are read")
+            continue
         added = f", {total:,} in all" if total else ""
         click.echo(f"  column {name}: {count:,} values of up to {largest:,}{added}")
     if report.skipped or report.failed:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from energon_lite.errors import UsageError
+from energon_lite.storage.index.columns import CHECKSUMS
 
 if TYPE_CHECKING:
     from energon_lite.batching.image_patches import ImagePatches
@@ -56,6 +57,11 @@ def part_options(command: Callable[..., None]) -> Callable[..., None]:
             help='How many patches an image becomes: \'{"patch_size": 14, "multiple": 28}\' (also image_size, '
             "min_pixels, max_pixels). Columns patches, squared_patches, image_patches, and those of --images.",
         ),
+        click.option(
+            "--checksums",
+            is_flag=True,
+            help="A checksum of each part, by which it is verified whenever it is read. Reads all shards once.",
+        ),
     ]
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
 
@@ -74,12 +80,14 @@ def asked_parts(asked: Mapping[str, Any]) -> AskedParts:
         if name in columns:
             raise UsageError(f"--column {name}=... is given twice", fix="give each column once")
         columns[name] = field
+    if asked["checksums"]:
+        columns[CHECKSUMS] = "crc32"
     return AskedParts(columns, asked["images"], _patches(asked["patches"]))
 
 
 def part_words(asked: Mapping[str, Any]) -> list[str]:
     """The same options as they are written on a command line."""
-    words = [word for one in asked["columns"] for word in ("--column", one)]
+    words = [word for one in asked["columns"] for word in ("--column", one)] + ["--checksums"] * asked["checksums"]
     return (
         words + ["--images"] * asked["images"] + ([] if asked["patches"] is None else ["--patches", asked["patches"]])
     )

@@ -133,6 +133,7 @@ def _prepare_url(url: str, asked: _Asked) -> None:
             "--media-metadata-by-... works on local folders", where=url, fix="leave it out; or use a local copy"
         )
     options = {"--length-field": "length_field", "--column": "columns", "--images": "images", "--patches": "patches"}
+    options["--checksums"] = "checksums"
     if wanted := [option for option, name in options.items() if asked[name]]:
         raise UsageError(
             f"{wanted[0]} works on local folders",

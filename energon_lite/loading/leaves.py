@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections import Counter
@@ -20,7 +19,7 @@ from energon_lite.hooks import Cooker, TaskEncoder
 from energon_lite.loading.auxiliary import stores_of
 from energon_lite.loading.found_leaves import FoundLeaves
 from energon_lite.loading.iterators.identity import LeafIdentity
-from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name
+from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name, measure_arguments
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.files.remote_files import read_file
@@ -152,7 +151,8 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: A
             fix="give it a column of lengths, and name that (length_column=...); or make tars of it with energon-lite "
             "convert",
         )
-    whole, loader, cooker = _loader_and_cooker(spec, source or WebdatasetSource.open(spec.path), encoder, trust_code)
+    source = source or WebdatasetSource.open(spec.path, verified=False)
+    whole, loader, cooker = _loader_and_cooker(spec, source, encoder, trust_code)
     aux = stores_of(spec, whole, cooker, encoder)
     name = os.path.basename(spec.path.rstrip("/")) or spec.path
     return Leaf(name, whole, loader, leaf_key(data_digest(whole), 0), cooker, aux)
@@ -183,7 +183,7 @@ def open_source(spec: LeafSpec, skips: str | None = None, asked: Sequence[str] =
             what, fix = "joined data sets have no measured skips", "leave out use_measured_skips"
             raise UsageError(what, where=spec.origin or spec.path, fix=fix)
         return JoinedSource([_member(one) for one in spec.join.members], spec.join.nonmatch, spec.subset)
-    filters, asked = _filters(spec), asked or _arguments(spec)
+    filters, asked = _filters(spec), asked or measure_arguments(spec)
     if (opener := source_opener(spec.path)) is not None:
         if skips is not None:
             raise UsageError(
@@ -209,14 +209,6 @@ def open_source(spec: LeafSpec, skips: str | None = None, asked: Sequence[str] =
         filters=filters,
         asked=asked,
     )
-
-
-def _arguments(spec: LeafSpec) -> list[str]:
-    """What ``energon-lite measure`` is given for a leaf."""
-    part, usual = "" if is_jsonl(spec.path) else spec.split_part, ("", "dataset.yaml", "split.yaml")
-    given = {"split-part": part, "dataset-config": spec.dataset_config, "split-config": spec.split_config}
-    given["subflavors"] = json.dumps(spec.subflavors, default=str) if spec.subflavors else ""
-    return [spec.path, *(word for name, one in given.items() if one not in usual for word in (f"--{name}", one))]
 
 
 def _member(spec: LeafSpec) -> WebdatasetSource:

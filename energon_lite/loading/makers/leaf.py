@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from energon_lite.config.metadataset import LeafSpec
 from energon_lite.hooks import Cooker
 from energon_lite.loading.makers.columns import LeafFields
 from energon_lite.order.hashing import hash_ints, hash_text
+from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.read.joined_reader import JoinedReader
 from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
@@ -22,7 +24,10 @@ from energon_lite.storage.samples.joined_loader import JoinedLoader
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.stores.file_store import FileStore
 
-__all__ = ["KnownLeaf", "Leaf", "largest_mean_bytes", "leaf_key", "leaf_name", "leaves_apart", "reads_ahead"]
+__all__ = [
+    *("KnownLeaf", "Leaf", "largest_mean_bytes", "leaf_key", "leaf_name"),
+    *("leaves_apart", "measure_arguments", "reads_ahead"),
+]
 
 #: Keeps the hashes for different purposes apart.
 _LEAF = 21
@@ -127,6 +132,14 @@ _OF_OPEN = frozenset({"source", "loader", "cooker", "aux", "parts", "reader", "f
 def leaf_key(data: str, seen: int) -> int:
     """64 bits for a leaf of data with this digest, before which there were so many of the same data."""
     return hash_ints(_LEAF, hash_text(data), seen)
+
+
+def measure_arguments(spec: LeafSpec) -> list[str]:
+    """What ``energon-lite measure`` is given for a leaf."""
+    given = {"split-part": spec.split_part, "dataset-config": spec.dataset_config, "split-config": spec.split_config}
+    given = {"subflavors": json.dumps(spec.subflavors, default=str), **({} if is_jsonl(spec.path) else given)}
+    usual = ("", "{}", "dataset.yaml", "split.yaml")
+    return [spec.path, *(word for name, one in given.items() if one not in usual for word in (f"--{name}", one))]
 
 
 def leaf_name(spec: LeafSpec) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from energon_lite.batching.image_patches import ImagePatches
 from energon_lite.errors import SampleError, UsageError, did_you_mean, listed
 from energon_lite.loading.measuring.image_headers import ImageHeaders
 from energon_lite.storage.index.column_file import Ragged
+from energon_lite.storage.index.columns import CHECKSUMS
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -103,6 +105,7 @@ class PartColumns:
             images by their names.
         patches: how many patches an image becomes, for the columns ``image_patches``, ``patches`` and
             ``squared_patches``; None: there are none of these.
+        checksums: whether there is the column of the crc32 of each part, for which all of them are read.
     """
 
     def __init__(
@@ -112,7 +115,9 @@ class PartColumns:
         *,
         images: bool = False,
         patches: ImagePatches | None = None,
+        checksums: bool = False,
     ):
+        self._checksums = checksums
         self._source, self._fields, self._patches = source, dict(fields), patches
         self._headers = ImageHeaders(source) if images or patches is not None else None
 
@@ -134,7 +139,16 @@ class PartColumns:
                     found.columns[name] = np.zeros(stop - first, dtype=np.int64)
                     np.add.at(found.columns[name], owner, numbers)
                 found.ragged["image_patches"] = Ragged(sizes.counts, patches[:, None])
+        if self._checksums:
+            found.ragged[CHECKSUMS] = self._sums(first, stop)
         return found
+
+    def _sums(self, first: int, stop: int) -> Ragged:
+        index, fetch = self._source.index, self._source.store.fetch
+        rows, shard = index.samples[first : stop + 1][:, 0], self._source.choice.shards[self._source.locate(first)[0]]
+        places = index.parts[rows[0] : rows[-1]][:, :2].tolist()
+        sums = [zlib.crc32(fetch([(shard, offset, size)])[0]) for offset, size in places]  # one in memory at a time
+        return Ragged(np.diff(rows), np.array(sums, np.uint32).view(np.int32).astype(np.int64)[:, None])
 
     def _read(self, one: PartField, first: int, stop: int, broken: dict[int, Exception]) -> NDArray[Any]:
         numbers = np.zeros(stop - first, dtype=np.int64)

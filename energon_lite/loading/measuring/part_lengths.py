@@ -34,15 +34,17 @@ from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.values import Costs, Values
 from energon_lite.order.hashing import hash_text
-from energon_lite.storage.index.columns import FAILED, LENGTH, OF_IMAGES, SKIP, check_column_name
+from energon_lite.storage.index.columns import CHECKSUMS, FAILED, LENGTH, OF_IMAGES, SKIP, check_column_name
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
 
-__all__ = ["measure_parts", "part_columns", "part_settings"]
+__all__ = ["CRC32", "measure_parts", "part_columns", "part_settings"]
 
+#: The field of the column of checksums.
+CRC32 = "crc32"
 #: Samples whose headers are read together.
 _TOGETHER = 2048
 
@@ -70,7 +72,7 @@ def measure_parts(
         root: the folder.
         field: of the column ``length``, see the module's table; ``json[meta][tokens]`` means the same as
             ``json.meta.tokens``. None: there is no such column.
-        columns: further columns: name, and field.
+        columns: further columns: name, and field; ``checksums`` is ``crc32``, of each part.
         images, patches: see :class:`~energon_lite.loading.measuring.part_columns.PartColumns`.
         name: put before the columns' names, with a dot.
         by: which command does it.
@@ -80,7 +82,7 @@ def measure_parts(
     Raises:
         UsageError: no sample has such a part, or a column cannot be called so.
     """
-    source = WebdatasetSource.open(root)
+    source = WebdatasetSource.open(root, verified=False)
     length = None if field is None else PartField(source, field, "--length-field")
     settings = {"by": by, **({} if length is None else {"length": str(length)})}
     parts = part_columns(source, columns or {}, images=images, patches=patches)
@@ -123,10 +125,10 @@ def part_columns(
     for name in columns:
         check_column_name(name)
         taken = (LENGTH, SKIP, *OF_IMAGES) if images or patches is not None else (LENGTH, SKIP)
-        if name in taken or "." in name:
+        if name in taken or "." in name or (name == CHECKSUMS and columns[name] != CRC32):
             raise UsageError(f"--column {name}: no column can be called so here", fix="use another name, without dots")
-    fields = {name: PartField(source, text, f"--column {name}=") for name, text in columns.items()}
-    return PartColumns(source, fields, images=images, patches=patches)
+    fields = {name: PartField(source, text, f"--column {name}=") for name, text in columns.items() if name != CHECKSUMS}
+    return PartColumns(source, fields, images=images, patches=patches, checksums=CHECKSUMS in columns)
 
 
 def _store_sizes(source: WebdatasetSource, part: str, maker: Maker, name: str) -> MeasureReport:

@@ -75,8 +75,8 @@ class ShardIdentity(NamedTuple):
 
 
 def version_number(*told: object) -> int:
-    """63 bits of what tells versions of a file apart."""
-    return int.from_bytes(hashlib.blake2b(repr(told).encode(), digest_size=8).digest(), "little") >> 1
+    """48 bits of what tells versions of a file apart: sources, which are sent to workers, have one for each shard."""
+    return int.from_bytes(hashlib.blake2b(repr(told).encode(), digest_size=6).digest(), "little")
 
 
 def file_version(found: os.stat_result | Mapping[str, Any], indexed: int = 0) -> int:

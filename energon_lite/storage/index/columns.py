@@ -27,6 +27,7 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import Int64
 
 __all__ = [
+    "CHECKSUMS",
     "FAILED",
     "LENGTH",
     "OF_IMAGES",
@@ -52,6 +53,9 @@ SKIPPED, FAILED = 1, 2
 
 #: The columns that the headers of images give: see :mod:`energon_lite.loading.measuring.image_headers`.
 OF_IMAGES = ("images", "image_sizes", "image_patches", "patches", "squared_patches")
+
+#: The ragged column of the crc32 of each part, as int32. Where it is there, parts are verified when they are read.
+CHECKSUMS = "checksums"
 
 F = TypeVar("F", bound=ColumnFile)
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from energon_lite.errors import DatasetError
 from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity
 from energon_lite.storage.index.column_file import ColumnFile, RaggedFile
-from energon_lite.storage.index.columns import SKIPPED, Column, RaggedColumn, find_column
+from energon_lite.storage.index.columns import CHECKSUMS, SKIPPED, Column, RaggedColumn, find_column, stored_columns
 from energon_lite.storage.index.filter_index import read_filter_index
 from energon_lite.storage.index.jsonl import folder_of_shards
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -39,6 +42,7 @@ class SampleChoice:
         skips: name of a column by which samples are left out, too; None: none are.
         filters: conditions that samples have to meet, all of them.
         versions: of the shards, as they were found; None: the times that the index has.
+        verified: parts are to be compared with their checksums, if these were measured.
         asked: see :func:`find_column`.
 
     Attributes:
@@ -47,6 +51,7 @@ class SampleChoice:
         fingerprint: identifies what is read: shards (name, size, number of samples, in order), the span, and what is
             left out of it, wherever the folder is.
         contents: identifies the data, too: shards of equal names, sizes and counts differ in their first blocks.
+        checksums: of the parts of all samples of the folder; None: parts are not verified.
 
     Raises:
         DataIndexError: there is no such column, it is older than the data, or does not know these shards.
@@ -62,6 +67,7 @@ class SampleChoice:
         skips: str | None = None,
         filters: Sequence[SampleFilter] = (),
         versions: tuple[int, ...] | None = None,
+        verified: bool = False,
         asked: Sequence[str] = (),
     ):
         self.index, self.path, self.shard_names, self._asked = index, path, tuple(shard_names), asked
@@ -69,6 +75,9 @@ class SampleChoice:
         numbers = {name: number for number, name in enumerate(index.shard_names)}
         self._shards = [numbers[name] for name in shard_names]
         table, folder = index.shards.tolist(), folder_of_shards(path)
+        self.checksums: RaggedFile | None = None
+        if verified and stored_columns(path, CHECKSUMS, RaggedFile):
+            self.checksums = find_column(path, index, CHECKSUMS, self._shards, RaggedFile, asked=asked)
         rows = [table[number] for number in self._shards]
         self.versions = tuple(index.shard_times[self._shards].tolist()) if versions is None else versions
         identities = [ShardIdentity(row[0], row[1], version) for row, version in zip(rows, self.versions, strict=True)]
@@ -162,6 +171,31 @@ class SampleChoice:
                 names.append(name)
                 ranges.append((shard, rows[row], rows[row + 1]))
         return self.shard_names[place], key, names, ranges
+
+    def verify(self, samples: Int64, wanted: Any, names: Sequence[str], parts: Sequence[Sequence[Any]]) -> None:
+        """Compare parts with their checksums, if there are any.
+
+        Args:
+            samples: their numbers over all shards of the folder; all have the same parts.
+            wanted: which of these they are, as a list or a slice.
+            names, parts: of those, their names and, for each, the bytes in all samples; what is no bytes was not read.
+
+        Raises:
+            DatasetError: the bytes of a part are not those that were measured.
+        """
+        if self.checksums is None:
+            return
+        sums = self.checksums.take(samples).values.reshape(len(samples), -1)[:, wanted].astype(np.uint32)
+        for name, column, expected in zip(names, parts, sums.T.tolist(), strict=True):
+            for sample, part, one in zip(samples.tolist(), column, expected, strict=True):
+                if isinstance(part, bytes) and zlib.crc32(part) != one:
+                    shard = int(self.index.shards[:-1, 3].searchsorted(sample, "right")) - 1
+                    raise DatasetError(
+                        f"the bytes of part {name!r} are not those that were measured: their checksum is another",
+                        where=f"{os.path.join(self.path, self.index.shard_names[shard])}, {self.index.key(sample)}",
+                        fix="restore the shard; if it is right as it is, run `energon-lite measure --again "
+                        f"--checksums {self.path}`",
+                    )
 
     def column(self, name: str) -> Column:
         """Values of a column, such as ``"length"`` or ``"skip"``, for these samples, as an array that stays on disk.

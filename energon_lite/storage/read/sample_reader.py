@@ -53,12 +53,14 @@ class _Found(NamedTuple):
         keys: ``n``.
         names: ``p``, of the parts, in the order of the tar.
         starts, stops: ``[n, p]``, offsets.
+        wanted: which parts of the samples these are.
     """
 
     keys: list[str]
     names: tuple[str, ...]
     starts: Ints
     stops: Ints
+    wanted: list[int] | slice
 
 
 class SampleReader:
@@ -118,6 +120,7 @@ class SampleReader:
             return None
         shard_names = [choice.shard_names[place] for place in places.tolist()]
         data = self._fetch_columns(indices, [choice.shards[place] for place in places.tolist()], found)
+        choice.verify(samples, found.wanted, found.names, data)
         return Columns(found.keys, shard_names, found.names, dict(zip(found.names, data, strict=True)))
 
     def sample(self, index: int) -> RawSample:
@@ -133,6 +136,7 @@ class SampleReader:
         else:
             shard_name, key, names, ranges = self.source.choice.wanted(index, self.parts)
             data = self._fetch(index, ranges) if self.streamed is None else self._fetch_some(index, names, ranges)
+            self._verify_one(index, names, data)
         files = tuple([f"{key}.{name}" for name in names])
         info = SourceInfo(dataset_path=self.source.path, index=index, shard_name=shard_name, file_names=files)
         return RawSample(key, dict(zip(names, data, strict=True)), info)
@@ -183,6 +187,13 @@ class SampleReader:
         found = iter(self._fetch(index, [one for one, left in zip(ranges, is_left, strict=True) if not left]))
         read_ahead = self.source.read_ahead
         return [PartRange(*one, read_ahead) if left else next(found) for one, left in zip(ranges, is_left, strict=True)]
+
+    def _verify_one(self, index: int, names: Sequence[str], data: Sequence[Any]) -> None:
+        choice = self.source.choice
+        if choice.checksums is not None:
+            sample, every = choice.locate(index)[1], choice.wanted(index, None)[2]
+            wanted = [place for place, name in enumerate(every) if self.parts is None or name in self.parts]
+            choice.verify(np.array([sample]), wanted, names, [[part] for part in data])
 
     def _fetch_columns(self, indices: Sequence[int], shards: list[Shard], found: _Found) -> list[list[bytes]]:
         """The bytes of each part: by one read for each sample, or for each part if there is much between them."""
@@ -257,6 +268,7 @@ class SampleReader:
             data = fetch_neighbours(shard, starts, stops)
             if data is None:
                 return None
+            choice.verify(np.arange(begin, begin + length), found.wanted, found.names, data)
             name = choice.shard_names[place]
             rows += zip(repeat(names, length), found.keys, repeat(name, length), *data, strict=True)
         return rows
@@ -315,7 +327,7 @@ class SampleReader:
         starts, sizes = table[:, layout[0], 0], table[:, layout[0], 1]
         if self.streamed is not None and any(map(self.streamed.takes, layout[1], sizes.max(axis=0).tolist())):
             return None
-        return _Found([], layout[1], starts, starts + sizes)
+        return _Found([], layout[1], starts, starts + sizes, layout[0])
 
 
 def _make_room(kept: dict[int, Any], most: int) -> None:

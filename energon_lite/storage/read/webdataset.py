@@ -89,7 +89,8 @@ class WebdatasetSource:
         self._length, self._shard_count = len(choice), len(choice.shards)
         # How the choice is made again; the names of all shards are in the index.
         names = None if choice.shard_names == index.shard_names else choice.shard_names
-        how = choice.excluded, choice.span, choice.skips, choice.filters, choice.versions
+        verified = choice.checksums is not None
+        how = choice.excluded, choice.span, choice.skips, choice.filters, choice.versions, verified
         self._again = index_path, index.digest, names, how
 
     @classmethod
@@ -105,6 +106,7 @@ class WebdatasetSource:
         filters: Sequence[SampleFilter] = (),
         store: ShardStore | None = None,
         asked: Sequence[str] = (),
+        verified: bool = True,
     ) -> WebdatasetSource:
         """Open a prepared folder or a JSONL file; every shard is checked to be there with the size it was indexed with.
 
@@ -122,6 +124,7 @@ class WebdatasetSource:
             filters: conditions, all of which samples have to meet; others are left out in the same way.
             store: the store to read with; None for the one that all data sets of this process share.
             asked: what is read, as arguments of ``energon-lite measure``, for messages about columns.
+            verified: compare what is read with its checksums, where they were measured.
 
         Raises:
             NotPreparedError: the folder does not exist or was not prepared.
@@ -150,7 +153,7 @@ class WebdatasetSource:
         samples = sum(map(index.shard_counts.__getitem__, names))
         span = None if subset is None else subset.bounds(samples)
         excluded = excluded_positions(index, names, excluded_samples)
-        choice = SampleChoice(index, root, names, excluded, span, skips, filters, versions, asked)
+        choice = SampleChoice(index, root, names, excluded, span, skips, filters, versions, verified, asked)
         source = cls(choice, index_path=index_path, split_part=split_part, store=store)
         if not len(source):
             raise _empty(source, samples, subset)
@@ -193,7 +196,7 @@ class WebdatasetSource:
     @property
     def version(self) -> tuple[str, tuple[int, ...]]:
         """Tells it from sources of the same files with earlier or later contents; known without the index."""
-        return self._again[1], self._again[3][-1]
+        return self._again[1], self._again[3][4]
 
     @property
     def index(self) -> PackedIndex:

@@ -62,6 +62,7 @@ class WebdatasetFileStore(FileStore[bytes]):
             raise MissingEntryError(f"sample {key.rpartition('.')[0]!r} has no part {part!r}", where=self.get_path())
         offset, size, _ = rows[found[-1] : found[-1] + 3]  # of two parts with one name the last counts
         data = self._source.store.read(*self._source.choice.shards[shard], offset, size)
+        self._source.choice.verify(np.array([sample]), [found[-1] // 3], [part], [[data]])
         return data, self._source_of(sample, key, index.shard_names[shard])
 
     def get_path(self) -> str:
