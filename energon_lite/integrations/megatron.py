@@ -140,7 +140,7 @@ def data_iterators(
             found = loader.state_dict()["position"]
             if found != place and loader.dataset.runs_as.is_endless:
                 raise StateMismatchError(f"the saved loader is at micro-batch {found}, and the run at {place}")
-        elif place and (in_training or not isinstance(loader.dataset, LaneDataset)):
+        elif place and (in_training or not isinstance(loader.dataset.runs_as, LaneDataset)):
             loader.restore_state_rank(loader.state_at(place))
         return DataIterator(loader, cyclic=cyclic)
 

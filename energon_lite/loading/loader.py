@@ -23,6 +23,7 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.iterator import DatasetIterator, checked_steps
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.lane_iterator import LaneIterator
+from energon_lite.loading.iterators.loops import going_through
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.planned_iterator import PlannedIterator
 from energon_lite.loading.makers.pipeline import Result
@@ -48,7 +49,8 @@ _ITERATORS: dict[type[SavableDataset], Any] = {PlannedDataset: PlannedIterator, 
 
 
 def _iterator_of(dataset: SavableDataset) -> Any:
-    return next(iterator for kind, iterator in _ITERATORS.items() if isinstance(dataset, kind))
+    found = next(iterator for kind, iterator in _ITERATORS.items() if isinstance(dataset, kind))
+    return going_through(dataset.loops, found)
 
 
 class DataLoader:

@@ -52,6 +52,8 @@ def run_place(dataset: SavableDataset, state: State | None) -> RunPlace:
     Raises:
         UsageError: a data set of other data sets, whose plan is not known here.
     """
+    if dataset.loops:
+        raise UsageError("where samples are in a wrapped data set is not known", fix="audit the one inside")
     if isinstance(dataset, LaneDataset):
         return _InLanes(dataset, None if state is None else dataset.cursor(state, whole=True))
     if type(dataset) is not PlannedDataset:

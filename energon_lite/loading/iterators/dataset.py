@@ -12,6 +12,7 @@ from typing_extensions import Self
 from energon_lite.errors import UsageError
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.identity import Identity
+from energon_lite.loading.iterators.loops import Loop
 from energon_lite.loading.iterators.state import Numbers, State, damaged, make_state, read_rebase
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.leaf import Leaf
@@ -58,6 +59,7 @@ class SavableDataset:
         rebase: the blend begins in the middle of a run, that was one of another blend before.
         limit: steps of a pass at most, on the ranks on which it begins; None: all.
         drop_last: a pass ends with its last step in which every rank has a micro-batch.
+        loops: what ``for`` loops are made of, from the inside out; nothing: each is a pass, or ``loop_length`` steps.
         once: there is one pass and no other, and it is no concern of a rank what the others still have: it gets no
             batch without samples, and ends when it has none left.
     """
@@ -75,6 +77,7 @@ class SavableDataset:
     rebase: Rebase | None = None
     limit: int | None = None
     drop_last: bool = False
+    loops: tuple[Loop, ...] = ()
     once: bool = False
 
     @property

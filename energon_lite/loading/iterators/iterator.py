@@ -31,6 +31,9 @@ class DatasetIterator(ABC):
     """
 
     cursor: Any
+    #: A place behind the last step of a pass is told as its end also where a ``for`` loop begins there; else the next
+    #: pass begins.
+    tells_ends = False
 
     @property
     @abstractmethod
@@ -60,6 +63,10 @@ class DatasetIterator(ABC):
     @abstractmethod
     def start_loop(self) -> None:
         """A ``for`` loop begins: go on in the running pass (or virtual epoch), or begin the next one if it is over."""
+
+    @abstractmethod
+    def rewind(self) -> None:
+        """Go to the beginning of the first pass of this run."""
 
     @abstractmethod
     def is_over(self) -> bool:

@@ -49,6 +49,9 @@ class LaneIterator(DatasetIterator):
         elif self._loop_is_over():
             self.cursor = replace(self.cursor, loop_start=self.cursor.position)
 
+    def rewind(self) -> None:
+        self._begin_pass(0)
+
     @property
     def knows_end(self) -> bool:
         return self.dataset.is_endless
@@ -96,7 +99,9 @@ class LaneIterator(DatasetIterator):
                 assert feed is not None
                 at[lane], outcomes = feed.pop(lane)
                 lost += outcomes
-            self.cursor = replace(self.cursor, position=position, at=at)
+            left_out = max(0, self._step - self.cursor.position)  # steps that were empty on all ranks
+            start = self.cursor.loop_start + left_out
+            self.cursor = replace(self.cursor, position=position, loop_start=start, at=at)
         self._report.count(lost, batches=0)
 
     def _take(self) -> Result | None:
@@ -106,7 +111,8 @@ class LaneIterator(DatasetIterator):
             step = self._step
         else:
             found = self._next_step()
-            if found is None and not self._delivered and self.cursor.position and not self.dataset.once:
+            goes_on = self._delivered or self.tells_ends or self.dataset.once
+            if found is None and not goes_on and self.cursor.position:
                 # The place that was restored, or left by a `break`, was behind the last batch of its pass.
                 self._begin_pass(self.cursor.pass_number + 1)
                 found = self._next_step()
@@ -117,7 +123,7 @@ class LaneIterator(DatasetIterator):
         self._taken = made = self._peek(step) if self._reads else None
         if made is not None:
             return Result(made.batch, made.outcomes, trace=made.trace, digest=made.digest)
-        return Result(None if self.dataset.is_endless else self._empty(step))
+        return Result(None if self.dataset.is_endless else self._empty())
 
     def _next_step(self) -> int | None:
         """The position at which the first step begins that is not empty on all ranks; None: the pass is over."""
@@ -127,7 +133,7 @@ class LaneIterator(DatasetIterator):
                 "a rank that loads no data cannot know how many batches a pass has whose content decides",
                 fix="iterate on the ranks of the first pipeline stage only, and send the number of steps to the others",
             )
-        if self.cursor.position >= self._stop:
+        if not self._left:
             return None
         if world == 1 or self.dataset.once:
             step = self._own_next_step()
@@ -146,10 +152,10 @@ class LaneIterator(DatasetIterator):
         return None if step >= _NONE else step
 
     @property
-    def _stop(self) -> int:
-        """Positions from here on are beyond the limit of the pass."""
+    def _left(self) -> int:
+        """Micro-batches up to the limit of the pass, over all ranks."""
         stop = self.dataset.stop(self.cursor.ranks)
-        return _NONE if stop is None else stop
+        return _NONE if stop is None else max(0, stop - (self.cursor.position - self.cursor.loop_start))
 
     @contextmanager
     def _telling_others(self) -> Iterator[None]:
@@ -168,16 +174,15 @@ class LaneIterator(DatasetIterator):
 
     def _peek(self, step: int) -> Made | None:
         """This rank's micro-batch at a step, if there is one."""
-        position = step + self._config.rank
-        if position >= self._stop:
+        if self._config.rank >= self._left:
             return None
         feed = self._started_feed()
         with self._feeding():
-            return feed.peek(position % self.cursor.lanes)
+            return feed.peek((step + self._config.rank) % self.cursor.lanes)
 
-    def _empty(self, step: int) -> Any:
+    def _empty(self) -> Any:
         """A batch without samples."""
-        is_last = step + self._world >= self._stop
+        is_last = self._left <= self._world
         with nullcontext() if is_last else self._telling_others():
             return self._started_feed().empty()
 

@@ -119,6 +119,8 @@ class PlannedDataset(SavableDataset):
 
     def state_at(self, position: int) -> State:
         """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`."""
+        if self.loops:
+            return super().state_at(position)
         if position < 0:
             raise UsageError(f"there is no micro-batch {position}", fix="count from 0")
         world, passes = self.worker_config.world_size, 0

@@ -43,6 +43,9 @@ class PlannedIterator(DatasetIterator):
         else:
             self.cursor = Cursor(self.dataset.plan.start, pass_number=at_end.pass_number + 1)
 
+    def rewind(self) -> None:
+        self.cursor, self._counted = Cursor(self.dataset.plan.start), (0, 0)
+
     def is_over(self) -> bool:
         if self._skip:
             self._pass_over()

@@ -55,7 +55,8 @@ class Numbers:
     Args:
         pass_number: finished passes over a finite stream.
         position: micro-batches of this pass that were delivered, over all ranks.
-        loop_start: the position at which the running ``for`` loop began (virtual epochs of an endless stream).
+        loop_start: the position at which the running ``for`` loop began (virtual epochs of an endless stream); in a
+            pass: so much of the position are steps in which no rank had a micro-batch any more.
         ranks: on so many ranks the pass began, which its limit counts; None: it begins on those there are.
     """
 

@@ -169,6 +169,11 @@ class _ByContent(WrapperDataset):
             )
         if inner.batched:
             raise UsageError(f"{type(self).__name__} of a data set of batches", fix="give it batch_size=None")
+        if inner.limit is not None or inner.loop_length:
+            raise UsageError(
+                f"{type(self).__name__} of a data set that counts single samples (limit or virtual_epoch_length)",
+                fix=f"count batches: LimitDataset, or EpochizeDataset, of the {type(self).__name__}",
+            )
         common = {
             name: getattr(inner, name) for name in ("leaves", "weights", "worker_config", "repetitions", "stages")
         }
@@ -180,8 +185,6 @@ class _ByContent(WrapperDataset):
             batch_size=batch_size,
             refill=inner.refill,
             task_encoder=encoder,
-            loop_length=inner.loop_length,
-            limit=inner.limit,
             **common,
         )
 

@@ -6,8 +6,9 @@ from functools import cached_property
 
 from energon_lite.errors import UsageError
 from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.loops import Loop
 from energon_lite.loading.wrappers.streams import ItemStream, LimitStream, RepeatStream
-from energon_lite.loading.wrappers.wrapper import Parts, WrapperDataset, is_by_content, parts_of, with_samples
+from energon_lite.loading.wrappers.wrapper import Parts, WrapperDataset, is_by_content, looped, parts_of
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["EpochizeDataset", "LimitDataset", "RepeatDataset"]
@@ -50,22 +51,20 @@ class RepeatDataset(WrapperDataset):
 
     def parts(self) -> Parts:
         inner = parts_of(self.dataset, "RepeatDataset")
-        return Parts(self._repeated(inner.stream), inner.branches, depends_on_ranks=inner.depends_on_ranks)
+        return Parts(RepeatStream(inner.stream, self.repeats), inner.branches, depends_on_ranks=inner.depends_on_ranks)
 
     @cached_property
     def runs_as(self) -> SavableDataset:
         if not is_by_content(self.dataset):
             return self.planned(self.parts())
-        inner = self.dataset.runs_as
-        if inner.limit is not None:
+        times = int(self.repeats or 0)
+        if self.repeats not in (None, times):
             raise UsageError(
-                "RepeatDataset of a limited data set whose hooks decide how many batches there are",
-                fix="wrap the other way round: LimitDataset(RepeatDataset(...), length)",
+                f"RepeatDataset(repeats={self.repeats}) of a data set whose hooks or tokens decide how many batches "
+                "there are: a part of them is not known",
+                fix="give a whole number, or LimitDataset(RepeatDataset(...), length)",
             )
-        return with_samples(self.dataset, self._repeated, f"RepeatDataset {self.repeats}", drop_last=False)
-
-    def _repeated(self, stream: ItemStream) -> ItemStream:
-        return RepeatStream(stream, self.repeats)
+        return looped(self, Loop("repeat", times))
 
     def _arguments(self) -> str:
         return "" if self.repeats is None else f", repeats={self.repeats}"
@@ -107,9 +106,7 @@ class LimitDataset(WrapperDataset):
     @cached_property
     def runs_as(self) -> SavableDataset:
         if is_by_content(self.dataset):
-            inside = self.dataset.runs_as.limit
-            limit = self.length if inside is None else min(inside, self.length)
-            return with_samples(self.dataset, _every_pass, f"LimitDataset {self.length}", limit=limit, loop_length=0)
+            return looped(self, Loop("limit", self.length))
         inner = parts_of(self.dataset, "LimitDataset")
         parts = Parts(_every_pass(inner.stream), inner.branches, depends_on_ranks=inner.depends_on_ranks)
         return self.planned(parts, limit=self.length)
@@ -148,8 +145,7 @@ class EpochizeDataset(WrapperDataset):
     @cached_property
     def runs_as(self) -> SavableDataset:
         if is_by_content(self.dataset):
-            note = f"EpochizeDataset {self.length}"
-            return with_samples(self.dataset, RepeatStream, note, loop_length=self.length, drop_last=False)
+            return looped(self, Loop("epoch", self.length))
         inner = parts_of(self.dataset, "EpochizeDataset")
         parts = Parts(RepeatStream(inner.stream), inner.branches, depends_on_ranks=inner.depends_on_ranks)
         return self.planned(parts, loop_length=self.length)

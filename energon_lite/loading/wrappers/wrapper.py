@@ -9,16 +9,16 @@ from functools import cached_property
 from typing import Any
 
 from energon_lite.batching.plan import FixedPlan
-from energon_lite.errors import EmptyDatasetError, UsageError
+from energon_lite.errors import EmptyDatasetError, UnknownLengthError, UsageError
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.loops import Loop, is_endless, length_of
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.wrappers.items_dataset import ItemsDataset
 from energon_lite.loading.wrappers.items_pipeline import Branch, ItemFunction
 from energon_lite.loading.wrappers.streams import ItemOrder, ItemStream, PlanStream
 from energon_lite.order.hashing import hash_ints
-from energon_lite.order.orders import Addresses, Order
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["Parts", "WrapperDataset", "function_name", "parts_of"]
@@ -169,8 +169,25 @@ class WrapperDataset(SavableDataset):
     def behind_begun(self, state: Any) -> Any:
         return self.runs_as.behind_begun(state)
 
+    @cached_property
+    def is_endless(self) -> bool:
+        return is_endless(self.runs_as.loops, self.runs_as.is_endless)
+
     def __len__(self) -> int:
-        return len(self.runs_as)
+        inner = self.runs_as
+
+        def inside(loops: int) -> int | None:
+            if inner.is_endless and not inner.loop_length:
+                return None
+            if isinstance(inner, PlannedDataset):
+                return sum(map(inner.loop_steps, range(loops)))
+            return loops * len(inner)
+
+        if not inner.loops:
+            return len(inner)
+        if (length := length_of(inner.loops, inside)) is None:
+            raise UnknownLengthError("it never ends", fix="wrap it in LimitDataset or EpochizeDataset")
+        return length
 
     def __str__(self) -> str:
         inside = ", ".join(f"{name_of(one)}" for one in self.datasets)
@@ -194,81 +211,47 @@ def parts_of(dataset: SavableDataset, wrapper: str) -> Parts:
     Raises:
         UsageError: how many there are is not known.
     """
+    if is_by_content(dataset):
+        raise UsageError(
+            f"{wrapper} of a data set whose hooks or tokens decide how many batches there are: none of them has a "
+            "number",
+            fix="RepeatDataset, LimitDataset and EpochizeDataset take it; do the rest in the task encoder, or blend in "
+            "a metadataset",
+        )
     if isinstance(dataset, WrapperDataset):
         return dataset.parts()
-    if isinstance(dataset, PlannedDataset) and dataset.plan.rows is not None:
-        world, count, loop = dataset.worker_config.world_size, dataset.plan.count(0), dataset.loop_length
-        if count is not None:
-            if dataset.plan.count(1) != count:
-                raise UsageError(
-                    f"{wrapper} of a data set whose passes differ in length ({count}, then {dataset.plan.count(1)})",
-                    fix="give whole repetitions in the blend_epochized, or repeat=True",
-                )
-            if dataset.drop_last:
-                count -= count % world
-            if dataset.limit is not None:
-                count = min(count, dataset.limit * world)
-        depends = bool(loop) or dataset.limit is not None or (dataset.drop_last and count is not None)
-        stream = PlanStream(count, loop * world if loop else None)
-        return Parts(stream, [Branch(dataset)], depends_on_ranks=depends)
-    raise UsageError(
-        f"{wrapper} of a data set whose hooks or tokens decide how many batches there are: none of them has a number",
-        fix="RepeatDataset, LimitDataset and EpochizeDataset take it; do the rest in the task encoder, or blend in a "
-        "metadataset",
-    )
-
-
-class _OrderStream(ItemStream):
-    """The samples of an order, pass after pass."""
-
-    branches = 1
-
-    def __init__(self, order: Order):
-        self._order = order
-        bounds = order.bounds(0)
-        self._first, self._stride = 0, 0
-        self.per_pass = None if bounds is None else bounds[1] - bounds[0]
-        if bounds is not None:
-            after = order.bounds(1) or bounds
-            self._first, self._stride = bounds[0], after[0] - bounds[0]
-            if after[1] - after[0] != self.per_pass:
-                raise UsageError("passes that differ in length", fix="give whole repetitions, or repeat=True")
-
-    def lookup(self, positions: Any) -> Addresses:
-        if self.per_pass is None:
-            return self._order.lookup(positions)
-        number = positions // self.per_pass
-        return self._order.lookup(self._first + number * self._stride + positions % self.per_pass)
+    assert isinstance(dataset, PlannedDataset)
+    world, count, loop = dataset.worker_config.world_size, dataset.plan.count(0), dataset.loop_length
+    if count is not None:
+        if dataset.plan.count(1) != count:
+            raise UsageError(
+                f"{wrapper} of a data set whose passes differ in length ({count}, then {dataset.plan.count(1)})",
+                fix="give whole repetitions in the blend_epochized, or repeat=True",
+            )
+        if dataset.drop_last:
+            count -= count % world
+        if dataset.limit is not None:
+            count = min(count, dataset.limit * world)
+    depends = bool(loop) or dataset.limit is not None or (dataset.drop_last and count is not None)
+    stream = PlanStream(count, loop * world if loop else None)
+    return Parts(stream, [Branch(dataset)], depends_on_ranks=depends)
 
 
 def is_by_content(dataset: SavableDataset) -> bool:
-    """Whether the items of a data set have no numbers, at the bottom."""
-    while isinstance(dataset, WrapperDataset) and len(dataset.datasets) == 1:
-        dataset = dataset.datasets[0]
-    return isinstance(dataset, LaneDataset) or (isinstance(dataset, PlannedDataset) and dataset.plan.rows is None)
-
-
-def with_samples(
-    dataset: SavableDataset, change: Callable[[ItemStream], ItemStream], note: str, **more: Any
-) -> SavableDataset:
-    """A data set whose hooks or tokens decide about batches, with the order of its samples changed.
-
-    Args:
-        change: what is made of the order.
-        note: says so in the identity.
-        more: other fields that change.
-    """
+    """Whether the items of a data set have no numbers."""
     inner = dataset.runs_as
-    order = inner.plan.order
-    stream = order.stream if isinstance(order, ItemOrder) else _OrderStream(order)
-    settings = dict(inner.identity.settings)
-    settings["wrappers"] = f"{note}({settings.get('wrappers', '')})"
-    return replace(
-        inner,
-        plan=replace(inner.plan, order=ItemOrder(change(stream))),
-        identity=replace(inner.identity, settings=settings),
-        **more,
-    )
+    return isinstance(inner, LaneDataset) or (isinstance(inner, PlannedDataset) and inner.plan.rows is None)
+
+
+def looped(wrapper: WrapperDataset, loop: Loop) -> SavableDataset:
+    """A data set whose hooks or tokens decide about batches, with a loop around its own."""
+    inner = wrapper.dataset.runs_as
+    loops, settings = (*inner.loops, loop), dict(inner.identity.settings)
+    settings["loops"] = [[one.kind, one.count] for one in loops]
+    counts_inside = any(one.by_steps for one in inner.loops) or inner.limit or inner.loop_length or inner.drop_last
+    if counts_inside:
+        settings["ranks"] = wrapper.worker_config.world_size
+    return replace(inner, loops=loops, identity=replace(inner.identity, settings=settings))
 
 
 def function_name(function: Callable[..., Any]) -> str:

@@ -219,6 +219,13 @@ def test_groups_and_packs_of_single_samples(a: Path, b: Path) -> None:
         PackingDataset(singles, 4, lambda some: [some[:3], some[3:]], "+".join, sample_encoder=str.upper)
     )
     assert sorted("+".join(packs).split("+")) == sorted(text.upper() for text in everything(singles))
+    grouped = GroupBatchDataset(singles, 2, lambda text: (int(text[2]) % 2, None), list)
+    assert texts(everything(LimitDataset(RepeatDataset(grouped), 3))) == texts(everything(grouped))[:3]
+    with pytest.raises(UsageError, match="ConcatDataset of a data set whose hooks"):
+        everything(ConcatDataset(RepeatDataset(grouped), singles))
+    for inner in (val(b, wc, None, limit=4), train(b, wc, None, virtual_epoch_length=4)):
+        with pytest.raises(UsageError, match=r"GroupBatchDataset of a data set that counts single samples"):
+            everything(GroupBatchDataset(inner, 2, lambda text: (0, None), list))
     with pytest.raises(UsageError, match=r"single samples|of batches"):
         everything(GroupBatchDataset(val(b, wc), 2, lambda item: (0, None), list))
 

@@ -1,0 +1,264 @@
+"""Loops made of the loops of a data set: limited, repeated, cut into epochs, where batches have no numbers.
+
+Where hooks or tokens decide how many batches a pass has, only going through it tells. So this is an iterator around
+that of the data set. It counts steps and loops; these counts are all that its state adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from energon_lite.errors import FatalSampleError, TopologyError
+from energon_lite.loading.executors.executor_handle import ExecutorHandle
+from energon_lite.loading.iterators.iterator import DatasetIterator
+from energon_lite.loading.iterators.state import State, damaged, is_count
+from energon_lite.loading.makers.outcomes import Address, Failure, Mark, Result
+from energon_lite.loading.makers.report import Report
+
+__all__ = ["Loop", "going_through", "is_endless", "length_of"]
+
+#: Above this a count of a state is damaged.
+_MOST = 1 << 60
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop that is made of the loops of what is inside it.
+
+    Args:
+        kind: ``limit``: the first steps of the first loop, always the same ones; ``repeat``: several loops, one after
+            the other; ``epoch``: steps that go on where those of the loop before have ended.
+        count: steps of each rank, or repetitions; 0: without end.
+    """
+
+    kind: Literal["limit", "repeat", "epoch"]
+    count: int
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether steps are counted."""
+        return self.kind != "repeat"
+
+
+class _Place(NamedTuple):
+    """A place in loops.
+
+    Attributes:
+        inner: the cursor of the data set inside.
+        counts: of each loop, from the inside out: micro-batches of all ranks, or finished repetitions.
+        ranks: on so many ranks a limit around all else began.
+    """
+
+    inner: Any
+    counts: tuple[int, ...]
+    ranks: int
+
+
+class LoopedIterator(DatasetIterator):
+    """The way of a rank through loops. *Depth* 0 is the data set inside, depth n the n-th wrapper around it.
+
+    Args:
+        inner: makes the iterator of the data set inside. The other arguments are those of every iterator.
+    """
+
+    _is_over = False  # the outermost loop
+    _may_be_over = False  # it was left, or restored, and no step of it was taken since
+    _barren = 0  # passes inside that ended in a row without a step
+
+    def __init__(
+        self,
+        inner: Callable[..., DatasetIterator],
+        dataset: Any,
+        workers: ExecutorHandle,
+        prefetch_factor: int,
+        report: Report,
+        skip: Collection[tuple[int, int]] = (),
+    ):
+        self._inner, self._loops = inner(dataset, workers, prefetch_factor, report), dataset.loops
+        self._inner.tells_ends = True
+        super().__init__(dataset, workers, prefetch_factor, report, skip)
+
+    @property
+    def knows_end(self) -> bool:
+        return self._inner.knows_end
+
+    @property
+    def step(self) -> tuple[int, int]:
+        return self._inner.step
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    def start_loop(self) -> None:
+        # A loop that was left, or restored, behind its last step is over: the next one begins.
+        self._may_be_over, self._barren = self._is_begun and not self._is_over, 0
+        if self._is_over:
+            self._is_over = False
+            self._begin(len(self._loops))
+
+    def is_over(self) -> bool:
+        while not self._has_ended():
+            if not self._inner.is_over():
+                return False
+            self._end(0)
+        return True
+
+    def take(self) -> Result | None:
+        while (result := self._take()) is not None and self._is_skipped(*self.step):
+            self._report.add([one for one in result.outcomes if isinstance(one, (Failure, Mark))], batches=0)
+            self.advance()
+        return result
+
+    def _take(self) -> Result | None:
+        while not self._has_ended():
+            if (result := self._inner.take()) is not None:
+                self._may_be_over, self._barren = False, 0
+                return result
+            self._end(0)
+        return None
+
+    def follow(self, step: tuple[int, int] | None) -> None:
+        self._is_over = step is None
+        if step is not None:
+            self._inner.follow(step)
+
+    def advance(self) -> None:
+        self._inner.advance()
+        for depth, loop in enumerate(self._loops):
+            self._counts[depth] += self._world if loop.by_steps else 0
+        self._is_begun = True
+        self._keep_place()
+
+    def _has_ended(self) -> bool:
+        """Whether the outermost loop is over. Loops inside it that have all their steps are ended, and begin again."""
+        while not self._is_over and (full := next(filter(self._is_full, range(1, len(self._loops) + 1)), 0)):
+            self._end(full)
+        return self._is_over
+
+    def _is_full(self, depth: int) -> bool:
+        loop = self._loops[depth - 1]
+        ranks = self._ranks if loop.kind == "limit" else self._world
+        return loop.by_steps and self._counts[depth - 1] >= loop.count * ranks
+
+    def _end(self, depth: int) -> None:
+        """The loop at a depth is over: those around it end, too, or begin its next one."""
+        if not depth:
+            if self._barren:
+                raise FatalSampleError(
+                    "a whole pass of the data set inside has no batch for any rank", fix="look at the hooks"
+                )
+            self._barren = 1
+        if depth == len(self._loops):
+            self._is_over = not self._may_be_over
+            if self._may_be_over:
+                self._may_be_over = False
+                self._begin(depth)
+            self._keep_place()
+            return
+        loop = self._loops[depth]
+        if loop.kind == "repeat":
+            self._counts[depth] += 1
+        if loop.kind == "limit" or (loop.kind == "repeat" and self._counts[depth] == loop.count):
+            self._end(depth + 1)
+        else:
+            self._begin(depth)
+
+    def _begin(self, depth: int) -> None:
+        """Begin the next loop at a depth; the one before it is over."""
+        if not depth:
+            self._inner.start_loop()
+            return
+        kind, self._counts[depth - 1] = self._loops[depth - 1].kind, 0
+        if kind == "repeat":
+            self._begin(depth - 1)
+        elif kind == "limit":
+            self._inner.rewind()
+            self._counts[:depth], self._ranks = [0] * depth, self._world
+
+    def rewind(self) -> None:
+        self._inner.rewind()
+        self._go_to([0] * len(self._loops), self._world)
+
+    # -- the state ------------------------------------------------------------------------------------------------
+
+    def state(self, cursor: _Place | None = None) -> State:
+        inner, counts, ranks = cursor or self.cursor
+        return {**self._inner.state(inner), "ranks": ranks, "loops": list(counts)}
+
+    def restore(self, state: State | None) -> None:
+        self._inner.restore(state)
+        self.dataset = self._inner.dataset
+        if state is None:
+            self._go_to([0] * len(self._loops), self._world)
+            return
+        counts, ranks = state.get("loops"), state.get("ranks")
+        if not isinstance(counts, Sequence) or len(counts) != len(self._loops):
+            raise damaged("loops", counts)
+        if not all(is_count(count, _MOST) for count in counts) or not is_count(ranks, _MOST) or not ranks:
+            raise damaged("loops", [ranks, *counts])
+        if self._loops[-1].kind == "limit" and (left := self._loops[-1].count * ranks - counts[-1]) % self._world:
+            raise TopologyError(
+                f"{left} micro-batches are left of a limit that began on {ranks} ranks: they cannot be divided among "
+                f"{self._world}",
+                fix=f"go on with {ranks} ranks, or begin again, without the state",
+            )
+        self._go_to(list(counts), ranks, is_begun=True)
+
+    def _go_to(self, counts: list[int], ranks: int, *, is_begun: bool = False) -> None:
+        self._counts, self._ranks, self._is_begun = counts, ranks, is_begun
+        self._is_over = self._may_be_over = False
+        self._barren = 0
+        self._keep_place()
+
+    def _keep_place(self) -> None:
+        self.cursor = _Place(self._inner.cursor, tuple(self._counts), self._ranks)
+
+    # -- as the iterator inside -----------------------------------------------------------------------------------
+
+    def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
+        return self._inner.addresses_at(pass_number, step, ranks)
+
+    def planned_counts(self) -> dict[str, int] | None:
+        return self._inner.planned_counts()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def going_through(loops: Sequence[Loop], inner: Callable[..., DatasetIterator]) -> Callable[..., DatasetIterator]:
+    """What makes the iterator of a data set with these loops; ``inner``: what makes it without."""
+    return partial(LoopedIterator, inner) if loops else inner
+
+
+def is_endless(loops: Sequence[Loop], inside: bool) -> bool:
+    """Whether steps go on for ever, perhaps in several ``for`` loops.
+
+    Args:
+        inside: those of the data set do.
+    """
+    for loop in loops:
+        inside = loop.kind == "epoch" or (loop.kind == "repeat" and (inside or not loop.count))
+    return inside
+
+
+def length_of(loops: Sequence[Loop], inside: Callable[[int], int | None]) -> int | None:
+    """Steps of the first ``for`` loop; None: it never ends.
+
+    Args:
+        inside: the same of so many loops of the data set together.
+    """
+    if not loops:
+        return inside(1)
+    *others, last = loops
+    if last.kind == "epoch":
+        return last.count
+    if last.kind == "limit":
+        return last.count if (most := length_of(others, inside)) is None else min(last.count, most)
+    if not last.count:
+        return None
+    if not others:
+        return inside(last.count)
+    once = length_of(others, inside)
+    return None if once is None else last.count * once
