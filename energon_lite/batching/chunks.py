@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energon_lite.batching.capacity import at_least_one
 from energon_lite.batching.plan import ChunkedOrder
@@ -24,6 +26,9 @@ __all__ = ["ChunkPlan", "default_chunk_size", "default_lanes", "worlds_for"]
 #: A chunk has so many micro-batches' worth of samples, rounded up to whole buffers of packing: many where the last one
 #: is not full, few where it is filled from another chunk.
 _CHUNK_BATCHES, _CARRIED_BATCHES = 32, 8
+#: What is left of a chunk's items goes to the chunk so many after it in the same lane. So chunks between the two can be
+#: worked on at the same time; each of them adds a place to the state.
+_HANDED_ON = 4
 #: So far before its first position no chunk begins: these are the samples of a buffer.
 _FAR = 1 << 20
 #: Samples of a micro-batch where nobody knows.
@@ -57,6 +62,8 @@ class ChunkPlan(ChunkedOrder):
     keep_remainder: bool = True
     carries: bool = False
     pushback: bool = False
+    #: A buffer of packing that is not full at a chunk's end goes on as it is, and is filled from the next one.
+    fills_buffers: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         at_least_one("give at least 1, or None", batch_size=self.batch_size)
@@ -78,10 +85,20 @@ class ChunkPlan(ChunkedOrder):
         """
         parts = []
         for back in range(-(-max(0, -first) // self.chunk), -1, -1):
-            start, stop = self.positions(pass_number, number - back * stride)
-            begin = start + max(0, first + back * self.chunk)
-            parts.append(np.arange(begin, max(begin, stop), dtype=np.int64))
+            own = self.order_positions(pass_number, number - back * stride)
+            parts.append(own[max(0, first + back * self.chunk) :])
         return self.order.lookup(np.concatenate(parts))
+
+    def order_positions(self, pass_number: int, number: int) -> NDArray[np.int64]:
+        """The positions of a chunk in the order."""
+        start, stop = self.positions(pass_number, number)
+        return np.arange(start, max(start, stop), dtype=np.int64)
+
+    def stride(self, lanes: int, *, is_endless: bool) -> int:
+        """How many chunks further on is used what is left at a chunk's end; 0: nowhere."""
+        if self.pushback and not is_endless:
+            return lanes  # so only the last chunks of a pass keep what they have left
+        return lanes * _HANDED_ON if self.carries or self.pushback else 0
 
     def is_behind(self, number: int, first: int, stride: int) -> bool:
         """Whether there are positions as far back as a negative ``first`` of a chunk says."""

@@ -11,40 +11,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
 from energon_lite.batching.address_list import AddressList
 from energon_lite.batching.capacity import Ints, at_least_one
+from energon_lite.batching.chunks import ChunkPlan
 from energon_lite.batching.plan import FixedPlan, Place
 
-__all__ = ["DealtPlan"]
+__all__ = ["DealtChunkPlan", "DealtPlan", "Shares"]
 
 
 @dataclass(frozen=True)
-class DealtPlan(FixedPlan):
-    """Micro-batches of a fixed number of samples of one worker's share, the workers of all ranks taking turns.
+class Shares:
+    """The samples of a pass, cut into a share for each worker.
 
     Args:
         lengths: samples of each data set, one behind the other in the order.
-        world_size, workers: ranks, and workers of each. They are a part of the plan: the same whoever goes through it.
-
-    Example:
-        >>> plan = DealtPlan(ConcatOrder([5]), batch_size=2, lengths=(5,), workers=2)
-        >>> [[index for _, index, _ in batch] for batch in plan.batches([(0,), (1,), (2,)])]
-        [[0, 1], [3, 4], [2]]
+        world_size, workers: ranks, and workers of each.
     """
 
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[int, ...]
     world_size: int = 1
     workers: int = 1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         at_least_one(world_size=self.world_size, workers=self.workers)
 
     @cached_property
-    def _shares(self) -> tuple[Ints, Ints]:
+    def _cut(self) -> tuple[Ints, Ints]:
         """Where each share of each data set begins in the order, and the edges of its data sets in each share:
         ``(data sets, shares)`` and ``(data sets + 1, shares)``."""
         count, begun = self.world_size * self.workers, 0
@@ -57,22 +53,52 @@ class DealtPlan(FixedPlan):
         edges = np.vstack([np.zeros((1, count), dtype=np.int64), sizes.cumsum(axis=0)])
         return sizes.ravel().cumsum().reshape(sizes.shape) - sizes, edges
 
+    @property
+    def sizes(self) -> Ints:
+        """Samples of each share; shares are numbered by ranks."""
+        found: Ints = self._cut[1][-1]
+        return found
+
+    def share_of(self, turn: int) -> int:
+        """The first worker of each rank, then the second one of each, and so on."""
+        return turn % self.world_size * self.workers + turn // self.world_size
+
+    def positions(self, share: int, first: int, stop: int) -> Ints:
+        """The positions in the order of a part of a share."""
+        starts, edges = self._cut
+        own = np.arange(first, min(stop, edges[-1, share]))
+        leaf = np.searchsorted(edges[1:, share], own, side="right")
+        found: Ints = starts[leaf, share] + own - edges[leaf, share]
+        return found
+
+
+@dataclass(frozen=True)
+class DealtPlan(FixedPlan):
+    """Micro-batches of a fixed number of samples of one worker's share, the workers of all ranks taking turns.
+
+    Args:
+        shares: a part of the plan: the same whoever goes through it.
+
+    Example:
+        >>> plan = DealtPlan(ConcatOrder([5]), batch_size=2, shares=Shares((5,), workers=2))
+        >>> [[index for _, index, _ in batch] for batch in plan.batches([(0,), (1,), (2,)])]
+        [[0, 1], [3, 4], [2]]
+    """
+
+    shares: Shares = Shares(())
+
     @cached_property
     def _batches(self) -> Ints:
         """Micro-batches of each share."""
-        samples = self._shares[1][-1]
+        samples = self.shares.sizes
         return samples // self.chunk if self.drop_last else -(-samples // self.chunk)
 
     @cached_property
     def _rest(self) -> list[Place]:
         """``(micro-batch of its share, share)`` from where on some shares have ended."""
         least, most = int(self._batches.min()), int(self._batches.max())
-        turns = [self._share_of(turn) for turn in range(len(self._batches))]
+        turns = [self.shares.share_of(turn) for turn in range(len(self._batches))]
         return [(number, share) for number in range(least, most) for share in turns if self._batches[share] > number]
-
-    def _share_of(self, turn: int) -> int:
-        """The first worker of each rank, then the second one of each, and so on; shares are numbered by ranks."""
-        return turn % self.world_size * self.workers + turn // self.world_size
 
     def _count(self, pass_number: int) -> int:
         return int(self._batches.sum())
@@ -91,15 +117,35 @@ class DealtPlan(FixedPlan):
             return np.empty(0, dtype=np.int64)
         full = int(self._batches.min()) * len(self._batches)
         before, turn = divmod(number, len(self._batches))
-        before, share = self._rest[number - full] if number >= full else (before, self._share_of(turn))
-        starts, edges = self._shares
-        own = np.arange(before * self.chunk, min((before + 1) * self.chunk, edges[-1, share]))
-        leaf = np.searchsorted(edges[1:, share], own, side="right")
-        positions: Ints = starts[leaf, share] + own - edges[leaf, share]
-        return positions
+        before, share = self._rest[number - full] if number >= full else (before, self.shares.share_of(turn))
+        return self.shares.positions(share, before * self.chunk, (before + 1) * self.chunk)
 
     def describe(self) -> str:
-        return f"{super().describe()}, each of one of {self.world_size * self.workers} shares"
+        return f"{super().describe()}, each of one of {len(self._batches)} shares"
+
+
+@dataclass(frozen=True)
+class DealtChunkPlan(ChunkPlan):
+    """Chunks of one worker's share each, where content decides: a lane is a worker. What is left at a chunk's end goes
+    to the next one of its lane. So batches are those of a worker that goes through its share from end to end.
+
+    Args:
+        shares: a part of the plan; there are as many lanes.
+    """
+
+    shares: Shares = Shares(())
+    fills_buffers: ClassVar[bool] = True
+
+    def _count(self, pass_number: int) -> int:
+        return len(self.shares.sizes) * -(-int(self.shares.sizes.max()) // self.chunk)
+
+    def order_positions(self, pass_number: int, number: int) -> Ints:
+        """See :class:`~energon_lite.batching.chunks.ChunkPlan`."""
+        chunk, turn = divmod(number, len(self.shares.sizes))
+        return self.shares.positions(self.shares.share_of(turn), chunk * self.chunk, (chunk + 1) * self.chunk)
+
+    def stride(self, lanes: int, *, is_endless: bool) -> int:
+        return lanes if self.carries or self.pushback else 0
 
 
 def _bit_reversal(numbers: Ints) -> Ints:

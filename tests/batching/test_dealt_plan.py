@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.batching.dealt_plan import DealtPlan
+from energon_lite.batching.dealt_plan import DealtPlan, Shares
 from energon_lite.order import ConcatOrder
 from tests.effort import examples
 
@@ -24,9 +24,7 @@ LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=4)
 def test_each_sample_is_in_one_batch_of_neighbours(
     lengths: list[int], batch_size: int, world_size: int, workers: int, drop_last: bool
 ) -> None:
-    plan = DealtPlan(
-        ConcatOrder(lengths), batch_size, drop_last, lengths=tuple(lengths), world_size=world_size, workers=workers
-    )
+    plan = DealtPlan(ConcatOrder(lengths), batch_size, drop_last, shares=Shares(tuple(lengths), world_size, workers))
     count, shares = plan.count(0), world_size * workers
     assert count is not None
     batches = [list(batch) for batch in plan.batches([(number,) for number in range(count)])]
@@ -51,7 +49,7 @@ def test_each_sample_is_in_one_batch_of_neighbours(
 
 
 def test_workers_take_turns_and_ranks_have_neighbours() -> None:
-    plan = DealtPlan(ConcatOrder([13]), 2, lengths=(13,), world_size=2, workers=2)
+    plan = DealtPlan(ConcatOrder([13]), 2, shares=Shares((13,), 2, 2))
     batches = [
         [index for _, index, _ in batch] for batch in plan.batches([(number,) for number in range(plan.count(0) or 0)])
     ]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.batching.dealt_plan import DealtPlan
+from energon_lite.batching.dealt_plan import DealtPlan, Shares
 from energon_lite.compat import recipes
 from energon_lite.errors import StateMismatchError
 from energon_lite.order import ConcatOrder
@@ -44,9 +44,7 @@ def test_shares_are_those_of_energon(
         own = [[one for one in some if not drop_last or len(one) == batch_size] for some in own]
         turns = range(max(map(len, own)))
         expected += [some[turn] for turn in turns for some in own if turn < len(some)]
-    plan = DealtPlan(
-        ConcatOrder(lengths), batch_size, drop_last, lengths=tuple(lengths), world_size=world, workers=workers
-    )
+    plan = DealtPlan(ConcatOrder(lengths), batch_size, drop_last, shares=Shares(tuple(lengths), world, workers))
     found = [list(batch) for batch in plan.batches([(number,) for number in range(plan.count(0) or 0)])]
     assert sorted(found) == sorted(expected)
     if world == 1:

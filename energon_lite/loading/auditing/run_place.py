@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from energon_lite.batching.chunks import ChunkPlan
 from energon_lite.batching.plan import FixedPlan, Place
 from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.errors import UsageError
@@ -52,18 +53,15 @@ def run_place(dataset: SavableDataset, state: State | None) -> RunPlace:
     Raises:
         UsageError: a data set of other data sets, whose plan is not known here.
     """
-    if dataset.loops:
-        raise UsageError("where samples are in a wrapped data set is not known", fix="audit the one inside")
-    if isinstance(dataset, LaneDataset):
+    plan, title = dataset.plan, type(dataset).__name__
+    if dataset.loops or type(dataset) not in (PlannedDataset, LaneDataset):
+        raise UsageError(f"where samples are in a wrapped {title} is not known", fix="audit the one inside")
+    if isinstance(dataset, LaneDataset) and type(plan) is ChunkPlan:
         return _InLanes(dataset, None if state is None else dataset.cursor(state, whole=True))
-    if type(dataset) is not PlannedDataset:
-        raise UsageError(f"where samples are in a {type(dataset).__name__} is not known", fix="audit the one inside")
-    cursor = Cursor(dataset.plan.start) if state is None else dataset.cursor(state)
-    if isinstance(dataset.plan, TokenPlan):
-        return _ByTokens(dataset.plan, cursor)
-    if type(dataset.plan) is FixedPlan:
-        return _Fixed(dataset.plan, cursor)
-    raise UsageError(f"where samples are in a {type(dataset.plan).__name__} is not known", fix="look at its batches")
+    if isinstance(dataset, PlannedDataset) and (isinstance(plan, TokenPlan) or type(plan) is FixedPlan):
+        cursor = Cursor(plan.start) if state is None else dataset.cursor(state)
+        return _ByTokens(plan, cursor) if isinstance(plan, TokenPlan) else _Fixed(plan, cursor)
+    raise UsageError(f"where samples are in a {type(plan).__name__} is not known", fix="look at its batches")
 
 
 class _Fixed:

@@ -25,10 +25,6 @@ __all__ = ["PUSHBACK", "LaneDataset"]
 #: The setting that says that samples which are pushed back at a chunk's end go on.
 PUSHBACK = "pushback"
 
-#: What is left of a chunk's items goes to the chunk so many after it in the same lane. So chunks between the two can be
-#: worked on at the same time; each of them adds a place to the state.
-_HANDED_ON = 4
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LaneDataset(SavableDataset):
@@ -66,9 +62,7 @@ class LaneDataset(SavableDataset):
 
     def stride(self, lanes: int) -> int:
         """How many chunks further on is used what is left at a chunk's end; 0: nowhere."""
-        if self.plan.pushback and not self.is_endless:
-            return lanes  # so only the last chunks of a pass keep what they have left
-        return lanes * _HANDED_ON if self.plan.carries or self.plan.pushback else 0
+        return self.plan.stride(lanes, is_endless=self.is_endless)
 
     def job(
         self,
@@ -88,8 +82,8 @@ class LaneDataset(SavableDataset):
         offset, count = 0 if self.hooks.whole_chunks else first.unit, self.plan.count(pass_number)
         samples = self.plan.addresses(number, pass_number, offset, stride)
         is_last = count is not None and number + stride >= count
-        pushback = self.plan.pushback
-        return ChunkJob(pass_number, number, samples, offset, first, empty, stride, is_last, carried, pushback)
+        rules = self.plan.pushback, self.plan.fills_buffers
+        return ChunkJob(pass_number, number, samples, offset, first, empty, stride, is_last, carried, *rules)
 
     def cursor(self, state: State, *, whole: bool = False) -> LaneCursor:
         """The cursor of this rank from a state that has (at least) its lanes.

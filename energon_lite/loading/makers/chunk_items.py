@@ -162,6 +162,7 @@ class ChunkItems:
                     run.packs = turn = 0
         if goes_on and buffer:
             few = self.selection is not None and 2 * len(buffer) < (self.buffer_size or 0)
+            few = few or (job.fills_buffers and run.is_end)
             if not is_over and not few:
                 buffer = yield from self._packs(buffer, start, turn, job.end, run, fresh, is_last=True)
                 turn += 1

@@ -129,6 +129,7 @@ class ChunkJob:
         carried: what this chunk was handed; or the job whose chunk hands it over, and which makes that again.
         pushback: samples that a selection for packing pushes back, because its buffer ends, are the beginning of the
             next buffer, also where that is one of a later chunk.
+        fills_buffers: so are those of a buffer that is not full.
     """
 
     pass_number: int
@@ -141,6 +142,7 @@ class ChunkJob:
     is_last: bool = False
     carried: Carried | ChunkJob | None = None
     pushback: bool = False
+    fills_buffers: bool = False
 
     @property
     def addresses(self) -> Sequence[Address]:
