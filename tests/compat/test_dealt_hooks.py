@@ -178,6 +178,32 @@ def test_the_batches_of_each_rank_are_those_of_energon(
             assert ours(path, world, workers, task_encoder=made, **arguments) == wanted, (path.name, workers)
 
 
+@pytest.mark.parametrize("kind", ["", "groups", "yields", "packs groups"])
+def test_limited_and_repeated_validation_is_that_of_energon(data: Path, kind: str) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "packing_buffer_size": 6 if "packs" in kind else None}
+
+    def wrapped(lib: Any, dataset: Any, repeats: bool, length: int) -> Any:
+        config = dataset.worker_config
+        dataset = lib.RepeatDataset(dataset, worker_config=config) if repeats else dataset
+        return lib.LimitDataset(dataset, length=length, worker_config=config, reset_after_epoch=True)
+
+    # With several workers, each of Energon's repeats its own share: their passes end at different times.
+    for workers, repeats, length in ((0, True, 150), (1, True, 150), (2, True, 11), (3, False, 11), (2, False, 500)):
+
+        def build(config: Any, repeats: bool = repeats, length: int = length) -> Any:
+            made = encoder(energon, energon.DefaultTaskEncoder, kind)
+            one = energon.get_val_dataset(str(data / "a"), worker_config=config, task_encoder=made, **options)
+            return wrapped(energon, one, repeats, length)
+
+        config = energon_lite.WorkerConfig(rank=0, world_size=1, num_workers=workers)
+        made = encoder(energon_lite, DefaultTaskEncoder, kind)
+        one = recipes.get_val_dataset(str(data / "a"), worker_config=config, task_encoder=made, **options)
+        dataset = wrapped(energon_lite, one, repeats, length)
+        with energon_lite.get_loader(dataset, start_method="main") as loader:
+            wanted = theirs(build, 0, 1, workers)
+            assert list(loader) == wanted == list(loader), (workers, repeats)
+
+
 @pytest.mark.nightly  # it takes five seconds to collect each of Energon's loaders
 @pytest.mark.parametrize("kind", ["", "groups", "yields"])
 def test_those_of_its_processes_are_the_same(data: Path, kind: str) -> None:

@@ -22,7 +22,7 @@ class RepeatDataset(WrapperDataset):
 
     Args:
         dataset: one that ends, such as from ``get_val_dataset``; one that never ends stays as it is.
-        repeats: so many passes; a fraction ends inside one. None: without end.
+        repeats: so many passes; a fraction ends inside one, and needs items that have numbers. None: without end.
         restart: as in Energon: the next ``for`` loop begins again. False is refused: a data set here has no state.
         worker_config: that of the data set.
 
