@@ -15,7 +15,7 @@ from energon_lite.cli.dataset_of_state import dataset_options
 from energon_lite.cli.local_paths import ExistingPath
 from energon_lite.errors import UsageError
 from energon_lite.loading.auditing.plan_check import Fault, PlannedSteps, check_steps, explain
-from energon_lite.loading.auditing.recorded_steps import RecordedStep, StepDifference, first_difference
+from energon_lite.loading.auditing.recorded_steps import RecordedStep, StepDifference, first_difference, missing_steps
 from energon_lite.loading.auditing.sample_history import Appearance, SampleHistory, find_samples, sample_history
 from energon_lite.loading.makers.outcomes import Address
 
@@ -60,8 +60,8 @@ def command(
       energon-lite audit output --key 000123 --until 5000
       energon-lite audit loader.pt --data blend.yaml --sample 0:123456789
 
-    The exit code is 1 if a step did not have the samples that were planned, if the runs differ, or if there is no
-    sample with the key.
+    The exit code is 1 if a step did not have the samples that were planned or has no line, if the runs differ, or if
+    there is no sample with the key.
     """
     ours = AuditedRun(run, data, states, options)
     if keys or samples:
@@ -153,13 +153,25 @@ def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
         lines.append(f"{len(steps) - len(known):,} steps before the blend was changed are not looked at")
     chain = _chain_problem(run, steps) if until is None else None
     lines += [chain] if chain else []
+    chained = bool((run.checkpoint or {}).get("digest"))  # then a line that is missing breaks the chain
+    gaps = [] if chained or until is not None or run.state is None else missing_steps(known, _end(run.state))
+    lines += [
+        f"micro-batches {first:,} to {stop - 1:,} of pass {number}: no line is about them; lines were lost, or the run "
+        "passed over them (skip_steps)"
+        for number, first, stop in gaps
+    ]
     if faults:
         lines += [line for fault in faults[:_SHOWN] for line in _fault_lines(fault, planned)]
         lines += ["... and more of them"] if len(faults) > _SHOWN else []
     else:
         lines.append("each had just the samples that were planned for it")
-    plain = {"steps": len(known), "chain": chain, "faults": [_plain_fault(fault) for fault in faults]}
-    return not faults and chain is None, lines, plain
+    plain = {"steps": len(known), "chain": chain, "missing": gaps, "faults": [_plain_fault(fault) for fault in faults]}
+    return not faults and chain is None and not gaps, lines, plain
+
+
+def _end(state: dict[str, Any]) -> tuple[int, int]:
+    """Pass and micro-batch at which a loader was."""
+    return state["pass_number"], state["position"]
 
 
 def _chain_problem(run: AuditedRun, steps: list[RecordedStep]) -> str | None:

@@ -75,6 +75,17 @@ def test_traces_of_runs_on_other_ranks_are_compared(texts: Path, tmp_path: Path)
         read_traces([theirs[0], *theirs[2:]])
 
 
+@pytest.mark.parametrize(("without", "named"), [(slice(7, 9), "6 to 7"), (slice(20, None), "19 to 23")])
+def test_lines_that_were_lost_are_named(texts: Path, tmp_path: Path, without: slice, named: str) -> None:
+    trace, saved = tmp_path / "trace.jsonl", tmp_path / "state.json"
+    saved.write_text(json.dumps(go(texts, trace, 1, 24)))
+    lines = trace.read_text().splitlines(keepends=True)
+    del lines[without]
+    trace.write_text("".join(lines))
+    code, said = audit(trace, "--data", texts, "--state", saved)
+    assert code == 1 and f"micro-batches {named} of pass 0: no line is about them" in said
+
+
 def test_a_sample_is_looked_up_in_a_state(texts: Path, tmp_path: Path) -> None:
     saved = tmp_path / "state.json"
     saved.write_text(json.dumps(go(texts, tmp_path / "trace.jsonl", 1, 24)))

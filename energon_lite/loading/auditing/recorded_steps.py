@@ -11,7 +11,7 @@ from typing import Any
 from energon_lite.errors import UsageError
 from energon_lite.order.hashing import MASK64
 
-__all__ = ["RecordedStep", "StepDifference", "first_difference", "read_metrics", "read_traces"]
+__all__ = ["RecordedStep", "StepDifference", "first_difference", "missing_steps", "read_metrics", "read_traces"]
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,24 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
                 continue  # a line that a crash has cut
             if isinstance(line, dict):
                 yield line
+
+
+def missing_steps(steps: Sequence[RecordedStep], end: tuple[int, int]) -> list[tuple[int, int, int]]:
+    """Stretches of micro-batches that no line is about: between steps of a pass, and from the last step to the end.
+
+    Args:
+        steps: ascending. Micro-batches before the first one are not missing: the record may have begun late.
+        end: pass and micro-batch at which the loader was, by its state.
+
+    Returns:
+        Pass, first and stop of each stretch.
+    """
+    ends = [*((step.pass_number, step.first) for step in steps[1:]), end]
+    return [
+        (number, step.stop, first)
+        for step, (number, first) in zip(steps, ends, strict=False)
+        if number == step.pass_number and first > step.stop
+    ]
 
 
 def first_difference(ours: Sequence[RecordedStep], theirs: Sequence[RecordedStep]) -> StepDifference | int:
