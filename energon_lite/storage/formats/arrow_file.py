@@ -22,6 +22,12 @@ __all__ = ["ArrowTable"]
 
 _FILE_MAGIC = b"ARROW1\0\0"
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
+#: Bytes behind the footer of a file: its length, and the magic.
+_TAIL = 10
+#: Bytes of the mark at the end of a stream, at most.
+_END = 8
+#: The field of a footer that lists the batches (``File.fbs`` of Arrow).
+_FOOTER_BATCHES = 3
 #: Bytes of a message that are read in the hope that its header is not longer.
 _HEAD = 1 << 12
 
@@ -132,7 +138,34 @@ class ArrowTable:
             found.append(_Message(kind, rows, at, size))
             digest.update(head[: 8 + length])
             at += size
+        self._check_end(at, sum(one.kind == _BATCH for one in found))
         return found
+
+    def _check_end(self, at: int, batches: int) -> None:
+        """Refuse a file whose messages end early: where a stream goes on, or the footer of a file knows more batches.
+
+        Raises:
+            ShardFormatError: it is so.
+        """
+        tail = read_bytes(self.path, max(0, self.size - _TAIL), min(self.size, _TAIL))
+        if read_bytes(self.path, 0, min(self.size, len(_FILE_MAGIC))) != _FILE_MAGIC:
+            if self.size - at > _END:
+                raise damaged(self.path, f"its messages end at byte {at} of {self.size}")
+            return
+        length = struct.unpack_from("<i", tail)[0] if tail[4:] == _FILE_MAGIC[:6] else -1
+        if not 0 < length < self.size - at:
+            raise damaged(self.path, "it does not end as an Arrow file does (it may have been cut short)")
+        footer = read_bytes(self.path, self.size - _TAIL - length, length)
+        try:
+            place = _slot(footer, struct.unpack_from("<I", footer)[0], _FOOTER_BATCHES)
+            known = 0
+            if place is not None:
+                (vector,) = struct.unpack_from("<I", footer, place)
+                (known,) = struct.unpack_from("<I", footer, place + vector)
+        except struct.error as error:
+            raise damaged(self.path, f"its footer cannot be read: {error}") from None
+        if known != batches:
+            raise damaged(self.path, f"its footer knows {known} batches, and {batches} are there")
 
 
 def _parse(header: bytes, path: str) -> tuple[int, int, int]:

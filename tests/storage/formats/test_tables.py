@@ -167,6 +167,20 @@ def test_flipped_bytes_give_our_error_or_values(
         assert str(error.where) == str(path) and error.fix
 
 
+@pytest.mark.parametrize("kind", ["arrow", "stream.arrow"])
+def test_messages_that_end_early_are_an_error(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.{kind}"
+    write_table(path, pa.table({"a": list(range(10))}), 2)
+    data, mark = path.read_bytes(), b"\xff" * 4
+    places = [at for at in range(0, len(data), 8) if data[at : at + 4] == mark and any(data[at + 4 : at + 8])]
+    assert len(places) == 6  # the schema and five batches
+    for at in places[1:]:
+        for end in (bytes(8), mark + bytes(4)):
+            path.write_bytes(data[:at] + end + data[at + 8 :])
+            with pytest.raises(ShardFormatError, match=r"its messages end at byte|its footer knows 5 batches"):
+                open_source(str(path), "train")
+
+
 def test_flipped_bytes_of_a_page_are_found_by_its_checksum(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
