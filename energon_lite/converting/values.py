@@ -92,7 +92,7 @@ def as_file(name: str, value: Any, where: str) -> tuple[str, bytes]:
         ending = os.path.splitext(value["path"] or "")[1].lower() or _sniffed(value["bytes"])
         return _with_extension(name, {ending[1:]}, ending[1:]) if ending else name, value["bytes"]
     if isinstance(value, str):
-        return _with_extension(name, _TEXTS, "txt"), value.encode()
+        return _with_extension(name, _TEXTS, "txt"), _utf8(value, name, where)
     if isinstance(value, np.ndarray):
         import io
 
@@ -112,7 +112,19 @@ def as_file(name: str, value: Any, where: str) -> tuple[str, bytes]:
 
         return _with_extension(name, {"mp", "msg", "msgpack"}, "mp"), msgpack.packb(value)
     text = json.dumps(as_json(name, value, where), ensure_ascii=False)
-    return _with_extension(name, _JSON, "json"), text.encode()
+    # Halves of surrogate pairs, which UTF-8 does not have, are written as JSON escapes them.
+    return _with_extension(name, _JSON, "json"), text.encode(errors="backslashreplace")
+
+
+def _utf8(text: str, name: str, where: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"part {name!r} has {error.object[error.start]!r}, which no file of text can have",
+            where=where,
+            fix=f"repair the sample, or leave the part out: --without {name}",
+        ) from None
 
 
 def _with_extension(name: str, known: frozenset[str] | set[str], extension: str) -> str:

@@ -68,10 +68,11 @@ class Tar(ShardWriter):
                 if base in names or not base:
                     raise UsageError(f"two samples have the key {base!r}", where=self.where, fix="rename one of them")
                 names.add(base)
-                for name, value in parts.items():
-                    if value is None:
-                        continue
-                    part, data = as_file(name, value, self.where)
+                files = [as_file(name, value, self.where) for name, value in parts.items() if value is not None]
+                if len({part for part, _ in files}) < max(1, len(files)):
+                    what = "two of its parts have one name in a tar" if files else "it has no part with a value"
+                    raise UsageError(f"sample {key!r}: {what}", where=self.where, fix="convert to parquet or jsonl")
+                for part, data in files:
                     member = tarfile.TarInfo(f"{base}.{part}")
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
@@ -89,7 +90,8 @@ class JsonLines(ShardWriter):
             value = {name: as_json(name, part, self.where) for name, part in parts.items()}
             if value.keys() == {"json"} and isinstance(value["json"], dict):
                 value = value["json"]
-            file.write(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n")
+            text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+            file.write(text.encode(errors="backslashreplace") + b"\n")
             count += 1
         return count
 
@@ -111,7 +113,7 @@ class ParquetRows(ShardWriter):
             self._columns[name] = f"{name}.npy" if is_file else name  # so that it is decoded again
             try:
                 kind = _array(pa, values, None).type
-            except (pa.ArrowException, TypeError, ValueError) as error:
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise UsageError(
                     f"part {name!r} has no type in Parquet: {error}", where=where, fix=f"leave it out: --without {name}"
                 ) from None
@@ -143,7 +145,7 @@ class ParquetRows(ShardWriter):
             values = [_for_table(name, parts.get(name)) for _, parts in rows]
             try:
                 columns.append(_array(pa, values, field.type))
-            except (pa.ArrowException, TypeError, ValueError) as error:
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 what = " ".join(str(error).split())[:200]
                 raise self._unlike(
                     rows[0][0], f"{field.name!r} of it or of one behind it is no {field.type}: {what}"
@@ -173,7 +175,23 @@ def _array(pa: Any, values: list[Any], kind: Any) -> Any:
         own = kind.value_type.to_pandas_dtype()
         if any(isinstance(value, np.ndarray) and value.dtype != own for value in values):
             raise ValueError("arrays of several types")
-    return pa.array(values, type=kind)
+    column = pa.array(values, type=kind)
+    if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):  # others may have been cut to fit
+        changed = next((one for one in zip(values, column.to_pylist(), strict=True) if not _is_kept(*one)), None)
+        if changed is not None:
+            raise ValueError(f"{changed[0]!r} would become {changed[1]!r}")
+    return column
+
+
+def _is_kept(value: Any, found: Any) -> bool:
+    """Whether a value came back from a column: a number of equal size, a dict with all that it has."""
+    if isinstance(value, dict):
+        return all(one is None or (name in found and _is_kept(one, found[name])) for name, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return len(value) == len(found) and all(map(_is_kept, value, found))
+    if isinstance(value, np.ndarray):
+        return True  # of the column's own type
+    return bool(value == found or value != value)
 
 
 def _size(value: Any) -> int:
@@ -271,7 +289,7 @@ class Mds(ShardWriter):
                 if (data := ndarray_bytes(value)) is not None:
                     return data
             elif encoding in _TEXTS:
-                if isinstance(value, _TEXTS[encoding]):
+                if isinstance(value, _TEXTS[encoding]) and (encoding != "str_float" or float(value) == value):
                     return str(value).encode()
             elif encoding == "json":
                 return json.dumps(as_json(name, value, self.where)).encode()

@@ -153,6 +153,44 @@ def test_any_table(tmp_path_factory: pytest.TempPathFactory, data: Any, names: l
     ]
 
 
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.integers(-(2**70), 2**70)
+    | st.floats(-9, 9)
+    | st.text("aé\ud800", max_size=2)
+)
+VALUES = LEAVES | st.lists(LEAVES, max_size=2) | st.dictionaries(st.sampled_from("ab"), LEAVES, max_size=2)
+
+
+@settings(max_examples=examples(60))
+@given(VALUES, VALUES, st.sampled_from(["mds", "parquet", "tar", "jsonl"]))
+def test_values_unlike_the_first_come_back_or_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, first: Any, other: Any, to: str
+) -> None:
+    folder = tmp_path_factory.mktemp("unlike")
+    given = folder / "in.jsonl"
+    given.write_text("".join(json.dumps({"x": value, "y": 1}) + "\n" for value in (first, first, other)))
+    try:
+        convert_dataset(str(given), str(folder / "new"), to, look=2, workers=1)
+    except (UsageError, DatasetError):
+        return
+    made = next((folder / "new").glob("*.jsonl")) if to == "jsonl" else folder / "new"
+    expected = [without_none(one["json"]) for one in samples(given)]
+    rows = [one.get("json", {name[:1]: value for name, value in one.items()}) for one in samples(made)]
+    assert [without_none(row) for row in rows] == expected
+
+
+def without_none(value: Any) -> Any:
+    """Without the entries of dicts that are None: a table has a place for each."""
+    if isinstance(value, dict):
+        return {name: without_none(one) for name, one in value.items() if one is not None}
+    if isinstance(value, (list, tuple)) or hasattr(value, "tolist"):
+        return [without_none(one) for one in value]
+    return value
+
+
 def test_images_of_hugging_face_become_files(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
