@@ -289,7 +289,8 @@ class Mds(ShardWriter):
                 if (data := ndarray_bytes(value)) is not None:
                     return data
             elif encoding in _TEXTS:
-                if isinstance(value, _TEXTS[encoding]) and (encoding != "str_float" or float(value) == value):
+                fits = encoding != "str_float" or float(value) == value  # a large integer would be rounded
+                if isinstance(value, _TEXTS[encoding]) and fits:
                     return str(value).encode()
             elif encoding == "json":
                 return json.dumps(as_json(name, value, self.where)).encode()
