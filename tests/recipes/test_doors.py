@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from energon_lite import (
+    BestFit,
     ByTokens,
+    Capacity,
     EnergonLiteError,
     MicroBatches,
     SampleDecoder,
@@ -27,6 +29,7 @@ from energon_lite import (
     register_strategy,
 )
 from energon_lite.batching import strategy as strategies
+from energon_lite.errors import DataIndexError, DatasetError, ShardChangedError
 from energon_lite.storage.read import source as sources
 
 ALONE = WorkerConfig(rank=0, world_size=1)
@@ -169,6 +172,47 @@ def test_sources_that_cannot_be() -> None:
     for scheme in ("file", "my scheme", ""):
         with pytest.raises(UsageError, match="no scheme of a source"):
             register_source(scheme, Numbers)
+
+
+class Growing(Numbers):
+    """Has another identity each time it is opened, as a table to which rows are added."""
+
+    opened = 0
+
+    def __init__(self, url: str, split_part: str):
+        super().__init__(url, split_part)
+        type(self).opened += 1
+        self.identity += f" {self.opened}"
+
+
+def test_a_source_that_changed_meanwhile_ends_the_run() -> None:
+    register_source("growing", Growing)
+    with pytest.raises(ShardChangedError, match=r"is 'growing://8 train 2' now, and was 'growing://8 train 1'"):
+        texts("growing://8", start="fork")
+
+
+@pytest.mark.parametrize("identity", [None, "", 5])
+def test_an_identity_that_tells_nothing_is_refused(identity: Any) -> None:
+    def open_it(url: str, split_part: str) -> Numbers:
+        source = Numbers(url, split_part)
+        source.identity = identity
+        return source
+
+    register_source("anyone", open_it)
+    with pytest.raises(DatasetError, match="the source's identity is"):
+        texts("anyone://4")
+
+
+@pytest.mark.parametrize("values", [[1, 2, 3], [1] * 5, None, [[1]] * 4])
+def test_a_column_has_a_number_for_each_sample(values: Any) -> None:
+    class Wrong(Numbers):
+        def column(self, name: str) -> Any:
+            return values
+
+    register_source("wrong", Wrong)
+    batching = ByTokens(BestFit(Capacity(8)), length_column="tokens")
+    with pytest.raises(DataIndexError, match="column 'tokens' of the source has the shape"):
+        get_train_dataset("wrong://4", worker_config=ALONE, batching=batching)
 
 
 @pytest.fixture

@@ -29,7 +29,11 @@ def temporary_path(path: str) -> str:
 
 
 def _host() -> str:
-    return f"{zlib.crc32(os.uname().nodename.encode()):08x}"
+    """Those processes that can ask the system about each other: of a machine, or of a container on it."""
+    namespace = ""
+    with suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
+    return f"{zlib.crc32(f'{os.uname().nodename} {namespace}'.encode()):08x}"
 
 
 @contextmanager

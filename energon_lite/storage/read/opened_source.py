@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.errors import DataIndexError, DatasetError, EmptyDatasetError, UsageError
+from energon_lite.errors import DataIndexError, DatasetError, EmptyDatasetError, ShardChangedError, UsageError
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.storage.index.sample_filter import SampleFilter
@@ -62,6 +62,13 @@ class OpenedSource:
         self._parts, self._renaming = parts, renaming
         self._opened: Source | None = None
         source = self._source()
+        if not (isinstance(source.identity, str) and source.identity):
+            raise DatasetError(
+                f"the source's identity is {source.identity!r}",
+                where=path,
+                fix="return a text that changes with its samples: it decides the order, and guards saved states",
+            )
+        self._identity = source.identity
         self._start, self._stop = (0, len(source)) if subset is None else subset.bounds(len(source))
         self._kept = self._left(filters) if filters else None
         if not len(self):
@@ -187,16 +194,31 @@ class OpenedSource:
             raise DataIndexError(
                 f"the source has no column {name!r}", where=self.path, fix="give it a method column(name)"
             )
-        return column(name)[self._start : self._stop]
+        values, count = np.asarray(column(name)), len(self._source())
+        if values.shape != (count,):
+            raise DataIndexError(
+                f"column {name!r} of the source has the shape {list(values.shape)}, and the source {count} samples",
+                where=self.path,
+                fix="return a number for each sample",
+            )
+        return values[self._start : self._stop]
 
     def _source(self) -> Source:
         source = self._opened
         if source is None or (self._process != os.getpid() and not getattr(source, "portable", False)):
-            source = self._opened = self._select(self._open(self.path, self.split_part))
+            source = self._open(self.path, self.split_part)
+            if (self._identity or source.identity) != source.identity:
+                raise ShardChangedError(
+                    f"the source is {source.identity!r} now, and was {self._identity!r} when the data set was opened",
+                    where=self.path,
+                    fix="start the run again: its samples are others",
+                )
+            source = self._opened = self._select(source)
             self._process = os.getpid()
         return source
 
     _process = 0
+    _identity = ""
 
     def _select(self, source: Source) -> Source:
         """With the columns that are needed only, if it can do without the others."""
