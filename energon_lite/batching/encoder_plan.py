@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from energon_lite.batching.capacity import Ints
-from energon_lite.errors import TopologyError
+from energon_lite.errors import TopologyError, UsageError
 
 __all__ = ["EncoderPlan"]
 
@@ -59,6 +59,7 @@ class EncoderPlan:
 
         Raises:
             TopologyError: an image is on a rank that there is not, or owners do not ascend.
+            UsageError: costs are no integers, negative, or not one for each image.
         """
         owner = np.asarray(owner, dtype=np.int64)
         if len(owner) and (owner.min() < 0 or owner.max() >= ranks or (np.diff(owner) < 0).any()):
@@ -66,7 +67,13 @@ class EncoderPlan:
                 f"images of ranks {int(owner.min())} to {int(owner.max())}, of {ranks}",
                 fix="give the rank of each image, 0 first",
             )
-        costs = np.asarray(costs, dtype=np.int64)
+        costs = np.asarray(costs)
+        if costs.shape != owner.shape or (len(costs) and (costs.dtype.kind not in "iu" or costs.min() < 0)):
+            raise UsageError(
+                f"costs are {costs.dtype}{list(costs.shape)} for {len(owner)} images",
+                fix="give an integer of 0 or more for each image",
+            )
+        costs = costs.astype(np.int64)
         share = -(-int(costs.sum()) // max(1, ranks))
         allowed = max(share, int(costs.max(initial=0)))
         allowed += allowed // _WORTH

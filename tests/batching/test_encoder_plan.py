@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.encoder_plan import EncoderPlan
 from energon_lite.batching.pipeline_order import pipeline_order
-from energon_lite.errors import TopologyError
+from energon_lite.errors import TopologyError, UsageError
 
 
 def travelled(plan: EncoderPlan, images: np.ndarray) -> list[list[int]]:
@@ -70,3 +70,9 @@ def test_a_pipeline_begins_and_ends_with_what_is_short(times: list[int]) -> None
     peak = ordered.index(max(ordered)) if ordered else 0
     assert ordered[: peak + 1] == sorted(ordered[: peak + 1])
     assert ordered[peak:] == sorted(ordered[peak:], reverse=True)
+
+
+@pytest.mark.parametrize("costs", [[3], [3, 4, 5], [3, -1], [0.5, 2.5], [[3], [4]]])
+def test_costs_that_are_none_of_these_images(costs: object) -> None:
+    with pytest.raises(UsageError, match="for 2 images"):
+        EncoderPlan.of(np.array([0, 1]), np.array(costs), 2)
