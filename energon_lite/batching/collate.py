@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 #: What is done with tensors of one field whose shapes differ. None: that is an error. A number: each dimension is
-#: padded with it, at its end, to the largest of the batch. ``"list"``: they are left as they are, in a list. A mapping
-#: says that for single fields; those that it does not name must be alike.
+#: padded with it, at its end, to the largest of the batch. ``"list"``: they are left as they are, in a list, and so are
+#: samples of unlike types or entries. A mapping says that for single fields; those that it does not name must be alike.
 Padding = None | float | Literal["list"] | Mapping[str, float | Literal["list"]]
 
 #: What is as common as it is easy to tell.
@@ -147,7 +147,7 @@ def _collate(values: Sequence[Any], padding: Padding, path: tuple[str, ...]) -> 
     if not any(map(_is_structured, values)):
         return list(values)
     if len(kinds) > 1 or (isinstance(first, dict) and any(value.keys() != first.keys() for value in values)):
-        if own == "list" and path:
+        if own == "list":
             return list(values)
         raise _Unlike(path)
     if isinstance(first, dict):
@@ -205,9 +205,8 @@ class _Unlike(Exception):
         if not self.path and len(set(map(type, samples))) > 1:
             return f"one batch has samples of {len(set(map(type, samples)))} types", _MAKE_ONE_TYPE
         whose = f"the {'.'.join(self.path)!r} of the samples of one batch" if self.path else "the samples of one batch"
-        own = "write a `batch` of your own"
-        if self.path:
-            own = f'keep them in a list: padding = {{"{self.path[0]}": "list"}} in the task encoder; or {own}'
+        kept = f'{{"{self.path[0]}": "list"}}' if self.path else '"list"'
+        own = f"keep them in a list: padding = {kept} in the task encoder; or write a `batch` of your own"
         if not self.can_pad:
             if all(isinstance(value, dict) for value in values):
                 every = "have the same entries in every sample (an empty tensor where there is nothing)"
@@ -237,7 +236,7 @@ class _Unlike(Exception):
 _SHOWN = 4
 _MAKE_ONE_TYPE = (
     "make one type of them, in encode_sample or with cookers; or keep them apart: batch_group_criterion, returning "
-    "(type(sample).__name__, None)"
+    '(type(sample).__name__, None); or in a list: padding = "list" in the task encoder'
 )
 
 

@@ -37,7 +37,7 @@ class TestWithoutQuestions:
         options = ["--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", "--field-map", FIELDS]
         _, output = run(data, "--non-interactive", *options)
         lines = output.partition("Next, in Python:\n")[2].partition("\nDone")[0].strip("\n").splitlines()
-        assert len(lines) == 4
+        assert len(lines) == 6
         (data / "next.py").write_text("\n".join(line[2:] for line in lines).replace("num_workers=2", "num_workers=0"))
         done = subprocess.run([sys.executable, data / "next.py"], capture_output=True, text=True)
         assert done.returncode == 0 and "caption=['caption" in done.stdout, done.stderr
