@@ -94,6 +94,6 @@ def write_page(
     if not samples and leaf is None:
         for place in places or (site.first,):
             parts += step_main(run, links, site.makers, site.finder, place, whole=True)
-    main: list[Any] = [element("h1", run.title), run_facts(run), tree(run, links), *parts]
+    main: list[Any] = [element("h1", run.title), run_facts(run), tree(run, links, site.makers), *parts]
     write_bytes(path, page(run, links, secrets.token_urlsafe(16), "Preview", main, in_file=True))
     return links.left_out

@@ -22,6 +22,8 @@ __all__ = ["LEAF_SAMPLES", "bad_main", "leaf_main", "overview_main", "run_facts"
 LEAF_SAMPLES = 6
 #: From so many data sets on, they can be filtered.
 _MANY = 12
+#: Data sets of which the overview has a small picture: a sample of each is read for it, once.
+_PICTURES = 24
 
 
 def run_facts(run: ShownRun) -> Markup:
@@ -48,21 +50,23 @@ def run_facts(run: ShownRun) -> Markup:
     return element("dl", rows, class_="fields run")
 
 
-def overview_main(run: ShownRun, links: Links, first: str | None) -> list[Child]:
+def overview_main(run: ShownRun, links: Links, makers: SampleMakers, first: str | None) -> list[Child]:
     """The first page."""
     go = element("p", element("a", "Look at the batches →", href=first, rel="next", class_="button")) if first else None
-    return [element("h1", run.title), run_facts(run), go, tree(run, links)]
+    return [element("h1", run.title), run_facts(run), go, tree(run, links, makers)]
 
 
-def tree(run: ShownRun, links: Links) -> Markup:
-    """The data sets, below the documents that name them, with their shares."""
+def tree(run: ShownRun, links: Links, makers: SampleMakers) -> Markup:
+    """The data sets, below the documents that name them, with their shares, and a picture of each that has some."""
     facts = run.facts
     by_repetitions, staged = facts[0].spec.repetitions is not None, bool(facts[0].stages)
     columns = ["Data set", "Samples", "Share", *(["Repetitions"] if by_repetitions else [])]
     columns += ["Changes"] if staged else []
+    pictures = {leaf: address for leaf in range(min(len(facts), _PICTURES)) if (address := _small(links, makers, leaf))}
+    columns += ["First picture"] if pictures else []
     head = element("tr", [element("th", name, scope="col") for name in columns])
     rows = [
-        _row(run, links, name, part, depth, number, staged)
+        _row(run, links, name, part, depth, number, staged, pictures)
         for name, part, depth, number in _branches(run, [*enumerate(facts)], 0)
     ]
     many = None
@@ -91,8 +95,19 @@ def _branches(
         yield from _branches(run, part, depth + 1)
 
 
+def _small(links: Links, makers: SampleMakers, leaf: int) -> str | None:
+    return links.media(("leaf", leaf), ("small",)) if makers.small_picture(leaf) else None
+
+
 def _row(
-    run: ShownRun, links: Links, name: str, part: Sequence[LeafFacts], depth: int, number: int | None, staged: bool
+    run: ShownRun,
+    links: Links,
+    name: str,
+    part: Sequence[LeafFacts],
+    depth: int,
+    number: int | None,
+    staged: bool,
+    pictures: Mapping[int, str],
 ) -> Markup:
     share, samples = sum(one.share for one in part), sum(one.samples for one in part)
     address = None if number is None else links.leaf(number)
@@ -110,6 +125,10 @@ def _row(
     if staged:
         ends = [sum(one.stages[k][side] for one in part) for k in range(len(part[0].stages)) for side in (0, 1)]
         cells.append(element("td", f"{_percent(ends[0])} → {_percent(ends[-1])}", class_="number"))
+    if pictures:
+        known = None if number is None else pictures.get(number)
+        words = f"first picture of {name}"
+        cells.append(element("td", known and element("img", src=known, alt=words, loading="lazy", class_="small")))
     return element("tr", cells, class_="branch" if number is None else None)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from energon_lite.config.metadataset import LeafSpec
 from energon_lite.documents.paths import local_path
-from energon_lite.errors import UsageError, did_you_mean
-from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder
+from energon_lite.errors import UnlikeError, UsageError, did_you_mean
+from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, stateless
 from energon_lite.loading.blend_facts import LeafFacts, leaf_facts
 from energon_lite.loading.found_leaves import FoundLeaves
 from energon_lite.loading.iterators.dataset import SavableDataset
@@ -28,12 +28,36 @@ from energon_lite.storage.index.key_index import KeyIndex
 from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
-__all__ = ["Decode", "ShownRun", "check_state"]
+__all__ = ["Decode", "Listed", "ShownRun", "check_state"]
 
 #: From tokens to their text.
 Decode = Callable[[Sequence[int]], str]
 #: A data set without an index of keys is searched sample by sample, up to so many.
 _SEARCHED = 1 << 20
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Samples in a list, because no batch can be made of them without a task encoder of the user's.
+
+    Args:
+        samples: as they are loaded.
+        why: what a run without a task encoder would end with.
+    """
+
+    samples: Sequence[Any]
+    why: UnlikeError
+
+
+class _ListingEncoder(DefaultTaskEncoder):
+    """The default hooks; samples that are not alike stay in a list, since a page can show them all the same."""
+
+    @stateless
+    def batch(self, samples: list[Any]) -> Any:
+        try:
+            return super().batch(samples)
+        except UnlikeError as error:
+            return Listed(samples, error)
 
 
 @dataclass(frozen=True)
@@ -73,7 +97,7 @@ class ShownRun:
             ConfigError, DatasetError, UsageError: as ``get_train_dataset``.
             StateMismatchError: the state of the options is that of other data.
         """
-        used = DefaultTaskEncoder() if encoder is None else encoder
+        used = _ListingEncoder() if encoder is None else encoder
         specs: Sequence[LeafSpec] = find_leaves(
             path, options.split_part, options.dataset_config, options.split_config, None
         )

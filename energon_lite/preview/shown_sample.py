@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,11 +16,12 @@ from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.hook_errors import failure_of
 from energon_lite.loading.makers.outcomes import Failure, Rejected
 from energon_lite.loading.makers.pipeline import Pipeline
+from energon_lite.preview.browser_bytes import browser_type, kind_of_type
 from energon_lite.preview.shown_run import ShownRun
 from energon_lite.storage.read.range_stream import PartRange
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.samples.decoding import SampleDecoder
+from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecoder
 
 __all__ = ["HIDDEN", "SampleMakers", "ShownSample", "fields_of", "follow", "part_bytes", "part_size"]
 
@@ -27,6 +29,8 @@ __all__ = ["HIDDEN", "SampleMakers", "ShownSample", "fields_of", "follow", "part
 HIDDEN = frozenset({"__restore_key__", "__sources__", "__shard__", "__key__", "__tags__"})
 #: Samples that are kept: media of a page are asked for one by one, and each is a part of its sample.
 _KEPT = 48
+#: A small picture has no more pixels along a side, and none is made of a part with more bytes.
+_SMALL_SIDE, _LARGEST_FOR_SMALL = 96, 16 << 20
 #: Bad samples that are remembered.
 _MOST_BAD = 500
 
@@ -65,6 +69,7 @@ class SampleMakers:
         self.pipeline.samples.worker_config = run.dataset.worker_config
         self._reader = lru_cache(64)(self._new_reader)
         self._kept = lru_cache(_KEPT)(self._make)
+        self._small = lru_cache(256)(self._make_small)
         #: What was lost so far, by address.
         self.bad: dict[tuple[int, int, int], Sequence[Failure]] = {}
 
@@ -82,6 +87,31 @@ class SampleMakers:
             raise UsageError(f"there is no sample {index} of data set {leaf}", fix=f"there are {most}, counted from 0")
         with run.lock:
             return self._kept(leaf, index, epoch)
+
+    def small_picture(self, leaf: int) -> bytes:
+        """A PNG of the first picture in the first sample of a data set, made small; no hook is run. Empty: there is
+        none, or it cannot be read, or Pillow is not installed."""
+        with self._run.lock:
+            return self._small(leaf)
+
+    def _make_small(self, leaf: int) -> bytes:
+        names = getattr(self._run.leaves[leaf].source, "part_names", ())
+        if not any(name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS for name in names):
+            return b""  # nothing is read for that
+        try:
+            from PIL import Image
+
+            for part in self._reader(leaf).sample(0).parts.values():
+                size = part_size(part) or 0
+                data = part_bytes(part, 0, size) if 0 < size <= _LARGEST_FOR_SMALL else b""
+                if kind_of_type(browser_type(data)) == "image":
+                    picture, file = Image.open(io.BytesIO(data)), io.BytesIO()
+                    picture.thumbnail((_SMALL_SIDE, _SMALL_SIDE))
+                    picture.convert("RGBA").save(file, "png")
+                    return file.getvalue()
+        except Exception:  # the page of the data set shows what is wrong with it
+            pass
+        return b""
 
     def _make(self, leaf: int, index: int, epoch: int) -> ShownSample:
         source = self._run.leaves[leaf].source

@@ -99,7 +99,7 @@ class Site:
         asked = {name: values[-1] for name, values in parse_qs(query, max_num_fields=16).items()}
         match segments:
             case []:
-                main = overview_main(self.run, self.links, self.links.place(self.first))
+                main = overview_main(self.run, self.links, self.makers, self.links.place(self.first))
                 return self._page(nonce, "Overview", main, after=self.links.place(self.first))
             case ["step", number]:
                 return self._place(self.finder.at_step(_number(number)), asked, nonce)
@@ -209,6 +209,9 @@ class Site:
                 case ["sample", leaf, index, epoch, "made"], [which, *names]:
                     made = self.makers.sample(_number(leaf), _number(index), _number(epoch)).made
                     return made_media(made[_number(which)], names)
+                case ["leaf", leaf], ["small"]:
+                    small = self.makers.small_picture(_number(leaf))
+                    return Media.of("image/png", small) if small else None
                 case ["batch", first, second, rank], names:
                     place = (
                         Place(_number(first)) if self.finder.by_step else Place(None, _number(first), _number(second))

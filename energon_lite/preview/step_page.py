@@ -18,7 +18,7 @@ from energon_lite.preview.charts import colour_of, histogram, segments_bar
 from energon_lite.preview.element import Child, Markup, element
 from energon_lite.preview.links import Links
 from energon_lite.preview.sample_view import failure_view, leaf_label, sample_card
-from energon_lite.preview.shown_run import ShownRun
+from energon_lite.preview.shown_run import Listed, ShownRun
 from energon_lite.preview.shown_sample import SampleMakers, fields_of
 from energon_lite.preview.steps import MicroBatch, Place, StepFinder
 from energon_lite.preview.value_view import Amount, ValueView
@@ -101,18 +101,28 @@ def _cards(run: ShownRun, links: Links, makers: SampleMakers, one: MicroBatch, r
 def _batch(run: ShownRun, links: Links, finder: StepFinder, place: Place, one: MicroBatch) -> Markup:
     """What the hooks made of the samples together."""
     parts: list[Child] = []
-    lost = [failure_view(failure, run, links, named=True) for failure in one.failures]
+    lost = [failure_view(failure, run, links, named=True) for failure in one.failures if not failure.shared]
     if lost:
-        parts.append(element("div", element("h3", f"{len(lost)} lost on the way"), lost))
+        is_end = one.batch is None and one.failures[-1].address is None
+        words = "There is no batch: a run ends here" if is_end else f"{len(one.failures)} lost on the way"
+        parts.append(element("div", element("h3", words), lost))
+    made, kind = one.batch, type(one.batch).__name__
+    if isinstance(made, Listed):
+        reason = "Shown as a list, because there is no task encoder, and a run would end here: "
+        fix = element("p", made.why.fix, class_="fix")
+        parts.append(element("div", element("p", reason, made.why.what), fix, class_="left-out"))
+        made, kind = {"samples": made.samples}, "list"
     pack = _pack(run, one)
     if one.batch is not None:
         owner = ("batch", *((place.step, 0) if place.step is not None else (place.chunk, place.batch)), one.rank or 0)
         view = ValueView("the batch", lambda path: links.media(owner, path), Amount(600, 400, 4), run.decode)
-        inside = view.fields(one.batch)
-        kind = element("code", type(one.batch).__name__)
+        inside = view.fields(made)
         # A batch of single samples says little that the samples do not say themselves; a pack is what it is about.
         fields = element(
-            "details", element("summary", "The batch: ", kind), inside, open=pack is not None or not one.planned
+            "details",
+            element("summary", "The batch: ", element("code", kind)),
+            inside,
+            open=pack is not None or not one.planned,
         )
         parts += [pack, fields]
     if not parts:

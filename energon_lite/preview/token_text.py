@@ -36,6 +36,7 @@ class TokenRow:
         fields: the names of the fields that say all that.
         segments: where samples begin that are packed one behind the other; the first is 0.
         learned: labels that count; the last ones of segments, which are no tokens of the row, among them.
+        beyond: entries at the end of ``tokens`` that are only labels: the last token's, where labels are shifted.
     """
 
     tokens: np.ndarray[Any, Any]
@@ -43,6 +44,7 @@ class TokenRow:
     fields: frozenset[str]
     segments: tuple[int, ...] = ()
     learned: int | None = None
+    beyond: int = 0
 
 
 def find_tokens(fields: Mapping[str, Any]) -> TokenRow | None:
@@ -68,7 +70,7 @@ def find_tokens(fields: Mapping[str, Any]) -> TokenRow | None:
         count = None if weights is None else int((weights > 0).sum())
         if weights is not None and shifted:  # the last label of a segment is not the first token of the next
             weights[list(segments[1:])] = 0
-        return TokenRow(shown, weights, frozenset(used), segments, count)
+        return TokenRow(shown, weights, frozenset(used), segments, count, len(shown) - len(tokens))
     return None
 
 
@@ -163,7 +165,7 @@ def token_figure(row: TokenRow, label: str, decode: Decode | None, most: int | N
         pieces = None if decode is None else pieces_of(shown, decode)
     except Exception:  # a tokenizer of the user's, which these may not be tokens of
         pieces = None
-    words = f"{count:,} tokens"
+    words = f"{count - row.beyond:,} tokens" + (" and the label of the last" if row.beyond else "")
     if row.weights is not None:
         words += f", of which {row.learned:,} are learned"
     if len(row.segments) > 1:

@@ -161,6 +161,19 @@ def test_hostile_samples(browser: Chromium, serve: Callable[..., PreviewServer],
     assert browser.complaints == []  # nothing had to be refused: it never became an element
 
 
+def test_no_number_breaks_in_its_middle(browser: Chromium, serve: Callable[..., PreviewServer], tmp_path: Path) -> None:
+    from tests.conftest import write_dataset
+
+    text = " ".join(str(10**6 + n) for n in range(300)).encode()
+    server = serve(write_dataset(tmp_path / "numbers", {"n.tar": [("a", {"txt": text})]}), Words(), batch_size=1)
+    browser.look(width=360)
+    browser.open(f"{server.url}sample/0/0/0")
+    lines = "[...document.querySelectorAll('.numbers > * > span')].map((one) => one.getClientRects().length)"
+    found = browser.run(lines)
+    browser.look()
+    assert len(found) >= 300 and set(found) == {1}
+
+
 def test_a_long_row_of_tokens(browser: Chromium, serve: Callable[..., PreviewServer], tmp_path: Path) -> None:
     from tests.conftest import write_dataset
 
@@ -170,4 +183,4 @@ def test_a_long_row_of_tokens(browser: Chromium, serve: Callable[..., PreviewSer
     assert browser.run("document.querySelectorAll('.tokens span > span, .tokens mark > span').length") >= 10_000
     assert seconds < 20  # a second or two on a machine that does nothing else
     words = browser.run("document.querySelector('.token-figure figcaption').textContent")
-    assert "10,001 tokens" in words and "learned" in words
+    assert "10,000 tokens and the label of the last" in words and "learned" in words

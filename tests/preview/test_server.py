@@ -146,6 +146,7 @@ class TestRules:
 class TestPages:
     def test_the_overview_has_the_shares(self, server: PreviewServer) -> None:
         text = Page(ask(server, "").text).text
+        assert ask(server, "").text.count('class="small"') == 1  # of the pictures, not of sounds and films
         assert "50%" in text and text.count("25%") == 2 and "27 in 3 data sets" in text
 
     def test_a_step_has_its_samples_what_was_lost_and_what_comes_next(self, server: PreviewServer) -> None:

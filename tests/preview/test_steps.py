@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from energon_lite import ByTokens, Chunks, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.cli.main import main
-from energon_lite.errors import StateMismatchError, UsageError
+from energon_lite.errors import FatalSampleError, StateMismatchError, UsageError
 from energon_lite.preview.run_options import RunOptions
 from energon_lite.preview.shown_run import ShownRun
 from energon_lite.preview.site import Site
@@ -32,6 +32,21 @@ def keys_of(site: Site, addresses: Any) -> list[str]:
 
 def alone(ranks: int = 1, rank: int = 0, seed: int = 0) -> WorkerConfig:
     return WorkerConfig(rank=rank, world_size=ranks, num_workers=0, seed_offset=seed)
+
+
+class FailingBatch(Keep):
+    """A batch hook that fails: always, with an error that ends a run, or once for the first batch of a page."""
+
+    def __init__(self, when: str):
+        self.when, self.calls = when, 0
+
+    def batch(self, samples: list[Any]) -> Any:
+        self.calls += 1
+        if self.when == "all":
+            raise FatalSampleError("never")
+        if self.calls % 2:
+            raise ValueError("once")
+        return super().batch(samples)
 
 
 class TestSteps:
@@ -71,10 +86,27 @@ class TestSteps:
         with pytest.raises(UsageError, match="no step 3"):
             finder.make(Place(3))
 
-    def test_a_batch_that_cannot_be_made_says_why(self, data: Path) -> None:
-        site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(batch_size=16)))  # of several kinds
+    def test_samples_of_several_kinds_are_shown_as_a_list_without_a_task_encoder(self, data: Path) -> None:
+        site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(batch_size=16)))
         (one,) = site.finder.make(Place(0))
-        assert one.batch is None and one.failures and len(one.planned) == 16
+        assert len(one.planned) == len(one.batch.samples) == 16 and len(one.failures) < 16  # a broken one was replaced
+        page = site.answer(["step", "0"], "", "n").data.decode()
+        assert "Shown as a list, because there is no task encoder" in page and "samples of 2 types" in page
+        picture = [hasattr(sample, "image") for sample in one.batch.samples].index(True)
+        assert site.media(("batch", 0, 0, 0), ("samples", str(picture), "image")) is not None
+
+    def test_a_batch_that_cannot_be_made_says_why(self, data: Path) -> None:
+        site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(), FailingBatch("all")))
+        (one,) = site.finder.make(Place(0))
+        page = site.answer(["step", "0"], "", "n").data.decode()
+        assert one.batch is None and "a run ends here" in page and "lost on the way" not in page
+
+    def test_as_many_are_lost_as_the_page_says(self, data: Path) -> None:
+        site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(), FailingBatch("once")))
+        page = site.answer(["step", "0"], "", "n").data.decode()
+        lost = len(site.finder.make(Place(0))[0].failures)
+        assert lost >= 8 and f"{lost} lost on the way" in page
+        assert page.count("ValueError: once") == 2 and "8 samples" in page  # the reason, and its traceback
 
 
 class TestChunks:

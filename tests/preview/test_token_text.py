@@ -51,6 +51,11 @@ def test_labels_of_the_same_place_that_are_ignored_are_not_learned() -> None:
     assert row.weights.tolist() == [0, 0, 1, 1]
 
 
+def test_the_label_behind_the_last_token_is_no_token() -> None:
+    row = find_tokens({"tokens": [1, 2, 3], "labels": [2, 3, 4]})
+    assert row is not None and "3 tokens and the label of the last, of which 3" in token_figure(row, "it", None, 20)
+
+
 def test_a_stored_mask_and_segments() -> None:
     row = find_tokens({"tokens.npy": np.array([1, 2, 3]), "mask.npy": np.array([0, 1, 1], np.uint8)})
     assert row is not None and row.weights is not None and row.weights.tolist() == [0, 1, 1]
