@@ -48,6 +48,7 @@ __all__ = [
     "WorkerError",
     "WrongHookError",
     "check_choice",
+    "counted",
     "did_you_mean",
     "field_of",
     "listed",
@@ -84,6 +85,12 @@ def did_you_mean(word: object, choices: Iterable[object], otherwise: str, *, alw
     if close is None:
         return otherwise
     return f"did you mean {close!r}?" + (f" {otherwise}" if always else "")
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things, such as "1 shard" and "1,200 batches"."""
+    end = "" if count == 1 else "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{count:,} {noun}{end}"
 
 
 def listed(names: Sequence[object], most: int = 8, count: int = 0) -> str:

@@ -8,12 +8,17 @@ from typing import Literal, get_args
 import numpy as np
 
 from energon_lite.batching.capacity import Capacity, Ints
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, counted
 
 __all__ = ["POLICIES", "Counts", "Oversize", "Pieces", "cut_to_fit"]
 
 Oversize = Literal["error", "drop", "truncate", "split", "own_batch"]
 POLICIES: tuple[Oversize, ...] = get_args(Oversize)
+#: What to do with them, in words. The name of the option is the same in Python, in YAML and on the command line.
+_CHOICES = (
+    'oversize="drop" (leave them out), "truncate" (keep their first tokens), "split" (cut them into pieces that '
+    'fit, each of which is trained on) or "own_batch" (leave them whole, in a micro-batch above the capacity)'
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,21 @@ class Counts:
     truncated_tokens: int = 0
     split_samples: int = 0
     own_batches: int = 0
+
+    def words(self) -> list[str]:
+        """What was done, as far as anything was.
+
+        Example:
+            >>> Counts(dropped_samples=1, dropped_tokens=1200, split_samples=3).words()
+            ['1 sample dropped, with 1,200 tokens', '3 samples split']
+        """
+        pairs = (
+            (self.dropped_samples, f"dropped, with {counted(self.dropped_tokens, 'token')}"),
+            (self.truncated_samples, f"truncated, by {counted(self.truncated_tokens, 'token')}"),
+            (self.split_samples, "split"),
+            (self.own_batches, "in batches of their own, above the capacity"),
+        )
+        return [f"{counted(samples, 'sample')} {what}" for samples, what in pairs if samples]
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
@@ -93,7 +113,7 @@ def cut_to_fit(lengths: Ints, capacity: Capacity, policy: Oversize) -> Pieces:
         raise UsageError(
             f"{found} of {len(lengths)} samples are longer than the {limit} tokens that fit into {capacity.limit} "
             f"{capacity.unit}; the first is sample {first} with {int(lengths[first])} tokens",
-            fix="raise the capacity, or choose what to do with them: drop, truncate, split or own_batch",
+            fix=f"raise the capacity, or say in the strategy what to do with them: {_CHOICES}",
         )
     if policy == "own_batch":
         return replace(whole, counts=Counts(own_batches=found))

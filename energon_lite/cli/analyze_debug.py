@@ -13,7 +13,7 @@ import click
 from energon_lite.cli.heat_map import HeatMap
 from energon_lite.cli.local_paths import ExistingPath
 from energon_lite.cli.trace import is_trace, read_runs
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, counted
 
 __all__ = ["command"]
 
@@ -63,9 +63,13 @@ def command(log_paths: tuple[str, ...], heatmap_path: str, skip: int, as_json: b
         click.echo(json.dumps({**found, "steps": last_step + 1, "heatmap": heatmap_path}, indent=2))
         return
     steps = last_step + 1
-    click.echo(f"Found {len(numbers):,} unique sample keys, {steps:,} steps, {ranks} ranks; seen {len(seen):,} times")
     click.echo(
-        f"The picture is in {heatmap_path}: {steps:,} steps to the right, {last_sample + 1:,} samples downwards."
+        f"Found {counted(len(numbers), 'unique sample key')}, {counted(steps, 'step')}, {counted(ranks, 'rank')}; "
+        f"seen {counted(len(seen), 'time')}"
+    )
+    click.echo(
+        f"The picture is in {heatmap_path}: {counted(steps, 'step')} to the right, "
+        f"{counted(last_sample + 1, 'sample')} downwards."
     )
 
 

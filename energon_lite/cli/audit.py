@@ -13,7 +13,7 @@ import click
 from energon_lite.cli.audited_run import AuditedRun, expanded
 from energon_lite.cli.dataset_of_state import dataset_options
 from energon_lite.cli.local_paths import ExistingPath
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, counted
 from energon_lite.loading.auditing.plan_check import Fault, PlannedSteps, check_steps, explain
 from energon_lite.loading.auditing.recorded_steps import RecordedStep, StepDifference, first_difference, missing_steps
 from energon_lite.loading.auditing.sample_history import Appearance, SampleHistory, find_samples, sample_history
@@ -148,9 +148,9 @@ def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
     planned = run.planned()
     known = [step for step in steps if planned.known(step)]
     faults = list(islice(check_steps(planned, known), _SHOWN + 1))
-    lines = [f"{run.name}: {len(known):,} steps, {_first_and_last(known)}"]
+    lines = [f"{run.name}: {counted(len(known), 'step')}, {_first_and_last(known)}"]
     if len(known) < len(steps):
-        lines.append(f"{len(steps) - len(known):,} steps before the blend was changed are not looked at")
+        lines.append(f"{counted(len(steps) - len(known), 'step')} before the blend was changed: not looked at")
     chain = _chain_problem(run, steps) if until is None else None
     lines += [chain] if chain else []
     chained = bool((run.checkpoint or {}).get("digest"))  # then a line that is missing breaks the chain
@@ -224,7 +224,7 @@ def _compared(ours: AuditedRun, theirs: AuditedRun) -> tuple[bool, list[str], An
     if isinstance(found, int):
         if not found:
             raise UsageError(f"{title} have no micro-batch in common at which steps of both end")
-        return True, [title, f"the same samples in all {found:,} steps that both have"], {"same": found}
+        return True, [title, f"the same samples in all {counted(found, 'step')} that both have"], {"same": found}
     lines = [title, f"different samples first in {_steps(found.ours)} of the one, {_steps(found.theirs)} of the other"]
     lines += _planned_difference(ours, theirs, found)
     return False, lines, {"ours": [vars(step) for step in found.ours], "theirs": [vars(step) for step in found.theirs]}

@@ -11,7 +11,7 @@ import click
 
 from energon_lite.cli.dataset_of_state import dataset_of_state, dataset_options
 from energon_lite.cli.local_paths import ExistingPath
-from energon_lite.errors import StateError, StateMismatchError, UsageError, listed
+from energon_lite.errors import StateError, StateMismatchError, UsageError, counted, listed
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.states.files import SUFFIXES, FoundState, find_states, read_state_files, write_state_file
 from energon_lite.loading.states.merge import merged, redistributed
@@ -64,7 +64,9 @@ def merge(states: tuple[str, ...], output: str) -> None:
     found = found_states(states)
     whole = _whole(found)
     write_state_file(output, whole)
-    click.echo(f"{output}: {len(found)} states at pass {whole['pass_number']}, micro-batch {whole['position']:,}")
+    click.echo(
+        f"{output}: {counted(len(found), 'state')} at pass {whole['pass_number']}, micro-batch {whole['position']:,}"
+    )
 
 
 @command.command()
@@ -88,7 +90,7 @@ def redist(states: tuple[str, ...], world: int | None, output: str | None, suffi
         raise UsageError("there are no states", fix="give files of states, and then the folder to be written")
     whole = _whole(found_states(states))
     if world is None:
-        click.echo(f"The state was saved on {whole.get('world_size', len(states))} ranks.")
+        click.echo(f"The state was saved on {counted(whole.get('world_size', len(states)), 'rank')}.")
         world = int(click.prompt("Data-parallel ranks that are to go on", type=click.IntRange(min=1)))
     own = redistributed(whole, world)
     os.makedirs(output, exist_ok=True)
@@ -100,7 +102,7 @@ def redist(states: tuple[str, ...], world: int | None, output: str | None, suffi
         write_state_file(os.path.join(output, name), state)
     for name in set(there) - set(names):
         os.remove(os.path.join(output, name))
-    click.echo(f"{output}: {world} states at micro-batch {own[0]['position']:,}")
+    click.echo(f"{output}: {counted(world, 'state')} at micro-batch {own[0]['position']:,}")
 
 
 @command.command()

@@ -9,6 +9,7 @@ import click
 from energon_lite.cli.convert_weights import bytes_of
 from energon_lite.cli.job_options import job_options
 from energon_lite.cli.progress import progress
+from energon_lite.errors import counted
 
 __all__ = ["command"]
 
@@ -17,7 +18,7 @@ __all__ = ["command"]
 @click.argument("source", type=click.Path())
 @click.argument("target", type=click.Path())
 @click.option("--to", type=click.Choice(["tar", "mds", "parquet", "jsonl"]), required=True, help="The new format.")
-@click.option("--split", help="Of a data set that has splits.  [default: all of it]")
+@click.option("--split-parts", "split", metavar="NAME", help="Of a data set that has splits.  [default: all of it]")
 @click.option("--shard-size", default="64MiB", show_default=True, help="Bytes of samples in a shard, about.")
 @click.option("--samples-per-shard", type=click.IntRange(min=1), help="Instead of --shard-size.")
 @click.option("--without", multiple=True, metavar="PART", help="Leave a part out. May be given several times.")
@@ -57,6 +58,9 @@ def command(
             without=others.pop("without"),
             **others,
         )
-    click.echo(f"{report.samples} samples in {report.shards} shards, {report.size / 1e6:.1f} MB: {report.path}")
+    click.echo(
+        f"{counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}, {report.size / 1e6:.1f} MB: "
+        f"{report.path}"
+    )
     if report.made < report.shards:
-        click.echo(f"{report.shards - report.made} shards were there already.")
+        click.echo(f"{counted(report.shards - report.made, 'shard')} of them there already.")

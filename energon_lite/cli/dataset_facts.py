@@ -10,7 +10,7 @@ from typing import Any
 from energon_lite.cli.byte_size import byte_size
 from energon_lite.config.dataset import load_dataset_config
 from energon_lite.config.split import load_split_config
-from energon_lite.errors import EnergonLiteError, TrustError
+from energon_lite.errors import EnergonLiteError, TrustError, counted
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.index.index_cache import find_index
 from energon_lite.storage.index.nv_meta import INFO_JSON, meta_path, read_info
@@ -75,11 +75,12 @@ def _sample_type(path: str) -> str:
 def fact_lines(facts: dict[str, Any]) -> Iterator[str]:
     """The same as text."""
     size = "" if facts["bytes"] is None else f", {byte_size(facts['bytes'])}"
-    yield f"{facts['path']}: {facts['samples']:,} samples in {facts['shards']:,} shards{size}"
+    yield f"{facts['path']}: {counted(facts['samples'], 'sample')} in {counted(facts['shards'], 'shard')}{size}"
     yield f"  prepared by  {facts['prepared_by']}"
     yield f"  sample type  {facts['sample_type']}"
     for name, split in facts["splits"].items():
         share = f"{100 * split['samples'] / max(1, facts['samples']):.4g}%"
-        yield f"  split        {name}: {split['samples']:,} samples in {split['shards']:,} shards, {share}"
+        held = f"{counted(split['samples'], 'sample')} in {counted(split['shards'], 'shard')}"
+        yield f"  split        {name}: {held}, {share}"
     if facts["excluded"]:
-        yield f"  excluded     {facts['excluded']:,} shards or samples, by split.yaml"
+        yield f"  excluded     {facts['excluded']:,} of shards and samples, by split.yaml"

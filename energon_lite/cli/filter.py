@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from energon_lite.cli.local_paths import ExistingPath
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, counted
 
 __all__ = ["command"]
 
@@ -14,7 +14,7 @@ __all__ = ["command"]
 @click.argument("path", type=ExistingPath())
 @click.argument("name")
 @click.argument("where")
-@click.option("--overwrite", is_flag=True, help="Replace a filter index of that name.")
+@click.option("--force-overwrite", "overwrite", is_flag=True, help="Replace a filter index of that name.")
 def command(path: str, name: str, where: str, overwrite: bool) -> None:
     """Store which samples of PATH, a prepared folder or a JSONL file, meet the condition WHERE, under a NAME.
 
@@ -36,4 +36,4 @@ def command(path: str, name: str, where: str, overwrite: bool) -> None:
     source = WebdatasetSource.open(path)
     kept = condition.keep({column: source.column(column)[:] for column in condition.columns}).nonzero()[0]
     build_filter_index(path, name, kept, overwrite=overwrite)
-    click.echo(f"{path}: filter {name!r} keeps {len(kept):,} of {len(source):,} samples")
+    click.echo(f"{path}: filter {name!r} keeps {len(kept):,} of {counted(len(source), 'sample')}")

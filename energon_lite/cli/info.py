@@ -17,6 +17,7 @@ from energon_lite.cli.dataset_facts import fact_lines, folder_facts
 from energon_lite.cli.tables import aligned
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.documents.paths import is_url, local_path
+from energon_lite.errors import counted
 from energon_lite.loading.blend_facts import LeafFacts, leaf_facts
 from energon_lite.loading.stages import find_stages
 from energon_lite.loading.weight_units import by_samples, mean_of
@@ -115,7 +116,7 @@ def command(
         epoch = sum(one.samples * (one.spec.repetitions or 0.0) for one in facts)
         click.echo(f"An epoch of the blend has {epoch:,.10g} samples.")
     if samples is not None:
-        run = f"{samples:,} samples of the {'blend' if len(facts) > 1 else 'run'}"
+        run = f"{counted(samples, 'sample')} of the {'blend' if len(facts) > 1 else 'run'}"
         click.echo(f"Epochs: how often {run} show each sample of the data set.")
         _warn(facts, folder, run, max_epochs)
     elif blended:
@@ -160,7 +161,7 @@ def _measured(facts: Sequence[LeafFacts], sources: Sequence[AnySource], unit: st
 
 def _title(path: str, split_part: str, facts: Sequence[LeafFacts], once: bool) -> str:
     how = "blended by weight" if facts[0].spec.repetitions is None else "blended by repetitions"
-    kind = f"{len(facts)} data sets, {'one after the other' if once else how}"
+    kind = f"{counted(len(facts), 'data set')}, {'one after the other' if once else how}"
     return f"{path} [{split_part}]: {kind if len(facts) > 1 else '1 data set'}"
 
 
@@ -187,7 +188,7 @@ def _show_stages(facts: Sequence[LeafFacts], folder: str, samples: int | None, s
         columns.append((f"{stage.start:,}", partial(_stage_share, number)))
         if samples is not None:
             columns.append(("epochs", partial(_stage_epochs, number, samples)))
-    epochs = f", and the epochs of {samples:,} samples with these weights" if samples else ""
+    epochs = f", and the epochs of {counted(samples, 'sample')} with these weights" if samples else ""
     click.echo(f"Weights in each stage{epochs}:\n")
     _show_table("from position", columns, facts, folder)
     if len(stages) > _SHOWN_STAGES:
@@ -256,4 +257,4 @@ def _warn(facts: Sequence[LeafFacts], folder: str, run: str, max_epochs: float) 
         shown = f"{name}: {run} show it {_number(one.epochs)} times, more than {max_epochs:g}; {cure}"
         click.secho(f"Warning: {shown}", fg="yellow", err=True)
     if len(often) > _SHOWN_WARNINGS:
-        click.secho(f"Warning: ... and {len(often) - _SHOWN_WARNINGS} more data sets", fg="yellow", err=True)
+        click.secho(f"Warning: ... and {counted(len(often) - _SHOWN_WARNINGS, 'more data set')}", fg="yellow", err=True)

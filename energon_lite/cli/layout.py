@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from energon_lite.errors import counted
+
 if TYPE_CHECKING:
     from energon_lite.trainer.parallel.rank_grid import RankGrid
 
@@ -107,11 +109,11 @@ def command(
         click.echo(json.dumps(_plain(grid, layers, virtual), indent=2))
         return
     sizes = ", ".join(f"{axis} {grid.size(axis)}" for axis in ("tp", "cp", "dp", "pp"))
-    click.echo(f"{world} ranks g0 to g{world - 1}: {sizes}")
+    click.echo(f"{counted(world, 'rank')}, g0 to g{world - 1}: {sizes}")
     click.echo(f"counted in the order {'-'.join(reversed(grid.slow_to_fast))}, the fastest varying axis first\n")
     for line in itertools.chain(draw_grid(grid), [""], group_table(grid)):
         click.echo(line)
     if layers is not None:
-        click.echo(f"\nLayers 1 to {layers}, in {virtual} chunk{'s' if virtual > 1 else ''} for each stage")
+        click.echo(f"\nLayers 1 to {layers}, in {counted(virtual, 'chunk')} for each stage")
         for line in layer_map(grid, layers, virtual):
             click.echo(line)

@@ -18,7 +18,7 @@ from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.config.split import SplitConfig, load_split_config
 from energon_lite.documents.paths import local_path
-from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, EnergonLiteError
+from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, EnergonLiteError, counted
 from energon_lite.loading.leaves import find_leaves, open_source
 from energon_lite.loading.linting.problem import Problem
 from energon_lite.loading.linting.run import LintReport, lint
@@ -93,7 +93,7 @@ def command(path: str, as_json: bool, ranks: Ranks, **asked: Any) -> None:
             workers = asked["parallel"] or asked["num_workers"]
             reports.append(lint(target, ranks=ranks, workers=workers, progress=show))
     if ranks.rank:
-        show_share(ranks, f"{sum(report.samples for report in reports)} samples examined")
+        show_share(ranks, f"{counted(sum(report.samples for report in reports), 'sample')} examined")
         return
     if as_json:
         click.echo(json.dumps(_plain(reports, notes), indent=2, ensure_ascii=False))
@@ -232,7 +232,7 @@ def _show(reports: Sequence[LintReport], notes: Sequence[Problem]) -> None:
 def _lines(report: LintReport) -> Iterator[str]:
     excluded = f", {report.excluded:,} excluded" if report.excluded else ""
     skipped = f", {report.skipped:,} skipped by hooks" if report.skipped else ""
-    yield f"{report.path}: {report.samples:,} samples in {report.shards:,} shards{excluded}{skipped}"
+    yield f"{report.path}: {counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}{excluded}{skipped}"
     for problem in report.broken:
         yield f"  {problem.where}: {problem.kind}: {problem.what}"
     for text, shards in _notes(report).items():
@@ -241,7 +241,7 @@ def _lines(report: LintReport) -> Iterator[str]:
         yield "  nothing is broken"
         return
     kinds = ", ".join(f"{count:,} x {kind}" for kind, count in report.kinds.items())
-    yield f"  {report.broken_samples:,} samples are broken; {len(report.broken):,} problems: {kinds}"
+    yield f"  {counted(report.broken_samples, 'broken sample')}; {counted(len(report.broken), 'problem')}: {kinds}"
     if report.broken_samples and not is_jsonl(report.path) and source_opener(report.path) is None:
         first = next(problem for problem in report.broken if problem.key)
         yield "  to leave samples out, name them in .nv-meta/split.yaml, under exclude, such as:"

@@ -19,7 +19,7 @@ from energon_lite.cli.progress import progress, show_share
 from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.config.split import load_split_config
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, counted
 from energon_lite.loading.leaves import dataset_config_of, find_leaves, open_whole, refuse_join
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.part_lengths import measure_parts, part_columns, part_settings
@@ -50,14 +50,14 @@ _SHOWN_REASONS = 20
 )
 @part_options
 @click.option(
-    "--split-part",
-    "split_parts",
+    "--split-parts",
     multiple=True,
-    metavar="NAME",
-    help="Only the shards of this split (repeatable).  [default: all of a folder; train of a metadataset]",
+    metavar="NAMES",
+    callback=lambda _, __, given: tuple(name.strip() for names in given for name in names.split(",")),
+    help="Only the shards of these splits, with commas.  [default: all of a folder; train of a metadataset]",
 )
 @click.option("--name", default="", help="Store NAME.length and NAME.skip instead of length and skip.")
-@click.option("--again", is_flag=True, help="Measure also what is known already.")
+@click.option("--force-overwrite", "again", is_flag=True, help="Measure also what is known already.")
 @click.option("--same-encoder", is_flag=True, help="Keep what the encoder measured before its code changed.")
 @click.option("--dataset-config", default="dataset.yaml", show_default=True, help="For a folder: what a sample is.")
 @click.option("--split-config", default="split.yaml", show_default=True, help="For a folder: the file of its splits.")
@@ -141,7 +141,7 @@ def _measure_parts(
         )
     if asked["split_parts"]:
         raise UsageError(
-            "--split-part needs a task encoder", fix="leave it out: what is stored is measured of all shards"
+            "--split-parts needs a task encoder", fix="leave it out: what is stored is measured of all shards"
         )
     for folder in folders:
         with measuring(folder, asked["show_progress"]) as show:
@@ -164,7 +164,7 @@ def _measure_parts(
 
 def _show(report: MeasureReport, ranks: Ranks, *, as_json: bool) -> None:
     if ranks.rank:
-        show_share(ranks, f"{report.samples} samples measured")
+        show_share(ranks, f"{counted(report.samples, 'sample')} measured")
     elif as_json:
         click.echo(json.dumps(dataclasses.asdict(report)))
     else:
@@ -244,7 +244,7 @@ def _command_line(path: str) -> str:
 def show_report(report: MeasureReport) -> None:
     """Say what was measured."""
     known = f", {report.known:,} of them known before" if report.known else ""
-    click.echo(f"{report.path}: {report.samples:,} samples in {report.shards:,} shards{known}")
+    click.echo(f"{report.path}: {counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}{known}")
     if report.kept and report.total:
         click.echo(
             f"  {report.kept:,} have a length: {report.shortest:,} to {report.longest:,}, "
@@ -255,7 +255,7 @@ def show_report(report: MeasureReport) -> None:
             click.echo(f"  {count:,} parts have a checksum, by which they are verified when they are read")
             continue
         added = f", {total:,} in all" if total else ""
-        click.echo(f"  column {name}: {count:,} values of up to {largest:,}{added}")
+        click.echo(f"  column {name}: {counted(count, 'value')} of up to {largest:,}{added}")
     if report.skipped or report.failed:
         click.echo(f"  {report.skipped:,} were skipped, {report.failed:,} failed")
     if report.known and report.reasons:

@@ -13,7 +13,7 @@ import click
 
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import local_path
-from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.errors import EnergonLiteError, UsageError, counted
 from energon_lite.storage.read.file_view import FileView
 
 __all__ = ["FileOperations", "command"]
@@ -44,9 +44,9 @@ def command(path: str, mountpoint: str, detach: bool, sample_folders: bool, allo
     fuse = _fuse()
     view = FileView(text, sample_folders=sample_folders)
     if view.doubled:
-        click.secho(f"{view.doubled} samples are not shown: others have their keys", fg="yellow", err=True)
+        click.secho(f"{counted(view.doubled, 'sample')} left out: others have their keys", fg="yellow", err=True)
     os.makedirs(mountpoint, exist_ok=True)
-    click.echo(f"{text}: {len(view.source):,} samples, {view.files:,} files, at {mountpoint}")
+    click.echo(f"{text}: {counted(len(view.source), 'sample')}, {counted(view.files, 'file')}, at {mountpoint}")
     operations = type("_Operations", (FileOperations, fuse.Operations), {})(view)
     try:
         fuse.FUSE(operations, mountpoint, foreground=not detach, nothreads=True, ro=True)

@@ -14,11 +14,10 @@ from energon_lite.batching.capacity import Ints, checked_lengths
 from energon_lite.batching.metrics import even_balance, measure_plan
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.strategy import CHUNK, STRATEGIES, from_dict, packing_capacity, plan_in_chunks
-from energon_lite.cli.dataset_arguments import open_dataset, split_config_option, split_part_option
+from energon_lite.cli.dataset_arguments import open_dataset, split_config_option, split_part_option, strategy_document
 from energon_lite.cli.tables import aligned
-from energon_lite.documents import parse_yaml
 from energon_lite.documents.paths import is_data_path, local_path
-from energon_lite.errors import EmptyDatasetError, UsageError
+from energon_lite.errors import EmptyDatasetError, UsageError, counted
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.permutation import permute_array
 
@@ -83,14 +82,16 @@ def command(path: str, capacity: int, strategies: tuple[str, ...], **options: An
     if not len(lengths):
         raise EmptyDatasetError("there are no lengths", where=path)
     if keys is not None and len(keys) != len(lengths):
-        raise UsageError(f"{len(keys)} key lengths for {len(lengths)} samples", fix="give one for each sample")
+        raise UsageError(
+            f"{len(keys)} key lengths for {counted(len(lengths), 'sample')}", fix="give one for each sample"
+        )
     if not options["in_order"]:
         order = permute_array(np.arange(len(lengths)), len(lengths), hash_ints(options["seed"]))
         lengths, keys = lengths[order], None if keys is None else keys[order]
     click.echo(
-        f"{path}: {len(lengths):,} samples, {int(lengths.sum()):,} tokens, mean {lengths.mean():,.1f}, "
-        f"longest {int(lengths.max()):,}; {capacity / max(1e-9, float(lengths.mean())):.1f} samples "
-        "fill the capacity\n",
+        f"{path}: {counted(len(lengths), 'sample')}, {counted(int(lengths.sum()), 'token')}, "
+        f"mean {lengths.mean():,.1f}, longest {int(lengths.max()):,}; "
+        f"{capacity / max(1e-9, float(lengths.mean())):.1f} samples fill the capacity\n",
         err=options["as_json"],
     )
     plans: dict[str, MicroBatches] = {}
@@ -149,17 +150,14 @@ def _read_file(path: str) -> Ints:
 
 def _document(text: str, capacity: int, oversize: str, lengths: Ints) -> dict[str, Any]:
     """``name:key=value,key=value`` as a document; the options of the command are added where the strategy has them."""
-    name, _, rest = text.partition(":")
+    written = strategy_document(text, "--strategy")
+    name = written["strategy"]
     fields = getattr(STRATEGIES.get(name), "__dataclass_fields__", {})
     given: dict[str, Any] = {"capacity": capacity, "tokens": capacity, "oversize": oversize}
     if name == "fixed":
         # What fits in the worst case, as one who has no capacity would choose.
         given["batch_size"] = max(1, capacity // max(1, int(lengths.max())))
-    document = {key: value for key, value in given.items() if key in fields} | {"strategy": name}
-    for part in filter(None, rest.split(",")):
-        key, _, value = part.partition("=")
-        document[key.strip()] = parse_yaml(value.strip() or "null", f"--strategy {text}").plain()
-    return document
+    return {key: value for key, value in given.items() if key in fields} | written
 
 
 def _cells(plan: MicroBatches, strategy: Any, capacity: int, ranks: int, per_rank: int) -> list[str]:
@@ -175,13 +173,4 @@ def _cells(plan: MicroBatches, strategy: Any, capacity: int, ranks: int, per_ran
 
 def _losses(name: str, plan: MicroBatches) -> Iterator[str]:
     """What planning did to samples that did not fit."""
-    counts = plan.counts
-    for samples, what in (
-        (counts.dropped_samples, f"dropped, with {counts.dropped_tokens:,} tokens"),
-        (counts.truncated_samples, f"truncated, by {counts.truncated_tokens:,} tokens"),
-        (counts.split_samples, "split"),
-    ):
-        if samples:
-            yield f"{name}: {samples:,} samples are {what}"
-    if counts.own_batches:
-        yield f"{name}: {counts.own_batches:,} samples have a batch of their own, above the capacity"
+    yield from (f"{name}: {words}" for words in plan.counts.words())

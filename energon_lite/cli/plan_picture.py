@@ -10,7 +10,7 @@ import numpy as np
 from energon_lite.batching.capacity import Ints
 from energon_lite.batching.metrics import rank_loads
 from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, counted
 
 __all__ = ["draw_plans"]
 
@@ -64,7 +64,7 @@ def draw_plans(
         axes.set_ylim(0, len(plans))
         axes.grid(axis="y", lw=0.5)
     middle.set(xlabel="tokens of a micro-batch / capacity", title=f"Fill (highest: {highest:.0%} of a plan)")
-    right.set(xlabel="step", title=f"{ranks} ranks: least, mean, most tokens (dotted: {capacity:,})")
+    right.set(xlabel="step", title=f"{counted(ranks, 'rank')}: least, mean, most tokens (dotted: {capacity:,})")
     try:
         figure.savefig(path)
     except ValueError as error:

@@ -24,7 +24,7 @@ from energon_lite.cli.part_options import asked_parts, part_options, part_words
 from energon_lite.cli.progress import progress, show_share
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
-from energon_lite.errors import ConfigError, EmptyDatasetError, EnergonLiteError, UsageError
+from energon_lite.errors import ConfigError, EmptyDatasetError, EnergonLiteError, UsageError, counted
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
@@ -159,7 +159,7 @@ def _prepare_jsonl(root: str, asked: _Asked) -> None:
         return
     index, name = prepare_jsonl(root), os.path.basename(root)
     _show_notes(index.notes.get(name, ()))
-    click.echo(f"Found {len(index):,} samples in {root}; wrote {name}.idx and energon_lite's own index")
+    click.echo(f"Found {counted(len(index), 'sample')} in {root}; wrote {name}.idx and energon_lite's own index")
     click.echo("Done.")
     _store_lengths(root, asked)
 
@@ -222,7 +222,7 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
         )
     if asked["ranks"].rank:
         _show_notes(report.warnings)
-        show_share(asked["ranks"], f"{report.samples} samples in {report.shards} shards")
+        show_share(asked["ranks"], f"{counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}")
         return
     _show_report(report, asked["as_json"])
     _store_media(root, asked)
@@ -250,7 +250,7 @@ def _prepare_metadataset(path: str, asked: _Asked) -> None:
     broken = 0
     for spec in specs.values():
         try:
-            found = f"{len(open_source(spec)):,} samples"
+            found = counted(len(open_source(spec)), "sample")
         except EmptyDatasetError:
             found = "empty"
         except EnergonLiteError as error:
@@ -258,11 +258,11 @@ def _prepare_metadataset(path: str, asked: _Asked) -> None:
         click.echo(f"  {' + '.join(spec.folders)} [{spec.split_part}]: {found}")
     if broken:
         raise UsageError(
-            f"{broken} of {len(specs)} data sets cannot be read",
+            f"{broken} of {counted(len(specs), 'data set')} cannot be read",
             where=path,
             fix="prepare them, or correct the document",
         )
-    click.echo(f"{path}: {len(specs)} data sets are ready")
+    click.echo(f"{path}: {counted(len(specs), 'data set')} ready")
 
 
 def _identity(spec: LeafSpec) -> tuple[Any, ...]:
@@ -315,7 +315,7 @@ def _fix_duplicates(root: str, asked: _Asked) -> None:
         return
     renamed = make_keys_unique(root, find_shards(root, asked["exclude"]))
     click.echo(
-        f"Keys collided: the members of {len(renamed)} shards now begin with the name of their shard"
+        f"Keys collided: the members of {counted(len(renamed), 'shard')} now begin with the name of their shard"
         if renamed
         else "All keys are unique; no shard was changed"
     )
@@ -375,9 +375,14 @@ def _show_report(report: PrepareReport, as_json: bool = False) -> None:
         click.echo(json.dumps(dataclasses.asdict(report), indent=2))
         return
     if report.splits:
-        counted = [f"{name} {samples} samples in {shards} shards" for name, (shards, samples) in report.splits.items()]
-        click.echo(f"Splits: {'; '.join(counted)}")
-    click.echo(f"Wrote {report.shards} .tar.idx files and, in {os.path.join(report.path, nv_meta.META_FOLDER)}:")
+        splits = [
+            f"{name} {counted(samples, 'sample')} in {counted(shards, 'shard')}"
+            for name, (shards, samples) in report.splits.items()
+        ]
+        click.echo(f"Splits: {'; '.join(splits)}")
+    click.echo(
+        f"Wrote {counted(report.shards, '.tar.idx file')} and, in {os.path.join(report.path, nv_meta.META_FOLDER)}:"
+    )
     click.echo("  " + ", ".join(os.path.basename(name) for name in report.written))
 
 

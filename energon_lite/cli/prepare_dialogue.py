@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from energon_lite.cli.byte_size import byte_size
-from energon_lite.errors import EnergonLiteError, UsageError, listed
+from energon_lite.errors import EnergonLiteError, UsageError, counted, listed
 from energon_lite.samples import SAMPLE_TYPES
 from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.index.splits import parse_ratio
@@ -87,7 +87,10 @@ def show_scan(scan: DatasetScan) -> None:
     """Shards, samples and parts."""
     names = scan.shard_names
     size = sum(shard.size for shard in scan.scans)
-    click.echo(f"Found {len(names)} shards with {scan.samples} samples ({byte_size(size)}) in {scan.root}")
+    click.echo(
+        f"Found {counted(len(names), 'shard')} with {counted(scan.samples, 'sample')} ({byte_size(size)}) "
+        f"in {scan.root}"
+    )
     click.echo(f"  first shard: {names[0]}")
     click.echo(f"  last shard:  {names[-1]}")
     parts = [f"{name} ({count})" for name, count in scan.parts.items()]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from energon_lite.cli.dataset_arguments import batching_argument
 from energon_lite.cli.task_encoder_argument import make_task_encoder
-from energon_lite.documents import parse_yaml
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError
 
@@ -108,7 +108,7 @@ def _site(path: str, encoder: TaskEncoder | None, asked: Mapping[str, Any]) -> S
     same = ("dataset_config", "split_config", "trust_code", "batch_size", "packing_buffer_size", "shuffle_buffer_size")
     options = RunOptions(
         **{name: asked[name] for name in (*same, "max_samples_per_sequence", "ranks", "seed")},
-        batching=None if asked["batching"] is None else _batching(asked["batching"]),
+        batching=None if asked["batching"] is None else batching_argument(asked["batching"]),
         length_column=None if asked["length_column"] in ("", "none") else asked["length_column"],
     )
     decode = None
@@ -130,18 +130,6 @@ def _site(path: str, encoder: TaskEncoder | None, asked: Mapping[str, Any]) -> S
     if run is None:
         raise problem or UsageError("--split-parts names no split", fix="give the name of a split")
     return Site(run, asked["quarantine"])
-
-
-def _batching(text: str) -> Mapping[str, Any] | str:
-    """A YAML file, or ``name:key=value,key=value`` as a document."""
-    if text.endswith((".yaml", ".yml")):
-        return text
-    name, _, rest = text.partition(":")
-    document: dict[str, Any] = {"strategy": name}
-    for part in filter(None, rest.split(",")):
-        key, _, value = part.partition("=")
-        document[key.strip()] = parse_yaml(value.strip() or "null", f"--batching {text}").plain()
-    return document
 
 
 def _places(site: Site, asked: Mapping[str, Any]) -> list[Place]:

@@ -11,7 +11,7 @@ import click
 
 from energon_lite.cli.sample_text import sample_lines
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
-from energon_lite.errors import ConfigError, EmptyDatasetError
+from energon_lite.errors import ConfigError, EmptyDatasetError, counted
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder, hooks_of
 from energon_lite.loading.leaves import find_leaves, open_source, open_whole
 from energon_lite.loading.makers.outcomes import Failure, Rejected
@@ -40,7 +40,7 @@ def show_samples(path: str, split_parts: str, encoder: TaskEncoder | None, **ask
         except EmptyDatasetError:
             click.echo(f"{spec.path} [{spec.split_part}]: empty, skipped")
             continue
-        click.echo(f"{spec.path} [{spec.split_part}]: {total:,} samples")
+        click.echo(f"{spec.path} [{spec.split_part}]: {counted(total, 'sample')}")
         for count, (number, key, sample) in enumerate(shown, 1):
             click.echo(f"Sample {number}, key {key!r}" + ("" if sample is None else f", {type(sample).__name__}"))
             if isinstance(sample, Rejected):
@@ -59,7 +59,7 @@ def show_place(site: Site, places: list[Place], samples: list[tuple[int, int]], 
     for place in places:
         for one in site.finder.make(place):
             rank = "" if one.rank is None or run.options.ranks == 1 else f", rank {one.rank}"
-            click.echo(f"{str(place).capitalize()}{rank}: {len(one.planned)} samples")
+            click.echo(f"{str(place).capitalize()}{rank}: {counted(len(one.planned), 'sample')}")
             for address in one.planned:
                 _show(site, site.makers.sample(*address[:3]), images)
     for leaf, index in samples:

@@ -9,7 +9,7 @@ import click
 from energon_lite.batching.capacity_search import largest_fitting
 from energon_lite.cli.capacity_trial import Outcome, Trial, device_memory, run_trial
 from energon_lite.cli.cost_report import is_measured, report_costs
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, counted
 
 __all__ = ["command", "parse_bytes"]
 
@@ -85,7 +85,7 @@ def command(
             fix="give --memory-limit, such as 6G",
         )
     limit = int(whole * (1 - headroom))
-    click.echo(f"{function} on {device}, {_gib(limit)} of {_gib(whole)} GiB; {steps} steps a try")
+    click.echo(f"{function} on {device}, {_gib(limit)} of {_gib(whole)} GiB; {counted(steps, 'step')} a try")
     outcomes: dict[int, Outcome] = {}
 
     def fits(capacity: int) -> bool:

@@ -9,7 +9,7 @@ import click
 
 from energon_lite.cli.job_options import job_options
 from energon_lite.cli.progress import progress
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, counted
 from energon_lite.tokenizing.metadata import read_metadata
 from energon_lite.tokenizing.run import Input, TokenizeReport, tokenize_files
 from energon_lite.tokenizing.tasks import TASKS, TOO_LONG, Task
@@ -92,15 +92,16 @@ def command(
 def _show(report: TokenizeReport) -> None:
     counts = report.counts
     click.echo(
-        f"{counts.records} records -> {counts.examples} examples with {counts.tokens} tokens "
-        f"(longest {counts.longest}) in {report.shards} shards: {report.path}"
+        f"{counted(counts.records, 'record')} -> {counted(counts.examples, 'example')} with "
+        f"{counted(counts.tokens, 'token')} (longest {counts.longest:,}) in "
+        f"{counted(report.shards, 'shard')}: {report.path}"
     )
     if report.made < report.shards:
-        click.echo(f"{report.shards - report.made} shards were there already.")
+        click.echo(f"{counted(report.shards - report.made, 'shard')} of them there already.")
     if counts.too_long:
-        click.echo(f"{counts.too_long} records were longer than the limit.")
+        click.echo(f"{counted(counts.too_long, 'record')} longer than the limit.")
     if counts.left_out:
-        click.echo(f"{counts.left_out} records were left out:")
+        click.echo(f"{counted(counts.left_out, 'record')} left out:")
         for path, number, problem in report.problems[:10]:
             click.echo(f"  {os.path.relpath(path)}, record {number}: {problem}")
         if counts.left_out > 10:

@@ -15,7 +15,7 @@ import click
 
 from energon_lite.cli.local_paths import ExistingPath
 from energon_lite.cli.tables import aligned
-from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.errors import EnergonLiteError, UsageError, counted
 
 __all__ = ["Run", "chrome_events", "command", "is_trace", "read_runs", "sightings"]
 
@@ -72,7 +72,7 @@ def command(files: tuple[str, ...], output: str | None, keys: tuple[str, ...], s
     """
     runs, unread = read_runs(files)
     if unread:
-        click.secho(f"{unread} lines cannot be read, and are left out", fg="yellow", err=True)
+        click.secho(f"{counted(unread, 'line')} left out: not to be read", fg="yellow", err=True)
     if not any(run.batches for run in runs):
         raise UsageError(f"there is no batch in {', '.join(files)}", fix="trace some steps of a loop first")
     found = [sightings(runs, key) for key in keys]
@@ -151,7 +151,7 @@ def _summary(runs: Sequence[Run], slowest: int) -> Iterator[str]:
     span = sum(max(one["delivered"] for one in run) - min(one["asked"] for one in run) for run in traced)
     samples = sum(len(batch["sources"]) for batch in batches)
     yield (
-        f"{len(batches):,} batches, {samples:,} samples, {span:,.2f} s; "
+        f"{counted(len(batches), 'batch')}, {counted(samples, 'sample')}, {span:,.2f} s; "
         f"the trainer waited {waited:,.2f} s of them ({100 * waited / max(span, 1e-9):.1f} %)"
     )
     yield ""

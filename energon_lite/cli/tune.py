@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
+from energon_lite.cli.dataset_arguments import batching_argument
 from energon_lite.cli.profile import parse_bytes
 from energon_lite.cli.tables import aligned
 from energon_lite.cli.tune_trials import Trials, What
 from energon_lite.documents.paths import local_path
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, counted
 from energon_lite.loading.forks import usable_cores
 from energon_lite.tuning.memory import available_memory
 from energon_lite.tuning.search import Bounds, Tuning, tune
@@ -35,7 +36,7 @@ _PER_CORE = 4
 @click.option("--task-encoder", default="", metavar="MODULE:CLASS", help="Your hooks.  [default: none]")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Samples in a batch.  [default: 8, without --batching]")
 @click.option("--packing-buffer-size", type=click.IntRange(min=1), help="As of get_train_dataset.")
-@click.option("--batching", help="Batches by tokens: the path of a strategy's document.")
+@click.option("--batching", help="By tokens: a YAML file, or a strategy such as best_fit:capacity=8192.")
 @click.option("--shuffle-buffer-size", type=click.IntRange(min=1), help="As of get_train_dataset.")
 @click.option("--max-samples-per-sequence", type=click.IntRange(min=1), help="As of get_train_dataset.")
 @click.option("--trust-code", is_flag=True, help="Allow the files to name Python code that is run.")
@@ -78,12 +79,14 @@ def command(path: str, as_json: bool, **asked: Any) -> None:
     )
     names = ("batch_size", "packing_buffer_size", "batching", "shuffle_buffer_size", "max_samples_per_sequence")
     options = {name: asked[name] for name in names if asked[name] is not None}
-    if "batching" not in options:
+    if "batching" in options:
+        options["batching"] = batching_argument(options["batching"])
+    else:
         options.setdefault("batch_size", 8)
     what = What(local_path(path), asked["task_encoder"], options, asked["trust_code"], bounds.seconds / _TRIES / 2)
     if not as_json:
         free = "an unknown amount of memory" if limit is None else f"{_gib(limit)} GiB of memory"
-        click.echo(f"{path}: {cores} cores and {free} for a rank")
+        click.echo(f"{path}: {counted(cores, 'core')} and {free} for a rank")
 
     def tell(speed: Speed) -> None:
         if not as_json:
@@ -94,7 +97,7 @@ def command(path: str, as_json: bool, **asked: Any) -> None:
     if asked["plot"] is not None:
         from energon_lite.tuning.curve import draw_curve
 
-        draw_curve(asked["plot"], found, memory=limit, title=f"{path}: {cores} cores")
+        draw_curve(asked["plot"], found, memory=limit, title=f"{path}: {counted(cores, 'core')}")
     click.echo(json.dumps(_plain(found), indent=1) if as_json else _report(found, bounds))
 
 

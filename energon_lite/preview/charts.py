@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from energon_lite.errors import counted
 from energon_lite.preview.element import Markup, element
 
 __all__ = ["COLOURS", "colour_of", "histogram", "segments_bar", "share_bar"]
@@ -42,7 +43,7 @@ def segments_bar(parts: Sequence[tuple[int, int, str]], capacity: int | None) ->
     place, rects = 0.0, []
     for length, leaf, name in parts:
         width = 1000 * length / total
-        title = element("title", f"{name}: {length:,} tokens")
+        title = element("title", f"{name}: {counted(length, 'token')}")
         gap = min(1.2, width / 4)
         rects.append(
             element(
@@ -51,7 +52,7 @@ def segments_bar(parts: Sequence[tuple[int, int, str]], capacity: int | None) ->
         )
         place += width
     used = sum(length for length, _, _ in parts)
-    label = f"A pack of {len(parts)} segments, {used:,} tokens"
+    label = f"A pack of {counted(len(parts), 'segment')}, {counted(used, 'token')}"
     label += f" of {capacity:,}, {100 * used / capacity:.1f}% full" if capacity else ""
     back = element("rect", width=1000, height=28, rx=2, class_="back")
     box = {"viewBox": "0 0 1000 28", "preserveAspectRatio": "none"}

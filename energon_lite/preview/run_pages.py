@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from energon_lite.errors import counted
 from energon_lite.loading.blend_facts import LeafFacts
 from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.preview.charts import colour_of, share_bar
@@ -31,17 +32,21 @@ def run_facts(run: ShownRun) -> Markup:
     dataset, options = run.dataset, run.options
     samples = sum(one.samples for one in run.facts)
     plan: Any = dataset.plan
-    batches = plan.describe() if hasattr(plan, "describe") else f"hooks make batches of chunks of {plan.chunk} samples"
+    batches = (
+        plan.describe()
+        if hasattr(plan, "describe")
+        else f"hooks make batches of chunks of {counted(plan.chunk, 'sample')}"
+    )
     ordered = "in their order, once" if options.reads_once else "shuffled"
     pairs: list[tuple[str, Child]] = [
         ("Data", element("bdi", run.path)),
         (
             "Samples",
-            f"{samples:,} in {len(run.facts):,} data sets, {ordered}"
+            f"{samples:,} in {counted(len(run.facts), 'data set')}, {ordered}"
             if len(run.facts) > 1
             else f"{samples:,}, {ordered}",
         ),
-        ("Batches", f"{batches}, on {options.ranks} rank{'s' if options.ranks > 1 else ''}; seed {options.seed}"),
+        ("Batches", f"{batches}, on {counted(options.ranks, 'rank')}; seed {options.seed}"),
         ("Task encoder", element("code", run.encoder_name) if run.encoder_name else "none: samples as they are loaded"),
     ]
     if options.state is not None:
@@ -72,7 +77,9 @@ def tree(run: ShownRun, links: Links, makers: SampleMakers) -> Markup:
     many = None
     if len(facts) >= _MANY and links.find() is not None:
         field = element("input", type="search", id="filter", autocomplete="off", aria_controls="tree")
-        many = element("p", element("label", f"Filter {len(facts):,} data sets ", field), class_="filter", hidden=True)
+        many = element(
+            "p", element("label", f"Filter {counted(len(facts), 'data set')} ", field), class_="filter", hidden=True
+        )
     how = "one after the other" if run.options.reads_once else "by repetitions" if by_repetitions else "by weight"
     caption = element("caption", f"Data sets, {how}" if len(facts) > 1 else "The data set", class_="visually-hidden")
     table = element("table", caption, element("thead", head), element("tbody", rows), class_="tree", id="tree")

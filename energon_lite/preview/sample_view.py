@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from energon_lite.errors import counted
 from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.preview.charts import colour_of
 from energon_lite.preview.element import Child, Markup, element
@@ -95,7 +96,8 @@ def sample_card(
     if planned:
         start, length, cut = planned[:3]
         facts.append(
-            f"{length:,} tokens planned" + (f", from {start:,} on" if cut and start else ", cut" if cut else "")
+            f"{counted(length, 'token')} planned"
+            + (f", from {start:,} on" if cut and start else ", cut" if cut else "")
         )
     state = (
         "bad"

@@ -11,7 +11,7 @@ from typing import Any
 
 from energon_lite.config.metadataset import LeafSpec
 from energon_lite.documents.paths import local_path
-from energon_lite.errors import UnlikeError, UsageError, did_you_mean
+from energon_lite.errors import UnlikeError, UsageError, counted, did_you_mean
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, stateless
 from energon_lite.loading.blend_facts import LeafFacts, leaf_facts
 from energon_lite.loading.found_leaves import FoundLeaves
@@ -154,7 +154,7 @@ class ShownRun:
             return found[0]
         if found:
             fix = f"give its number, one of {', '.join(map(str, found[:8]))}"
-            raise UsageError(f"{len(found)} data sets are called {text!r}", fix=fix)
+            raise UsageError(f"{counted(len(found), 'data set')} are called {text!r}", fix=fix)
         choices = [self.leaf_name(number) for number in range(min(len(self.leaves), 5000))]
         known = f"give a number from 0 to {len(self.leaves) - 1}, or a path"
         raise UsageError(f"there is no data set {text!r}", where=self.path, fix=did_you_mean(text, choices, known))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.errors import EnergonLiteError, UsageError, counted
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.hook_errors import failure_of
 from energon_lite.loading.makers.outcomes import Failure, Rejected
@@ -81,9 +81,9 @@ class SampleMakers:
         """
         run = self._run
         if not (run.dataset.has(leaf, index) and epoch >= 0):
-            most = f"{len(run.leaves)} data sets"
+            most = counted(len(run.leaves), "data set")
             if 0 <= leaf < len(run.leaves):
-                most = f"{len(run.leaves[leaf].source):,} samples in {run.leaf_name(leaf)}"
+                most = f"{counted(len(run.leaves[leaf].source), 'sample')} in {run.leaf_name(leaf)}"
             raise UsageError(f"there is no sample {index} of data set {leaf}", fix=f"there are {most}, counted from 0")
         with run.lock:
             return self._kept(leaf, index, epoch)

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 
 import numpy as np
 
-from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.errors import EnergonLiteError, UsageError, counted
 from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.preview.browser_bytes import png_of
 from energon_lite.preview.element import element
@@ -194,7 +194,10 @@ class Site:
             )
             for leaf, index in found[:200]
         ]
-        main = [element("h1", f"{len(found)} samples with the key ", element("bdi", key)), element("ul", rows)]
+        main = [
+            element("h1", f"{counted(len(found), 'sample')} with the key ", element("bdi", key)),
+            element("ul", rows),
+        ]
         return self._page(nonce, "Found", main)
 
     def media(self, owner: Sequence[object], path: Sequence[str]) -> Media | None:

@@ -13,6 +13,7 @@ import torch
 from energon_lite.batching.capacity import AttentionCost
 from energon_lite.batching.strategy import packing_capacity
 from energon_lite.batching.token_plan import TokenPlan
+from energon_lite.errors import counted
 from energon_lite.loading.makers.outcomes import Address
 from energon_lite.preview.charts import colour_of, histogram, segments_bar
 from energon_lite.preview.element import Child, Markup, element
@@ -52,7 +53,7 @@ def step_main(
     more = None
     if shown < count:
         address = links.place(place, whole=True)
-        words = f"{count - shown:,} more samples"
+        words = counted(count - shown, "more sample")
         more = element("p", element("a", f"Show {words}", href=address) if address else f"and {words}")
     title = str(place)[0].upper() + str(place)[1:]
     where = _where(run, finder, place)
@@ -160,7 +161,7 @@ def _pack(run: ShownRun, one: MicroBatch) -> Markup | None:
     ]
     head = element("tr", [element("th", name, scope="col") for name in ("Segment", "Tokens", "Share of the cost")])
     used = sum(lengths)
-    words = f"{len(lengths):,} segments, {used:,} tokens"
+    words = f"{counted(len(lengths), 'segment')}, {counted(used, 'token')}"
     words += f" of {capacity:,}: {100 * used / capacity:.1f}% full" if capacity else ""
     table = element("table", element("thead", head), element("tbody", rows))
     return element(
@@ -202,7 +203,7 @@ def _charts(run: ShownRun, finder: StepFinder, place: Place, made: Sequence[Micr
         batches = finder.planned_chunk(place.chunk).batches
         lengths, rows, tokens = batches.length, batches.rows(), batches.tokens()
         prices = np.add.reduceat(AttentionCost()(batches.length), batches.offsets[:-1]) if len(batches) else tokens
-        of = f"of the chunk's {len(batches):,} micro-batches"
+        of = f"of the chunk's {counted(len(batches), 'micro-batch')}"
     else:
         every = [segment_lengths(one) for one in finder.chunk(place.chunk)]
         every = [one for one in every if one]
@@ -211,7 +212,7 @@ def _charts(run: ShownRun, finder: StepFinder, place: Place, made: Sequence[Micr
         lengths = np.array([length for one in every for length in one])
         rows, tokens = np.array([len(one) for one in every]), np.array([sum(one) for one in every])
         prices = np.array([AttentionCost()(np.array(one)).sum() for one in every])
-        of = f"of the chunk's {len(every):,} packs"
+        of = f"of the chunk's {counted(len(every), 'pack')}"
     found = [
         histogram(lengths, "Lengths of segments", "tokens"),
         histogram(rows, "Segments in each", "segments"),
@@ -263,7 +264,7 @@ def _strip(run: ShownRun, samples: Sequence[Address]) -> Markup:
     ]
     counts = Counter(one[0] for one in samples).most_common(3)
     words = ", ".join(f"{count} of {run.leaf_name(leaf)}" for leaf, count in counts)
-    label = f"{len(samples)} samples: {words}"
+    label = f"{counted(len(samples), 'sample')}: {words}"
     width = max(1, 11 * min(most, len(samples)))
     return element(
         "svg", cells, viewBox=f"0 0 {width} 9", width=width, height=9, role="img", aria_label=label, class_="strip"

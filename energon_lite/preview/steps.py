@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, counted
 from energon_lite.loading.iterators.lane_cursor import LaneCursor
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
@@ -215,7 +215,9 @@ class StepFinder:
         assert isinstance(dataset, PlannedDataset)
         if place.step is None:
             if place.batch >= self.size(place):
-                raise UsageError(f"there is no {place}", fix=f"the chunk has {self.size(place):,} micro-batches")
+                raise UsageError(
+                    f"there is no {place}", fix=f"the chunk has {counted(self.size(place), 'micro-batch')}"
+                )
             return [(None, job) for job in dataset.jobs(0, [(place.chunk, place.batch)])]
         start = place.step * dataset.worker_config.world_size
         at, moved = dataset.plan.ahead(0, dataset.plan.start, start)
@@ -231,7 +233,9 @@ class StepFinder:
             try:
                 result = pipeline.run(job)
             except Exception as error:  # a run would end here; the page says so
-                return MicroBatch(rank, planned, failures=[failure_of(error, "batch", "*", f"{len(planned)} samples")])
+                return MicroBatch(
+                    rank, planned, failures=[failure_of(error, "batch", "*", counted(len(planned), "sample"))]
+                )
         used = (result.trace or {}).get("addresses", planned)
         return MicroBatch(rank, planned, used, result.batch, _failures(result.outcomes))
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from energon_lite.errors import counted
 from energon_lite.preview.element import Markup, element
 from energon_lite.preview.shown_run import Decode
 
@@ -165,11 +166,11 @@ def token_figure(row: TokenRow, label: str, decode: Decode | None, most: int | N
         pieces = None if decode is None else pieces_of(shown, decode)
     except Exception:  # a tokenizer of the user's, which these may not be tokens of
         pieces = None
-    words = f"{count - row.beyond:,} tokens" + (" and the label of the last" if row.beyond else "")
+    words = counted(count - row.beyond, "token") + (" and the label of the last" if row.beyond else "")
     if row.weights is not None:
         words += f", of which {row.learned:,} are learned"
     if len(row.segments) > 1:
-        words += f", in {len(row.segments):,} segments"
+        words += f", in {counted(len(row.segments), 'segment')}"
     spans, place = list[tuple[float, Markup]](), 0
     for text, size in pieces or [(str(token), 1) for token in shown]:
         weight = 0.0 if weights is None else weights[place]

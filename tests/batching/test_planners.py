@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from energon_lite.batching.capacity import Capacity, checked_lengths
 from energon_lite.batching.histogram import pack_histogram
 from energon_lite.batching.micro_batches import PLAN_ORDERS, MicroBatches
-from energon_lite.batching.oversize import Counts, cut_to_fit
+from energon_lite.batching.oversize import POLICIES, Counts, cut_to_fit
 from energon_lite.batching.strategy import from_dict, plan_in_chunks
 from energon_lite.errors import UsageError
 
@@ -168,8 +168,11 @@ def test_what_is_done_with_long_samples() -> None:
     assert pieces.start.tolist() == [0, 0, 10, 20, 0, 0, 10]
     assert pieces.length.tolist() == [3, 10, 10, 5, 10, 10, 1]
     assert cut_to_fit(lengths, capacity, "own_batch").counts == Counts(own_batches=2)
-    with pytest.raises(UsageError, match=r"2 of 4 samples .* the first is sample 1 with 25 tokens"):
+    with pytest.raises(UsageError, match=r"2 of 4 samples .* the first is sample 1 with 25 tokens") as caught:
         cut_to_fit(lengths, capacity, "error")
+    for choice in set(POLICIES) - {"error"}:  # what the message proposes ends the trouble, literally
+        assert f'"{choice}" (' in str(caught.value)
+        assert len(from_dict({"strategy": "best_fit", "capacity": 10, "oversize": choice}).plan(lengths))
     with pytest.raises(UsageError, match="no rule 'cut'"):
         cut_to_fit(lengths, capacity, "cut")  # type: ignore[arg-type]
 

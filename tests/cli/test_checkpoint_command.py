@@ -155,7 +155,7 @@ def test_states_that_do_not_go_together_are_named(leaf_of: Callable[..., Path], 
         code == 1 and f"{three[0]}: pass 0, micro-batch 6" in output and f"{four[1]}: pass 0, micro-batch 8" in output
     )
     code, output = run("merge", three[0], "-o", tmp_path / "out.json")
-    assert code == 1 and "1 of 2 lanes are in none of the 1 states: 1" in output
+    assert code == 1 and "1 of 2 lanes are in none of the 1 state: 1" in output
     state = json.loads(Path(three[1]).read_text())
     state["identity"]["settings"]["seed"] = 5
     state["identity"]["fingerprint"] = "0" * 16
@@ -202,7 +202,7 @@ def test_rebase(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     loader.restore_state_rank(rebased)
     assert loader.save_state_rank() == rebased and rebased["position"] == 10
     code, output = run("info", tmp_path / "run.rebased.pt")
-    assert code == 0 and "changed at sample 40; 1 data sets went on" in output
+    assert code == 0 and "changed at sample 40; 1 data set went on" in output
     code, output = run("rebase", tmp_path / "run.pt", "--from", new, "--to", old)
     assert code == 1 and "belongs to another run" in output and "--from" in output
     validation = state["identity"] | {"settings": state["identity"]["settings"] | {"kind": "val"}}

@@ -59,7 +59,7 @@ def test_a_tree_of_blends_by_weight(room: Path) -> None:
 
 
 def test_a_tree_of_blends_by_repetitions(room: Path) -> None:
-    code, output, warnings = info(room / "top.yaml", "--split-part", "epochs", "--samples", 244, "--max-epochs", "6")
+    code, output, warnings = info(room / "top.yaml", "--split-parts", "epochs", "--samples", 244, "--max-epochs", "6")
     assert (code, warnings) == (0, "")
     assert output == textwrap.dedent(f"""\
         {room}/top.yaml [epochs]: 2 data sets, blended by repetitions
@@ -76,7 +76,7 @@ def test_a_tree_of_blends_by_repetitions(room: Path) -> None:
 
 
 def test_a_folder(room: Path) -> None:
-    code, output, warnings = info(room / "forty", "--split-part", "val", "--samples", 40)
+    code, output, warnings = info(room / "forty", "--split-parts", "val", "--samples", 40)
     assert (code, warnings) == (0, "")
     assert output == textwrap.dedent(f"""\
         {room}/forty [val]: 1 data set
@@ -92,11 +92,11 @@ def test_a_folder_whose_run_has_no_known_length(room: Path) -> None:
     code, output, warnings = info(room / "ten")
     assert (code, warnings) == (0, "")
     assert output == textwrap.dedent(f"""\
-        {room}/ten: 10 samples in 1 shards
+        {room}/ten: 10 samples in 1 shard
           prepared by  energon 7.4.1
           sample type  TextSample
-          split        train: 10 samples in 1 shards, 100%
-          split        val: 10 samples in 1 shards, 100%
+          split        train: 10 samples in 1 shard, 100%
+          split        val: 10 samples in 1 shard, 100%
         """)
 
 
@@ -105,7 +105,7 @@ def test_json(room: Path) -> None:
     found = json.loads(output)
     assert code == 0 and found["folder"]["splits"]["val"] == {"shards": 1, "samples": 10}
     assert [one["samples"] for one in found["data_sets"]] == [10]
-    _, output, _ = info(room / "top.yaml", "--split-part", "epochs", "--samples", 244, "--json")
+    _, output, _ = info(room / "top.yaml", "--split-parts", "epochs", "--samples", 244, "--json")
     found = json.loads(output)
     assert found["folder"] is None and [one["epochs"] for one in found["data_sets"]] == [6.0, 0.5]
 
@@ -124,7 +124,7 @@ def test_a_split_that_is_read_once_has_no_weights(room: Path, split: str) -> Non
         f"splits:\n  {split}:\n    blend:\n    - {{path: ten, weight: 3, split_part: train}}\n"
         "    - {path: forty, weight: 1, split_part: train}\n"
     )
-    code, output, warnings = info(room / "checks.yaml", "--split-part", split)
+    code, output, warnings = info(room / "checks.yaml", "--split-parts", split)
     assert (code, warnings) == (0, "")
     assert output == textwrap.dedent(f"""\
         {room}/checks.yaml [{split}]: 2 data sets, one after the other
@@ -180,8 +180,8 @@ def test_many_warnings_are_counted(room: Path) -> None:
     ("arguments", "message"),
     [
         (("top.yml",), "the metadataset is missing"),
-        (("top.yaml", "--split-part", "trian"), "did you mean 'train'?"),
-        (("ten", "--split-part", "test"), "the data set has no split 'test'"),
+        (("top.yaml", "--split-parts", "trian"), "did you mean 'train'?"),
+        (("ten", "--split-parts", "test"), "the data set has no split 'test'"),
         (("nowhere",), "there is no such data set"),
         (("top.yaml", "--samples", "0"), "--samples"),
         (("top.yaml", "--max-epochs", "0"), "--max-epochs"),

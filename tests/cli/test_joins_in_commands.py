@@ -42,7 +42,7 @@ def test_prepare_opens_each(blend: Path) -> None:
     code, output = energon_lite("prepare", blend)
     one, two = blend.parent / "one", blend.parent / "two"
     assert code == 0 and f"{one} [train]: 6 samples" in output and f"{one} + {two} [train]: 6 samples" in output
-    assert f"{one} + {two} [train]: 4 samples" in output and "3 data sets are ready" in output
+    assert f"{one} + {two} [train]: 4 samples" in output and "3 data sets ready" in output
 
 
 def test_prepare_says_what_does_not_match(blend: Path) -> None:

@@ -67,7 +67,7 @@ class TestSamples:
     def test_in_words(self, broken: Broken) -> None:
         code, output = energon_lite("lint", broken[0], "--no-progress", "--parallel", 1)
         assert code == 1
-        for words in ("s0.tar: 000050.jpg: decode: ", "7 samples are broken; 7 problems: ", "exclude: [s0.tar/000050]"):
+        for words in ("s0.tar: 000050.jpg: decode: ", "7 broken samples; 7 problems: ", "exclude: [s0.tar/000050]"):
             assert words in output
 
     def test_what_is_excluded_is_not_examined(self, broken: Broken) -> None:

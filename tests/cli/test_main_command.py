@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -38,6 +41,24 @@ def test_every_command_can_be_imported_and_explains_itself() -> None:
     for name in COMMANDS:
         code, output = run(name, "-h")
         assert code == 0 and "Usage:" in output
+
+
+def test_one_spelling_for_one_thing() -> None:
+    """Splits and what is done again are asked for by Energon's names, ``--split-parts`` and ``--force-overwrite``."""
+    for name in COMMANDS:
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        commands = [command, *getattr(command, "commands", {}).values()]
+        options = {text for one in commands for option in one.params for text in option.opts}
+        assert not options & {"--split", "--split-part", "--overwrite", "--again"}, name
+
+
+def test_the_page_of_commands_has_each() -> None:
+    table = (Path(__file__).parents[2] / "docs/commands.md").read_text().partition("The exit code is")[0]
+    named = re.findall(
+        r"`([a-z-]+)`", "".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
+    )
+    assert sorted(named) == sorted(COMMANDS)
 
 
 def test_help_imports_no_command() -> None:

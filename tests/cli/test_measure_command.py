@@ -108,7 +108,7 @@ def test_a_changed_encoder_measures_anew(data: Path, here: Path) -> None:
     sys.modules.pop("encoders_here")
     assert "8 of them known before" in run(data, "--task-encoder", "encoders_here:Words", "--same-encoder")[1]
     assert lengths(data) == [0, 1, 2, 0, 77, 77, 77, 0, 8, 9, 10, 11]  # next to the one that failed
-    run(data, "--task-encoder", "encoders_here:Words", "--again")
+    run(data, "--task-encoder", "encoders_here:Words", "--force-overwrite")
     assert set(lengths(data)) == {0, 77}
 
 
@@ -122,8 +122,8 @@ def test_another_description_of_a_sample_measures_anew(data: Path) -> None:
 
 
 def test_one_split(data: Path) -> None:
-    code, output = run(data, "--task-encoder", "encoders_here:Words", "--split-part", "val", "--name", "w")
-    assert code == 0 and "4 samples in 1 shards" in output
+    code, output = run(data, "--task-encoder", "encoders_here:Words", "--split-parts", "val", "--name", "w")
+    assert code == 0 and "4 samples in 1 shard\n" in output
     assert lengths(data, "w.length", shards=["2.tar"]) == [8, 9, 10, 11]
     result = CliRunner().invoke(main, ["measure", str(data), "--task-encoder", "encoders_here:Words", "--name", "w"])
     assert "12 samples in 3 shards, 4 of them known before" in result.output and lengths(data, "w.length") == EXPECTED
@@ -143,7 +143,7 @@ def test_a_metadataset(data: Path, here: Path, write_dataset: Callable[..., Path
         here / "blend.yaml", "      - {path: d}\n      - {path: e}\n      - {path: d, split_part: val}\n"
     )
     code, output = run(blend, "--task-encoder", "encoders_here:Words")
-    assert code == 0 and "d: 12 samples in 3 shards" in output and "e: 2 samples in 1 shards" in output
+    assert code == 0 and "d: 12 samples in 3 shards" in output and "e: 2 samples in 1 shard\n" in output
     assert lengths(data) == EXPECTED and lengths(other) == [5, 6]
 
 
@@ -186,13 +186,13 @@ def test_wrong_encoders(data: Path, encoder: str, message: str) -> None:
 
 def test_wrong_data(here: Path, data: Path) -> None:
     assert "no such data set" in run(here / "nowhere", "--task-encoder", "encoders_here:Words")[1]
-    code, output = run(data, "--task-encoder", "encoders_here:Words", "--split-part", "test")
+    code, output = run(data, "--task-encoder", "encoders_here:Words", "--split-parts", "test")
     assert code == 1 and "test" in output
     code, output = run(data, "--task-encoder", "encoders_here:Words", "--name", "a/b")
     assert code == 1 and "cannot be called 'a/b'" in output
     split = data / ".nv-meta/split.yaml"
     split.write_text(split.read_text().replace("2.tar", "9.tar"))
-    code, output = run(data, "--task-encoder", "encoders_here:Words", "--split-part", "val")
+    code, output = run(data, "--task-encoder", "encoders_here:Words", "--split-parts", "val")
     assert code == 1 and "split 'val' lists shard '9.tar', which the data set does not have" in output
 
 
@@ -200,7 +200,7 @@ def test_wrong_data(here: Path, data: Path) -> None:
 def test_the_command_that_a_stale_column_names_mends_it(
     data: Path, here: Path, write_dataset: Callable[..., Path]
 ) -> None:
-    run("d", "--task-encoder", "encoders_here:Words", "--length-field", "tokens", "--split-part", "train")
+    run("d", "--task-encoder", "encoders_here:Words", "--length-field", "tokens", "--split-parts", "train")
     texts = {f"{s}.tar": [(f"{4 * s + n}", {"txt": str(5 * s + n).encode()}) for n in range(4)] for s in range(3)}
     write_dataset(data, texts)
     prepare_dataset(data, split_ratio="2,1,0", sqlite=False, force_overwrite=True)
@@ -320,7 +320,7 @@ def test_columns_of_parts_need_no_encoder(data: Path) -> None:
         (["--patches", '{"patch_size": 0}'], "patch_size is 0"),
         (["--patches", '{"patch_size": 14, "multiple": 20}'], "no multiple of patches"),
         (["--patches", '{"patch_size": "14"}'], "whole numbers"),
-        (["--column", "n=txt", "--split-part", "train"], "needs a task encoder"),
+        (["--column", "n=txt", "--split-parts", "train"], "needs a task encoder"),
     ],
 )
 def test_parts_that_cannot_be_measured(data: Path, arguments: list[str], message: str) -> None:

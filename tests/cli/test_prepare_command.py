@@ -26,7 +26,7 @@ class TestWithoutQuestions:
         )
         assert code == 0
         assert "Found 4 shards with 8 samples" in output and "png (8), json (8), cls (8)" in output
-        assert "Splits: train 4 samples in 2 shards; val 2 samples in 1 shards; test 2 samples in 1 shards" in output
+        assert "Splits: train 4 samples in 2 shards; val 2 samples in 1 shard; test 2 samples in 1 shard" in output
         for name in (".info.json", "split.yaml", "dataset.yaml", "index.uuid", "index.sqlite", "energon_lite.idx"):
             assert name in output and (data / ".nv-meta" / name).exists()
         assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
@@ -46,7 +46,7 @@ class TestWithoutQuestions:
         code, output = run(
             data, "--non-interactive", "--split-parts", "a:s[01]", "--split-parts", "b:s2", "--skip-dataset-yaml"
         )
-        assert code == 0 and "1 shard(s) belong to no split, such as 's3.tar'" in output
+        assert code == 0 and "1 shard in no split, such as 's3.tar'" in output
         assert document(data, "split.yaml") == {"split_parts": {"a": ["s{0..1}.tar"], "b": ["s2.tar"]}, "exclude": []}
 
     def test_crude(self, data: Path) -> None:
@@ -155,10 +155,10 @@ class TestMetadatasets:
         blend = tmp_path / "blend.yaml"
         blend.write_text(f"splits: {{train: {{blend: [{{path: {data}}}]}}}}")
         code, output = run(blend)
-        assert code == 1 and "has not been prepared" in output and "1 of 1 data sets cannot be read" in output
+        assert code == 1 and "has not been prepared" in output and "1 of 1 data set cannot be read" in output
         run(data, "--non-interactive", "--split-ratio", "1,0,0")
         code, output = run(blend)
-        assert code == 0 and f"{data} [train]: 8 samples" in output and "1 data sets are ready" in output
+        assert code == 0 and f"{data} [train]: 8 samples" in output and "1 data set ready" in output
 
     def test_a_wrong_one(self, tmp_path: Path) -> None:
         (tmp_path / "blend.yaml").write_text("splits: {train: {blend: 3}}")

@@ -51,6 +51,15 @@ def tune(*arguments: object) -> Any:
 
 
 @pytest.mark.slow
+def test_batches_by_tokens_in_one_word(folder: Path) -> None:
+    stored = CliRunner().invoke(main, ["measure", str(folder), "--length-field", "txt", "--no-progress"])
+    assert stored.exit_code == 0, stored.output
+    given = ["--seconds", 4, "--most-workers", 1, "--no-threads", "--json"]
+    found = tune(folder, "--batching", "best_fit:capacity=40", *given)
+    assert found.exit_code == 0 and json.loads(found.stdout)["best"]["samples"] > 0, found.output
+
+
+@pytest.mark.slow
 def test_it_proposes_workers_and_draws_the_curve(folder: Path, tmp_path: Path) -> None:
     given = ["--task-encoder", "tuned_encoders:Sleeps", "--batch-size", 4, "--seconds", 20, "--most-workers", 4]
     found = tune(folder, *given, "--step-seconds", 0.021, "--plot", tmp_path / "tune.png")

@@ -154,7 +154,7 @@ def test_lengths_are_measured_and_planned_by(tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(str(tmp_path))
     output = run("measure", path, "--task-encoder", "of_jsonl:Tokens", "--num-workers", "1", "--no-progress")
     sys.modules.pop("of_jsonl", None)
-    assert "50 samples in 1 shards" in output
+    assert "50 samples in 1 shard" in output
     dataset = get_train_dataset(
         path, batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False,
         batching=BestFit(Capacity(12)), task_encoder=Tokens(), worker_config=ALONE,
@@ -171,7 +171,7 @@ def test_prepared_by_command(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write("\n[1, 2]\n")
     output = run("prepare", path, "--length-field", "json.tokens", "--no-progress")
-    assert "13 samples" in output and "1 line(s) are no JSON objects" in output
+    assert "13 samples" in output and "1 line without a JSON object" in output
     assert sorted(found.name for found in tmp_path.iterdir()) == [
         "a.jsonl", "a.jsonl.energon_lite.columns", "a.jsonl.energon_lite.idx", "a.jsonl.idx",
     ]  # fmt: skip

@@ -315,5 +315,5 @@ def test_skips_are_summed_up_at_close(leaf_of: Any, caplog: pytest.LogCaptureFix
     with get_loader(dataset) as loader:
         list(loader)
     assert "2 of 20 samples were skipped, 2 failed" in caplog.text
-    assert "1 x a-20[val], encode_sample: ValueError: cannot read 17" in caplog.text
+    assert "2 x a-20[val], encode_sample: ValueError: cannot read 7 (one of them)" in caplog.text
     assert caplog.text.count("Traceback") == 1  # the first of a kind in full, the others counted

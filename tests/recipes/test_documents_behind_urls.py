@@ -80,7 +80,7 @@ def test_a_tree_of_documents(put: Callable[..., None], leaf_of: Callable[..., Pa
     assert keys({"splits": {"train": {"path": "memory://bucket/blends/outer.yaml"}}}) == expected
     prepared = CliRunner().invoke(main, ["prepare", "memory://bucket/blends/outer.yaml"])
     assert prepared.exit_code == 0, prepared.output
-    assert "memory://bucket/two [val]: 2 samples" in prepared.output and "4 data sets are ready" in prepared.output
+    assert "memory://bucket/two [val]: 2 samples" in prepared.output and "4 data sets ready" in prepared.output
     with pytest.raises(ConfigError, match=r"leads out of the store[\s\S]*memory://bucket/blends/inner.yaml:1"):
         keys("memory://bucket/blends/inner.yaml")
 

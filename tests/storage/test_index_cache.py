@@ -124,7 +124,7 @@ def test_a_damaged_index_is_made_again(foreign: Path, caplog: pytest.LogCaptureF
 
 def test_shards_that_do_not_fit_the_preparation(foreign: Path, make_tar: Callable[..., Path]) -> None:
     make_tar("ten/b.tar", [("4.txt", b"")])
-    with pytest.raises(ShardChangedError, match=r"has 1 samples, but 3 when[\s\S]*b.tar[\s\S]*--force-overwrite"):
+    with pytest.raises(ShardChangedError, match=r"has 1 sample, but 3 when[\s\S]*b.tar[\s\S]*--force-overwrite"):
         WebdatasetSource.open(foreign)
 
 

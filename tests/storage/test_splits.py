@@ -95,8 +95,8 @@ def test_notes() -> None:
     notes = split_notes({"train": TEN[:2], "val": TEN[1:3], "test": []}, TEN[:4])
     assert [note.split(",")[0].split(" because")[0] for note in notes] == [
         "split 'test' got no shard",
-        "splits 'train' and 'val' share 1 shard(s)",
-        "1 shard(s) belong to no split",
+        "splits 'train' and 'val' share 1 shard",
+        "1 shard in no split",
     ]
 
 

@@ -274,7 +274,7 @@ def test_the_field_of_a_text_is_found(tokenizer_folder: Path, tmp_path: Path) ->
     assert result.exit_code == 0 and "3 records -> 2 examples with 9 tokens" in result.output, result.output
     assert "no field 'text' or 'content'; there are: body" in result.output
     result = CliRunner().invoke(main, [*command, "--task", "pt", "--text-field", "body", "--force-overwrite"])
-    assert "3 records -> 1 examples with 3 tokens" in result.output, result.output
+    assert "3 records -> 1 example with 3 tokens" in result.output, result.output
 
 
 def test_an_absent_rank_is_named(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
@@ -327,9 +327,9 @@ def test_the_command_shows_what_it_did(chats: Path, tokenizer_folder: Path, tmp_
     done = _command(str(chats), *options)
     assert done.exit_code == 0, done.output
     assert "200 records -> 198 examples with " in done.output
-    assert "2 records were left out:" in done.output and "record 18: not JSON" in done.output
+    assert "2 records left out:" in done.output and "record 18: not JSON" in done.output
     again = _command(str(chats), *options)
-    assert again.exit_code == 0 and "1 shards were there already" in again.output
+    assert again.exit_code == 0 and "1 shard of them there already" in again.output
     assert _command(*options).exit_code == 1
     assert "either FILES or --metadata" in _command(*options).output
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import gcd
 from typing import Any, TypeVar
 
-from energon_lite.errors import StateMismatchError
+from energon_lite.errors import StateMismatchError, counted
 from energon_lite.loading.iterators.state import Numbers, saved_settings
 
 __all__ = ["BATCH_SIZE", "next_position", "resized", "saved_batch_size", "steps_to"]
@@ -75,7 +75,7 @@ def resized(
         following = next_position(position, old, new)
         following = following if end is None else min(following, end)
         steps = steps_to(position, old, new, world_size)
-        ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+        ranks = counted(world_size, "rank")
         way = f"{steps} on {ranks}" if steps is not None else f"{following - position} on 1 rank; on {ranks} none ends"
         raise StateMismatchError(
             f"batch_size: {old} in the state, {new} here, and no batch of {new} begins at micro-batch {position:,}, "

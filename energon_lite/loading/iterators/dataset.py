@@ -9,7 +9,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, counted
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.loops import Loop
@@ -215,12 +215,12 @@ class SavableDataset:
             kind += f" in {len(self.stages)} stages"
         config = self.worker_config
         lines = [
-            f"{type(self).__name__}: {len(self.leaves)} data sets, {kind}; {batches}, "
+            f"{type(self).__name__}: {counted(len(self.leaves), 'data set')}, {kind}; {batches}, "
             f"rank {config.rank} of {config.world_size}"
         ]
         for number, leaf in enumerate(self.leaves):
             share = "" if self.weights is None else f", weight {self.weights[number]:.6g}"
             share += " at the start" if self.stages else ""
             share = share if self.repetitions is None else f", {self.repetitions[number]:.6g} times an epoch"
-            lines.append(f"  {leaf.name}: {leaf.length} samples{share}")
+            lines.append(f"  {leaf.name}: {counted(leaf.length, 'sample')}{share}")
         return "\n".join(lines)

@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from energon_lite.batching.chunks import ChunkPlan, default_lanes
 from energon_lite.batching.strategy import describe
-from energon_lite.errors import SampleError, StateError, StateMismatchError, UnknownLengthError, listed
+from energon_lite.errors import SampleError, StateError, StateMismatchError, UnknownLengthError, counted, listed
 from energon_lite.hooks import Hooks, hooks_of
 from energon_lite.loading.iterators.batch_size import BATCH_SIZE, saved_batch_size
 from energon_lite.loading.iterators.dataset import Moved, SavableDataset
@@ -112,7 +112,7 @@ class LaneDataset(SavableDataset):
         missing = [lane for lane in own if lane not in found]
         if missing and reads:
             raise StateMismatchError(
-                f"the state has {len(found)} of {lanes} lanes, and not those of rank {rank} of {world}: "
+                f"the state has {len(found)} of {counted(lanes, 'lane')}, and not those of rank {rank} of {world}: "
                 f"{listed(missing)}",
                 fix="on other ranks than those that saved, give the states of all of them: "
                 "restore_state_global([...]), or `energon-lite checkpoint merge`",
@@ -228,4 +228,4 @@ class LaneDataset(SavableDataset):
     def __str__(self) -> str:
         lanes = self.lanes or default_lanes(self.worker_config.world_size)
         by = "" if self.bundling is None else f"batches by {describe(self.bundling.strategy)}, "
-        return self.describe(f"{by}chunks of {self.plan.chunk} samples, {lanes} lanes")
+        return self.describe(f"{by}chunks of {counted(self.plan.chunk, 'sample')}, {lanes} lanes")

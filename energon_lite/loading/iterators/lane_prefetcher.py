@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ from energon_lite.loading.executors.executor import Executor
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, begin_of_chunk
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Made, Tail
-from energon_lite.loading.makers.pipeline import Failure, Outcome
+from energon_lite.loading.makers.outcomes import Failure, Outcome, Reasons
 
 __all__ = ["LanePrefetcher"]
 
@@ -63,7 +63,7 @@ class LanePrefetcher:
         self._count = dataset.plan.count(cursor.pass_number)
         self._streams = {lane: _Stream(at, at.chunk, at.chunk) for lane, at in cursor.at.items()}
         self._barren = 0
-        self._reasons: Counter[str] = Counter()  # why samples of such chunks were lost
+        self._reasons = Reasons()  # why samples of such chunks were lost
 
     def peek(self, lane: int) -> Made | None:
         """The next batch of a lane; None: it has no more in this pass.
@@ -146,11 +146,13 @@ class LanePrefetcher:
         self._check(made.outcomes)
         if stream.had_batches or made.rows:
             return
-        self._reasons = Counter() if not self._barren else self._reasons
+        self._reasons = Reasons() if not self._barren else self._reasons
         self._barren += 1
-        self._reasons.update(f"{one.stage}: {one.reason}" for one in made.outcomes if isinstance(one, Failure))
+        for one in (outcome for outcome in made.outcomes if isinstance(outcome, Failure)):
+            self._reasons.add(one.key, one.stage, one.reason, one.skipped)
         if self._patience and self._barren >= self._patience:
-            reasons = [f"{reason} ({count:,} x)" for reason, count in self._reasons.most_common(3)]
+            most = self._reasons.most_common(3)
+            reasons = [f"{why[0]}: {self._reasons.text(*why)} ({count:,} x)" for why, count in most]
             raise FatalSampleError(
                 f"{self._barren} chunks in a row did not give a single batch" + "".join(f"; {one}" for one in reasons),
                 where=f"chunk {chunk} of pass {self._pass}",

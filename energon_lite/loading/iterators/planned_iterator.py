@@ -171,7 +171,9 @@ class PlannedIterator(DatasetIterator):
         if stop > first:
             found = self.dataset.plan.left_out(pass_number, first, stop)
             if found != Counts() and self.counts == Counts():
-                logger.warning("some samples do not fit into a batch: %s", found)
+                logger.warning(
+                    "some samples do not fit into a batch: %s (said once; all are counted)", "; ".join(found.words())
+                )
             self.counts += found
             self._counted = (pass_number, stop)
 

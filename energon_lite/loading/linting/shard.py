@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from energon_lite.errors import DatasetError, ShardFormatError, listed
+from energon_lite.errors import DatasetError, ShardFormatError, counted, listed
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.index.nv_meta import shard_index_path
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -80,7 +80,7 @@ def _compare(root: str, state: ShardState, samples: int, stored: ShardScan | Non
     assert scan is not None
     if scan.samples != samples:
         gone = _gone(scan, stored)
-        words = f"it has {scan.samples} samples, and had {samples} when it was prepared{gone}"
+        words = f"it has {counted(scan.samples, 'sample')}, and had {samples:,} when it was prepared{gone}"
         state.findings.append(("shard", words, False))
     elif stored is not None and not _agree(scan, stored):
         words = "the samples are not where the packed index has them; prepare again with --force-overwrite --rescan"
@@ -90,8 +90,10 @@ def _compare(root: str, state: ShardState, samples: int, stored: ShardScan | Non
     if offsets is None:
         state.findings.append(("index", "there is no .tar.idx, which Energon needs", True))
     elif offsets != wanted:
-        found = f"{len(offsets) // 8 - 1} samples" if len(offsets) != len(wanted) else "other places of samples"
-        state.findings.append(("index", f".tar.idx has {found}, the shard has {scan.samples} samples", False))
+        found = counted(len(offsets) // 8 - 1, "sample") if len(offsets) != len(wanted) else "other places of samples"
+        state.findings.append(
+            ("index", f".tar.idx has {found}, the shard has {counted(scan.samples, 'sample')}", False)
+        )
 
 
 def _gone(scan: ShardScan, stored: ShardScan | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -18,6 +19,7 @@ __all__ = [
     "InARow",
     "Mark",
     "Outcome",
+    "Reasons",
     "Rejected",
     "Result",
     "of_each",
@@ -32,6 +34,11 @@ _SELECTION = HOOK_ORDER.index("select_samples_to_pack")
 
 #: So many failures in a row are told where there is no limit.
 _TOLD = frozenset({100, 1_000, 10_000, 100_000})
+
+#: Reasons that are counted one by one, at most; hooks may put anything into their messages.
+_MAX_REASONS = 1000
+#: What may stand around a key in a reason.
+_MARKS = "'\"`()[]:,;."
 
 #: ``(leaf, index, epoch)``; more numbers behind them may say what part of the sample is meant.
 Address = tuple[int, ...]
@@ -77,6 +84,45 @@ class Failure:
 def of_each(failure: Failure, addresses: Sequence[Address | None]) -> Iterator[Failure]:
     """The outcomes of samples that were lost in one call of a hook."""
     return (failure.at(address, shared=place > 0) for place, address in enumerate(addresses))
+
+
+class Reasons(Counter[tuple[Any, ...]]):
+    """Counts of reasons. Those that differ in numbers or in the key of the sample alone are one; the first stands for
+    them.
+
+    Example:
+        >>> reasons = Reasons()
+        >>> for key in ("a1", "a2"):
+        ...     reasons.add(key, "decode", f"{key} is broken", False)
+        >>> dict(reasons), reasons.text("decode", "a1 is broken", False)
+        ({('decode', 'a1 is broken', False): 2}, 'a1 is broken (one of them)')
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._several: set[tuple[Any, ...]] = set()
+
+    def add(self, key: str, *parts: Any) -> None:
+        """Count a sample.
+
+        Args:
+            key: its name.
+            parts: what it is counted under; the last two are the reason, and whether it was skipped.
+        """
+        *before, reason, skipped = parts
+        words = ("#" if any(map(str.isdigit, word)) or word.strip(_MARKS) == key else word for word in reason.split())
+        kind = (*before, " ".join(words), skipped)
+        if kind not in self._first and len(self._first) >= _MAX_REASONS:
+            kind = parts = (*before, "(other reasons)", skipped)
+        first = self._first.setdefault(kind, parts)
+        self[first] += 1
+        if first != parts:
+            self._several.add(first)
+
+    def text(self, *parts: Any) -> str:
+        """The reason of what was counted; says so if it is one of several that differ as above."""
+        return f"{parts[-2]} (one of them)" if parts in self._several else f"{parts[-2]}"
 
 
 class Mark(Enum):

@@ -9,15 +9,13 @@ from typing import Any
 
 from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.outcomes import Failure, InARow, Mark, Outcome
+from energon_lite.loading.makers.outcomes import Failure, InARow, Mark, Outcome, Reasons
 from energon_lite.loading.makers.quarantine import Quarantine
 
 __all__ = ["Report"]
 
 logger = logging.getLogger(__name__)
 
-#: Different reasons that are counted one by one; hooks may put anything into their messages.
-_MAX_REASONS = 1000
 #: From so many samples on, and from this share of skips on, skipping looks like filtering.
 _FILTER_SAMPLES, _FILTER_SHARE = 1000, 0.1
 #: What is not delivered, or is counted elsewhere.
@@ -52,7 +50,7 @@ class Report:
         self.dropped = 0
         self.truncated = 0
         self.split = 0
-        self.reasons: Counter[tuple[str, str, str, bool]] = Counter()
+        self.reasons = Reasons()
         self._delivered: Counter[Outcome] = Counter()  # by leaf; None: of a leaf that is not known
         self._lost: Counter[tuple[int, str]] = Counter()  # by leaf and what became of the sample
         self.log = FailureLog()
@@ -157,17 +155,14 @@ class Report:
         dropped = f", {self.dropped} were dropped" if self.dropped else ""
         lines = [f"{self.skipped} of {total} samples were skipped, {self.failed} failed{dropped}:"]
         lines += [
-            f"  {count} x {leaf}, {stage}: {reason}" for (leaf, stage, reason, _), count in self.reasons.most_common(20)
+            f"  {count} x {one[0]}, {one[1]}: {self.reasons.text(*one)}" for one, count in self.reasons.most_common(20)
         ]
         if len(self.reasons) > 20:
             lines.append(f"  ... and {len(self.reasons) - 20} other reasons")
         logger.warning("\n".join(lines))
 
     def _count(self, failure: Failure) -> None:
-        key = (failure.leaf, failure.stage, failure.reason, failure.skipped)
-        if key not in self.reasons and len(self.reasons) >= _MAX_REASONS:
-            key = (failure.leaf, failure.stage, "(other reasons)", failure.skipped)
-        self.reasons[key] += 1
+        self.reasons.add(failure.key, failure.leaf, failure.stage, failure.reason, failure.skipped)
         self.dropped += failure.dropped
         if failure.address is not None:
             kind = "dropped" if failure.dropped else "skipped" if failure.skipped else "failed"

@@ -7,7 +7,7 @@ chunks are known, rank 0 writes the columns. Values of unchanged shards are take
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.executors.executor import Executor, InlineExecutor
 from energon_lite.loading.executors.worker_pool import WorkerPool
-from energon_lite.loading.makers.outcomes import Failure, InARow
+from energon_lite.loading.makers.outcomes import Failure, InARow, Reasons
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.measuring.chunks import Chunk, ChunkWork, Measured, chunks_of
 from energon_lite.loading.measuring.measured_columns import MeasuredColumns
@@ -35,8 +35,6 @@ from energon_lite.storage.sharded_job.work import Table
 
 __all__ = ["measure"]
 
-#: Different reasons that are counted one by one.
-_MAX_REASONS = 1000
 _SHOWN_FAILURES = 20
 
 
@@ -194,12 +192,11 @@ def _sum_up(
     """The report, and the largest value of each column, also of shards that were not asked for now."""
     report = MeasureReport(source.path, len(rows))
     report.known = sum(chunk.stop - chunk.start for chunk, table in job.done.items() if not table)
-    reasons, failures = Counter[tuple[str, str, bool]](), list[str]()
+    reasons, failures = Reasons(), list[str]()
 
     def visit(row: int, measured: Measured) -> None:
         for stage, reason, skipped, key in measured.reasons:
-            crowded = (stage, reason, skipped) not in reasons and len(reasons) >= _MAX_REASONS
-            reasons[stage, "(other reasons)" if crowded else reason, skipped] += 1
+            reasons.add(key, stage, reason, skipped)
             if not skipped and len(failures) < _SHOWN_FAILURES:
                 failures.append(f"{source.index.shard_names[row]}, {key}: {stage}: {reason}")
 
@@ -211,7 +208,7 @@ def _sum_up(
             every.add(block)
             if row in wanted:
                 report.add(block)
-    report.reasons = tuple((count, *reason) for reason, count in reasons.most_common())
+    report.reasons = tuple((count, one[0], reasons.text(*one), one[2]) for one, count in reasons.most_common())
     report.failures = tuple(failures)
     return report, {LENGTH: longest} | {name: largest for name, (_, _, largest) in every.columns.items()}
 

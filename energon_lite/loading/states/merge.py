@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_lite.errors import StateError, StateMismatchError, listed
+from energon_lite.errors import StateError, StateMismatchError, counted, listed
 from energon_lite.loading.iterators.lane_cursor import check_topology, lanes_of, read_lanes
 from energon_lite.loading.iterators.state import State, checked, kind_of
 
@@ -146,7 +146,7 @@ def _all_lanes(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> lis
     missing = [lane for lane in range(lanes) if lane not in rows]
     if missing:
         raise StateMismatchError(
-            f"{len(missing)} of {lanes} lanes are in none of the {len(states)} states: {listed(missing)}",
+            f"{len(missing)} of {lanes} lanes are in none of the {counted(len(states), 'state')}: {listed(missing)}",
             fix="give the states of all data-parallel ranks; each has saved the lanes of its own micro-batches",
         )
     return [row for _, (_, row) in sorted(rows.items())]

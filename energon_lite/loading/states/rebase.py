@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from energon_lite.errors import StateMismatchError, UsageError
+from energon_lite.errors import StateMismatchError, UsageError, counted
 from energon_lite.loading.iterators.batch_size import BATCH_SIZE
 from energon_lite.loading.iterators.dataset import Moved, SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
@@ -68,9 +68,9 @@ class RebaseReport:
         lines = [f"{what} at sample {self.first:,} of the run, after micro-batch {self.position:,}"]
         if self.given_up:
             most = "up to " if self.up_to else ""
-            lines.append(f"passed over: {most}{self.given_up:,} samples of what was begun")
+            lines.append(f"passed over: {most}{counted(self.given_up, 'sample')} of what was begun")
         for leaf in self.leaves:
-            at = f"{leaf.shown:,} samples ({leaf.epochs:.4g} epochs) shown"
+            at = f"{counted(leaf.shown, 'sample')} ({leaf.epochs:.4g} epochs) shown"
             was = f" (was {leaf.was})" if leaf.was else ""
             what = {"stays": f"goes on, {at}", "new": "new, starts at zero", "goes": f"goes, {at}"}[leaf.change]
             lines.append(f"  {leaf.name}{was}: {what}")
@@ -117,8 +117,9 @@ def rebase_state(
     moved = _resized(before.behind_begun(state), before, new, give_up)
     if moved.given_up and not give_up:
         raise UsageError(
-            f"the chunks of {before.plan.chunk:,} samples that were begun have {'up to ' if moved.up_to else ''}"
-            f"{moved.given_up:,} samples that were not delivered yet; the new blend can begin behind them only",
+            f"the chunks of {counted(before.plan.chunk, 'sample')} that were begun have "
+            f"{'up to ' if moved.up_to else ''}{counted(moved.given_up, 'sample')} that were not delivered yet; the "
+            "new blend can begin behind them only",
             fix="allow these to be passed over (give_up=True, `--give-up`), or rebase a state that was saved at a "
             "chunk's end",
         )

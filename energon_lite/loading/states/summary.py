@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from energon_lite.batching.chunks import worlds_for
+from energon_lite.errors import counted
 from energon_lite.loading.iterators.lane_cursor import ends_of, read_lanes
 from energon_lite.loading.iterators.state import KINDS, State, kind_of, read_rebase
 
@@ -70,8 +71,8 @@ def summary_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["loop_start"]:
         lines.append(("loop began at", f"micro-batch {found['loop_start']:,}"))
     samples = found["samples_delivered"]
-    delivered = f"{found['batches_delivered']:,} micro-batches"
-    lines.append(("delivered", delivered + (f", {samples:,} samples" if samples is not None else "")))
+    delivered = counted(found["batches_delivered"], "micro-batch")
+    lines.append(("delivered", delivered + (f", {counted(samples, 'sample')}" if samples is not None else "")))
     if "chunk" in found:
         lines.append(("plan", f"chunk {found['chunk']}, micro-batch {found['batch']} of it"))
     if "lanes" in found:
@@ -83,7 +84,11 @@ def summary_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     if "rebase" in found:
         rebase = found["rebase"]
         lines.append(
-            ("blend", f"changed at sample {rebase['position']:,}; {rebase['leaves_that_went_on']} data sets went on")
+            (
+                "blend",
+                f"changed at sample {rebase['position']:,}; "
+                f"{counted(rebase['leaves_that_went_on'], 'data set')} went on",
+            )
         )
     worlds = found["world_sizes"]
     lines.append(("can go on on", "any number of ranks" if worlds is None else f"{ends_of(worlds)} ranks"))
@@ -91,7 +96,7 @@ def summary_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         sizes = found["batch_sizes"]
         lines.append(("with", "any batch_size" if sizes is None else f"batch_size {ends_of(sizes)}"))
     if None not in (found["leaves"], found["samples"]):
-        lines.append(("data sets", f"{found['leaves']:,}, with {found['samples']:,} samples"))
+        lines.append(("data sets", f"{found['leaves']:,}, with {counted(found['samples'], 'sample')}"))
     lines.append(("fingerprint", str(found["fingerprint"])))
     titles = ["settings", *[""] * len(found["settings"])]
     for title, (name, value) in zip(titles, found["settings"].items(), strict=False):

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.errors import DataIndexError, UsageError
+from energon_lite.errors import DataIndexError, UsageError, counted
 from energon_lite.storage.index.column_file import ColumnFile, Ragged, RaggedFile, write_column_file
 from energon_lite.storage.index.index_cache import first_writable, index_places, open_index
 from energon_lite.storage.index.nv_meta import meta_path
@@ -118,7 +118,7 @@ class Column:
         return values.copy() if copy else values
 
     def __repr__(self) -> str:
-        return f"Column({self.name!r}, {self._length} samples, {self.dtype})"
+        return f"Column({self.name!r}, {counted(self._length, 'sample')}, {self.dtype})"
 
     def _slice(self, wanted: range) -> NDArray[Any]:
         if self._start is not None and wanted:  # neighbours in the file
@@ -162,7 +162,7 @@ class RaggedColumn:
         return self._file.take(self._positions(numbers))
 
     def __repr__(self) -> str:
-        return f"RaggedColumn({self.name!r}, {self._length} samples)"
+        return f"RaggedColumn({self.name!r}, {counted(self._length, 'sample')})"
 
 
 def check_column_name(name: str) -> str:
@@ -252,7 +252,8 @@ def find_column(
             if not missing:
                 return file
             raise DataIndexError(
-                f"the column {name!r} has no values for {len(missing)} of {len(rows)} shards, such as {missing[0]!r}",
+                f"the column {name!r} has no values for {len(missing)} of {counted(len(rows), 'shard')}, "
+                f"such as {missing[0]!r}",
                 where=file.path,
                 fix=f"measure these as well: {_again(file.command, root, asked)}",
             )
@@ -321,7 +322,7 @@ def write_column(
     values = np.asarray(values)
     if values.shape != (len(index),) or values.dtype.kind not in "iufb":
         raise UsageError(
-            f"{values.dtype} values of shape {list(values.shape)} for {len(index)} samples",
+            f"{values.dtype} values of shape {list(values.shape)} for {counted(len(index), 'sample')}",
             where=folder,
             fix=f"give one number for each sample of the folder: shape [{len(index)}]",
         )

@@ -69,7 +69,11 @@ def build_filter_index(
             fix=f"give ascending integers from 0 to {len(index) - 1}",
         )
     if not overwrite and (os.path.exists(json_path) or os.path.exists(index_path)):
-        raise UsageError(f"there is a filter {filter_name!r} already", where=json_path, fix="give overwrite=True")
+        raise UsageError(
+            f"there is a filter {filter_name!r} already",
+            where=json_path,
+            fix="give overwrite=True, or --force-overwrite",
+        )
     bounds = index.shards[:, 3].astype(np.int64)
     counts = np.diff(np.searchsorted(kept, bounds))
     document = {

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from energon_lite.errors import DataIndexError, EnergonLiteError, ShardChangedError
+from energon_lite.errors import DataIndexError, EnergonLiteError, ShardChangedError, counted
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.stored_array import whole_or_none
@@ -121,7 +121,7 @@ def check_count(root: str, shard: str, samples: int, expected: int) -> None:
     """
     if samples != expected:
         raise ShardChangedError(
-            f"the shard has {samples} samples, but {expected} when the data set was prepared",
+            f"the shard has {counted(samples, 'sample')}, but {expected} when the data set was prepared",
             where=os.path.join(root, shard),
             fix=f"restore the shard, or prepare again: `energon-lite prepare --force-overwrite {root}`",
         )

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from energon_lite.errors import DatasetError, NotPreparedError
+from energon_lite.errors import DatasetError, NotPreparedError, counted
 from energon_lite.storage.tar.tar_scan import Int64, ShardScan, unchanged_file
 
 __all__ = [
@@ -116,7 +116,7 @@ def scan_lines(file: Stream, name: str, found: Mapping[str, Any]) -> ShardScan:
         part_names=(PART,),
         key_offsets=key_offsets,
         keys=keys,
-        notes=(f"{many_odd} line(s) are no JSON objects, such as line {odd[0]}",) if odd else (),
+        notes=(f"{counted(many_odd, 'line')} without a JSON object, such as line {odd[0]}",) if odd else (),
         **found,
     )
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 
 from energon_lite.brace_patterns import expand_braces
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, counted
 
 __all__ = ["collapse_names", "divide", "parse_pattern", "parse_ratio", "split_notes"]
 
@@ -116,7 +116,7 @@ def divide_by_patterns(shards: Sequence[str], patterns: Sequence[tuple[str, str]
         found = {name for name in shards if any(expression.match(name) for expression in expressions)}
         if not found:
             raise UsageError(
-                f"{pattern!r} (for split {split!r}) matches none of the {len(shards)} shards",
+                f"{pattern!r} (for split {split!r}) matches none of the {counted(len(shards), 'shard')}",
                 fix="it is a regular expression (not a glob) matched from the start of the name; shards are called "
                 + ", ".join(repr(name) for name in shards[:3]),
             )
@@ -156,11 +156,13 @@ def split_notes(
     for name, chosen in splits.items():
         shared = [(owner[shard], shard) for shard in chosen if shard in owner]
         if shared:
-            notes.append(f"splits {shared[0][0]!r} and {name!r} share {len(shared)} shard(s), such as {shared[0][1]!r}")
+            notes.append(
+                f"splits {shared[0][0]!r} and {name!r} share {counted(len(shared), 'shard')}, such as {shared[0][1]!r}"
+            )
         owner |= dict.fromkeys(chosen, name)
     unused = [shard for shard in shards if shard not in owner]
     if unused:
-        notes.append(f"{len(unused)} shard(s) belong to no split, such as {unused[0]!r}")
+        notes.append(f"{counted(len(unused), 'shard')} in no split, such as {unused[0]!r}")
     return notes
 
 

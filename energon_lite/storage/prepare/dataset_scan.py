@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.errors import EmptyDatasetError, ShardFormatError, UsageError
+from energon_lite.errors import EmptyDatasetError, ShardFormatError, UsageError, counted
 from energon_lite.storage.index.nv_meta import DATASET_YAML
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.shard_scans import ShardScans
@@ -199,7 +199,7 @@ def dataset_scan(root: str, found: Sequence[ShardScan], notes: Sequence[str] = (
     found = [scan for scan in found if scan.samples]
     if not found:
         raise EmptyDatasetError(
-            f"none of the {len(shards)} shards holds a sample",
+            f"none of the {counted(len(shards), 'shard')} holds a sample",
             where=root,
             fix="a sample is made of files named <key>.<part>, such as 0001.jpg and 0001.txt",
         )

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_lite.documents import parse_yaml
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, counted
 from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.index import nv_meta
@@ -130,7 +130,7 @@ def _write_choice(root: str, choice: Choice, warnings: list[str]) -> list[str]:
     if not is_whole:
         warnings.append("split.yaml: exclusions of the earlier preparation cannot be read, and are gone")
     if kept:
-        warnings.append(f"split.yaml: kept the {len(kept)} exclusion(s) of the earlier preparation")
+        warnings.append(f"split.yaml: kept {counted(len(kept), 'exclusion')} of the earlier preparation")
     collapsed = {name: collapse_names(shards) for name, shards in choice.splits.items()}
     written = [nv_meta.write_meta(root, nv_meta.SPLIT_YAML, {"split_parts": collapsed, "exclude": kept})]
     if choice.dataset_document is not None:

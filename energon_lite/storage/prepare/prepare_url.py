@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from energon_lite.errors import DataIndexError, DatasetError, ShardFormatError
+from energon_lite.errors import DataIndexError, DatasetError, ShardFormatError, counted
 from energon_lite.storage.files.atomic_file import remove_leftovers
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.remote_files import Listing, copy_file, file_size, list_files, version_of
@@ -95,7 +95,7 @@ class RemoteFolder:
         if errors:
             reasons = "".join(f"\n    {name}: {error.what}" for name, error in sorted(errors.items()))
             raise ShardFormatError(
-                f"{len(errors)} of {len(shards)} shards cannot be indexed:{reasons}",
+                f"{len(errors)} of {counted(len(shards), 'shard')} cannot be indexed:{reasons}",
                 where=self.url,
                 fix="write them again, or leave them out with --exclude",
             )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.errors import DataIndexError, EmptyDatasetError
+from energon_lite.errors import DataIndexError, EmptyDatasetError, counted
 from energon_lite.storage.files.stored_array import Numbers
 from energon_lite.storage.read.join_table import JoinTable, Nonmatch, join_table
 from energon_lite.storage.read.webdataset import SampleRange, WebdatasetSource
@@ -69,7 +69,7 @@ class JoinedSource:
         return self._stop - self._start
 
     def __str__(self) -> str:
-        return f"{' + '.join(map(str, self.members))}: {len(self)} samples joined"
+        return f"{' + '.join(map(str, self.members))}: {counted(len(self), 'sample')} joined"
 
     def __copy__(self) -> JoinedSource:
         """With members of its own, which may be read in another way."""

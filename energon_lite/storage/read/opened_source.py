@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.errors import DataIndexError, DatasetError, EmptyDatasetError, ShardChangedError, UsageError
+from energon_lite.errors import (
+    DataIndexError,
+    DatasetError,
+    EmptyDatasetError,
+    ShardChangedError,
+    UsageError,
+    counted,
+)
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.storage.index.sample_filter import SampleFilter
@@ -104,7 +111,7 @@ class OpenedSource:
         return self._stop - self._start if self._kept is None else len(self._kept)
 
     def __str__(self) -> str:
-        return f"{self.path} [{self.split_part}]: {len(self)} samples"
+        return f"{self.path} [{self.split_part}]: {counted(len(self), 'sample')}"
 
     def key(self, index: int) -> str:
         return str(self._place(index))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from energon_lite.errors import DataIndexError, EmptyDatasetError
+from energon_lite.errors import DataIndexError, EmptyDatasetError, counted
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.remote_files import is_remote, list_files
 from energon_lite.storage.files.shard_store import ShardStore, shared_store, version_number
@@ -164,7 +164,7 @@ class WebdatasetSource:
 
     def __str__(self) -> str:
         split = f" [{self.split_part}]" if self.split_part else ""
-        return f"{self.path}{split}: {self._length} samples in {self._shard_count} shards"
+        return f"{self.path}{split}: {counted(self._length, 'sample')} in {counted(self._shard_count, 'shard')}"
 
     @cached_property
     def choice(self) -> SampleChoice:
@@ -248,13 +248,13 @@ def _empty(source: WebdatasetSource, samples: int, subset: SampleRange | None) -
     path, split, where = source.path, split_words(source.split_part), source.path
     if source.choice.filtered:
         left = " and ".join(one.text for one in source.choice.filters)
-        what = f"the filter {left!r} leaves none of the {samples} samples in {split}"
+        what = f"the filter {left!r} leaves none of the {counted(samples, 'sample')} in {split}"
         fix = "allow more, or leave the data set out"
     elif source.skipped:
-        what = f"all {source.skipped} samples in {split} were skipped when they were measured"
+        what = f"all {counted(source.skipped, 'sample')} in {split} were skipped when they were measured"
         fix = "see what the task encoder skips, or read the data set without use_measured_skips"
     elif subset is not None:
-        what = f"the subset ({subset}) of the {samples} samples in {split} is empty"
+        what = f"the subset ({subset}) of the {counted(samples, 'sample')} in {split} is empty"
         fix = "make its range wider, or leave the data set out"
         where = f"{path}, subset at {subset.origin}" if subset.origin else path
     elif is_jsonl(path):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from energon_lite.errors import counted
 from energon_lite.trainer.doctor.finding import Finding
 
 GIB = 2**30
@@ -173,7 +174,7 @@ def processors(environment: Mapping[str, str]) -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     local = environment.get("LOCAL_WORLD_SIZE", "1")
     ranks = int(local) if local.isdigit() else 1
-    text = f"{cores} for {ranks} rank{'s' if ranks > 1 else ''}"
+    text = f"{cores} for {counted(ranks, 'rank')}"
     if cores < ranks:
         fix = "start fewer ranks, or give them more cores (--cpus-per-task of sbatch)"
         yield Finding("cores", text, "warning", fix)

@@ -23,3 +23,17 @@ def test_few_skips_are_not(caplog: pytest.LogCaptureFixture) -> None:
     for step in range(2000):
         report.add([skip if step % 10 == 9 else None])
     assert "filter" not in caplog.text and report.skipped == 200
+
+
+def test_reasons_that_differ_in_numbers_and_keys_are_one(caplog: pytest.LogCaptureFixture) -> None:
+    report = Report(0)
+    for number in range(185):
+        reason = f"ValueError: {number} tokens of 'sample{number}' are no text"
+        report.add([Failure("leaf", f"sample{number}", "encode_sample", reason, skipped=False)])
+    for key in ("one", "two"):
+        report.add([Failure("leaf", key, "decode", f"{key}: it is broken", skipped=False)])
+        report.add([Failure("leaf", key, "decode", f"KeyError: 'more {key}s'", skipped=False)])
+    assert [one["count"] for one in report.stats()["reasons"]] == [185, 2, 1, 1]
+    report.log_summary()
+    assert "185 x leaf, encode_sample: ValueError: 0 tokens of 'sample0' are no text (one of them)" in caplog.text
+    assert "1 x leaf, decode: KeyError: 'more twos'\n" in caplog.text + "\n" and "other reasons" not in caplog.text

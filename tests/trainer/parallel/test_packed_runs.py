@@ -119,7 +119,7 @@ def measured(blend: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F81
     )
     monkeypatch.syspath_prepend(str(blend.parent))
     for part in ("train", "val"):
-        options = ["--task-encoder", "trainer_rows:rows", "--split-part", part, "--num-workers", "0", "--no-progress"]
+        options = ["--task-encoder", "trainer_rows:rows", "--split-parts", part, "--num-workers", "0", "--no-progress"]
         done = CliRunner().invoke(measure, [str(blend), *options], catch_exceptions=False)
         assert done.exit_code == 0, done.output
     return blend
