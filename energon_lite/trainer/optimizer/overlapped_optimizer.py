@@ -357,7 +357,8 @@ class OverlappedDistributedOptimizer(Optimizer):
         self._outsiders = seen.position.keys() - seen.entered
         true = agree_on_order(seen.order(self.order, self.parameters), self.parameters, self.mesh)
         if self.mesh.any_rank(true != self.order):
-            logging.getLogger(__name__).info("gradients come in another order than expected; buckets now follow it")
+            if self.mesh.global_rank == 0:
+                logging.getLogger(__name__).info("gradients come in another order than expected; buckets now follow it")
             self._lay_out(true)
 
     def _enter(self, parameters: list[nn.Parameter]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import logging
 import weakref
 
 import pytest
@@ -192,6 +193,21 @@ def test_ranks_may_use_different_parameters(run_ranks: RunRanks, reduce: str) ->
 
     for run in run_ranks(2, job):
         assert_close(run, serial_run(steps, F64, CONFIG), F64)
+
+
+def test_another_order_is_told_by_one_rank(run_ranks: RunRanks) -> None:
+    def job(rank: int) -> list[str]:
+        told = list[str]()
+        handler = logging.Handler()
+        handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+        logger = logging.getLogger("energon_lite.trainer.optimizer.overlapped_optimizer")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+        train(*make(bucket_size=1), make_steps(2, 4))
+        return told
+
+    told = run_ranks(2, job)
+    assert len(told[0]) == 1 and "gradients come in another order" in told[0][0] and told[1] == []
 
 
 @pytest.mark.parametrize("reduce", ["last", "every"])
