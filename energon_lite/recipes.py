@@ -15,6 +15,7 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.leaves import PathOrDict
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.makers.pack_selection import packing_buffer
+from energon_lite.loading.makers.user_frames import short_traceback
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.token_batching import Batching
@@ -34,6 +35,7 @@ __all__ = [
 _VAL_RUN = 64
 
 
+@short_traceback
 def get_train_dataset(
     path: PathOrDict,
     *,
@@ -111,6 +113,7 @@ def get_train_dataset(
     )
 
 
+@short_traceback
 def get_val_dataset(
     path: PathOrDict | LeafSpec,
     *,
@@ -149,11 +152,13 @@ def get_val_dataset(
 
 
 @called_as(get_val_dataset)
+@short_traceback
 def get_val_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableDataset, LeafSpec]]:
     """:func:`get_val_dataset` for each leaf by itself, with the leaf's description, to report metrics for each."""
     return _each_leaf(get_val_dataset, get_val_datasets, args, kwargs)
 
 
+@short_traceback
 def get_processing_dataset(
     path: PathOrDict | LeafSpec,
     *,
@@ -194,16 +199,19 @@ def get_processing_dataset(
 
 
 @called_as(get_processing_dataset)
+@short_traceback
 def get_processing_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableDataset, LeafSpec]]:
     """:func:`get_processing_dataset` for each leaf by itself, with the leaf's description: an output for each."""
     return _each_leaf(get_processing_dataset, get_processing_datasets, args, kwargs)
 
 
+@short_traceback
 def get_loader(dataset: SavableDataset, **kwargs: Any) -> DataLoader:
     """A loader whose position cannot be saved; arguments as for :func:`get_savable_loader`."""
     return DataLoader(dataset, **loader_arguments(dataset, kwargs, get_loader))
 
 
+@short_traceback
 def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoader:
     """A loader whose position can be saved and restored.
 

@@ -14,6 +14,7 @@ from energon_lite.errors import StateError
 from energon_lite.loading.iterators.collectives import broadcast_plain, gather_plain, is_running
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.loader import DataLoader
+from energon_lite.loading.makers.user_frames import short_traceback
 from energon_lite.loading.states.merge import merged
 
 __all__ = ["SavableDataLoader", "State"]
@@ -42,6 +43,7 @@ class SavableDataLoader(DataLoader):
         """The state of this rank; None on ranks whose state is saved by a peer (see ``WorkerConfig.from_mesh``)."""
         return self.state_dict() if self.worker_config.saves_state else None
 
+    @short_traceback
     def restore_state_rank(self, state: State | None) -> None:
         """Go on where ``state`` was saved, on whatever rank it was saved. None: from the beginning.
 
@@ -111,6 +113,7 @@ class SavableDataLoader(DataLoader):
             state = merged(states, names) if self.worker_config.reads else state
         return state if dist.get_rank() == global_dst_rank else None
 
+    @short_traceback
     def restore_state_global(
         self, state: State | Sequence[State | None] | None, *, src_rank: int | None = None
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -318,3 +319,28 @@ def test_an_encoder_may_name_its_types(images: Path, base: Any) -> None:
 
     batch = next(iter(get_loader(_call(images, task_encoder=Captions()))))
     assert len(batch) == 2 and all(isinstance(caption, str) for caption in batch)
+
+
+class TestTracebacks:
+    """Of mistakes whose messages say all, a traceback has the caller's frames, and one of the library."""
+
+    def test_of_a_data_set(self, leaf_of: Any, tmp_path: Path) -> None:
+        document = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {blend: [{weigth: 1}]}}\n"
+        (tmp_path / "blend.yaml").write_text(document)
+        config = WorkerConfig(rank=0, world_size=1)
+        for path, more in ((tmp_path / "blend.yaml", {}), (tmp_path / "none", {}), (leaf_of(3, "t"), {"lenes": 2})):
+            for make in (get_train_dataset, get_val_dataset):
+                with pytest.raises(EnergonLiteError) as caught:
+                    make(path, batch_size=2, worker_config=config, **more)
+                assert self._own(caught.value) == 1
+
+    def test_of_a_state(self, leaf_of: Any) -> None:
+        dataset = get_train_dataset(leaf_of(9, "t"), batch_size=2, worker_config=WorkerConfig(rank=0, world_size=1))
+        with get_savable_loader(dataset) as loader, pytest.raises(EnergonLiteError) as caught:
+            loader.restore_state_rank({"version": "none"})
+        assert self._own(caught.value) == 1
+
+    @staticmethod
+    def _own(error: BaseException) -> int:
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        return sum("/energon_lite/" in file for file in files)

@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import TypeVar
+
+from typing_extensions import ParamSpec
 
 import energon_lite
 from energon_lite.errors import EnergonLiteError
@@ -19,6 +23,7 @@ __all__ = [
     "hook_traceback",
     "is_foreign",
     "place_in_hook",
+    "short_traceback",
     "shows_more",
 ]
 
@@ -26,6 +31,24 @@ _LIBRARY = os.path.join(os.path.dirname(os.path.abspath(energon_lite.__file__)),
 _FULL = "ENERGON_LITE_FULL_TRACEBACK"
 #: The functions that call what is the user's.
 _GUARDS = frozenset({"guarded", "_apply"})
+
+
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
+
+
+def short_traceback(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """A function that users call: errors whose messages say all leave it with their callers' frames alone."""
+
+    @functools.wraps(function)
+    def called(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
+        try:
+            return function(*args, **kwargs)
+        except EnergonLiteError as error:
+            hide_own_frames(error)
+            raise
+
+    return called
 
 
 def hook_traceback(error: BaseException) -> str:
