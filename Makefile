@@ -80,7 +80,7 @@ $(DOCS_STAMP): pyproject.toml constraints.txt
 docs: $(DOCS_STAMP)
 	@echo "== mkdocs build --strict"
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
-	@echo "build/site/index.html"
+	@echo "build/site/index.html (to search in it, serve it: make docs-serve)"
 
 docs-serve: $(DOCS_STAMP)
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs serve --watch energon_lite --watch tools/site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import re
 import subprocess
@@ -72,6 +73,18 @@ def test_the_reference_has_every_public_name() -> None:
     assert wanted <= set(names) and hasattr(training, "Trainer")
 
 
+def test_the_names_that_are_taught_stand_first() -> None:
+    reference = tool("reference")
+    for name, first in (
+        ("loaders.md", "WorkerConfig"),
+        ("task_encoders.md", "TaskEncoder"),
+        ("batching.md", "Capacity"),
+    ):
+        rows = [one for _, names in reference.listed(reference.texts()[name]) for one in names]
+        taught = [one for one in reference._FIRST if one in rows]
+        assert rows[0] == first and rows[: len(taught)] == taught
+
+
 def test_first_sentences() -> None:
     reference = tool("reference")
     assert reference.first_sentence("What e.g. :func:`~energon_lite.get_loader` does. And\nmore.") == (
@@ -110,6 +123,10 @@ def test_the_settings_need_nothing_from_elsewhere() -> None:
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     assert settings["theme"]["font"] is False
     assert settings["validation"]["links"]["anchors"] == "warn" and "nav" not in settings
+    extra = re.search(r"^docs = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    assert extra and '"ruff' in extra[1], "without it signatures are one line each, however long"
+    style = (DOCS / "stylesheets/site.css").read_text()
+    assert ".md-search[hidden]::after" in style and "offline" not in settings["plugins"]  # it loads a script from a CDN
 
 
 @pytest.mark.slow
@@ -124,6 +141,9 @@ def test_it_builds_without_a_warning(tmp_path: Path) -> None:
     page = (tmp_path / "site" / "reference" / "loaders.html").read_text()
     assert 'id="energon_lite.get_train_dataset"' in page
     assert not re.search(r'(src|href)="https?://(?!squidfunk)[^"]*\.(js|css|woff2?)"', page)
+    signatures = re.findall(r'<div class="[^"]*doc-signature.*?</div>', page, re.S)
+    lines = [line for one in signatures for line in html.unescape(re.sub(r"<[^>]+>", "", one)).splitlines()]
+    assert signatures and max(map(len, lines)) <= 120
     assert "(order.md)" in (tmp_path / "site" / "llms.txt").read_text()
     assert (tmp_path / "site" / "order.md").read_text() == (DOCS / "order.md").read_text()
     check_structure(tmp_path / "site")

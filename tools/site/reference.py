@@ -46,6 +46,11 @@ class Page:
     imported_from: str = "energon_lite"
 
 
+#: The names that are taught first, in the order in which they are met; they stand first in their tables.
+_FIRST = (
+    *("WorkerConfig", "get_train_dataset", "get_val_dataset", "get_savable_loader"),
+    *("TaskEncoder", "Cooker", "Sample", "SkipSample", "ByTokens", "Capacity"),
+)
 _TRAINER = "energon_lite.trainer.training"
 PAGES = (
     Page(
@@ -139,7 +144,7 @@ def public_names(module: ModuleType) -> list[Name]:
     """What a module has for others: what its ``__all__`` says, else all without an underscore that is ours."""
     listed = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
     found = []
-    for name in sorted(listed, key=str.lower):
+    for name in sorted(listed, key=_place):
         value = getattr(module, name)
         if inspect.isclass(value) or inspect.isroutine(value):
             room, sentence = value.__module__, first_sentence(value.__doc__)
@@ -150,6 +155,11 @@ def public_names(module: ModuleType) -> list[Name]:
         if room.startswith("energon_lite."):
             found.append(Name(name, room.removeprefix("energon_lite."), sentence))
     return found
+
+
+def _place(name: str) -> tuple[int, str]:
+    """Where a name stands in its table: those that are taught first, then all others by the alphabet."""
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST), name.lower()
 
 
 def comment_above(name: str, module: ModuleType) -> str:
