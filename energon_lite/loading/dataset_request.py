@@ -148,7 +148,7 @@ class DatasetRequest:
         if not isinstance(path, (str, os.PathLike)) or not is_metadataset(path):
             return []
         labels = ["--subflavors", json.dumps(self.reading.labels, default=str)] if self.reading.labels else []
-        return [os.path.abspath(os.path.expanduser(path)), "--split-part", self.split_part, *labels]
+        return [os.path.abspath(os.path.expanduser(path)), "--split-parts", self.split_part, *labels]
 
     def settings(self, kind: str) -> dict[str, Any]:
         """For the identity: what decides the order, beside the leaves."""

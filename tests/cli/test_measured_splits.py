@@ -78,11 +78,11 @@ def blend(path: Path, plus: dict[str, int]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("again", [(), ("--again",)])
+@pytest.mark.parametrize("again", [(), ("--force-overwrite",)])
 def test_the_values_of_splits_with_other_subflavors_stay(again: Sequence[str], make: Any, here: Path) -> None:
     data, document = make("d"), blend(here / "blend.yaml", {"train": 0, "val": 1})
     measure(document, *ENCODED)
-    measure(document, *ENCODED, "--split-part", "val", *again)
+    measure(document, *ENCODED, "--split-parts", "val", *again)
     for _ in range(2):
         assert column(data, "train") == numbers([0, 1]) and column(data, "val") == numbers([2], 100)
         assert column(data, "train", "twice") == [2 * n for n in numbers([0, 1])]
@@ -90,23 +90,23 @@ def test_the_values_of_splits_with_other_subflavors_stay(again: Sequence[str], m
         assert pieces(data, "val") == [n for n in numbers([2], 100) for _ in range(2)]
         # Each is known as what it is, and not taken for the other's.
         assert ", 8 of them known before" in measure(document, *ENCODED)
-        assert ", 4 of them known before" in measure(document, *ENCODED, "--split-part", "val")
-    with pytest.raises(DataIndexError, match="no values for 1 of 1 shards"):
+        assert ", 4 of them known before" in measure(document, *ENCODED, "--split-parts", "val")
+    with pytest.raises(DataIndexError, match="no values for 1 of 1 shard"):
         column(data, "test")
-    assert "known before" not in measure(data, *ENCODED, "--split-part", "val")
+    assert "known before" not in measure(data, *ENCODED, "--split-parts", "val")
     assert column(data, "val") == numbers([2]) and column(data, "train") == numbers([0, 1])
 
 
 def test_splits_with_other_subflavors_are_measured_by_one_command(make: Any, here: Path) -> None:
     data, document = make("d"), blend(here / "blend.yaml", {"train": 0, "val": 1})
-    measure(document, *ENCODED, "--split-part", "train", "--split-part", "val")
+    measure(document, *ENCODED, "--split-parts", "train", "--split-parts", "val")
     assert column(data, "train") == numbers([0, 1]) and column(data, "val") == numbers([2], 100)
 
 
 def test_one_split_again_keeps_the_others(make: Any) -> None:
     data = make("d")
     measure(data, *ENCODED)
-    measure(data, *ENCODED, "--again", "--split-part", "val")
+    measure(data, *ENCODED, "--force-overwrite", "--split-parts", "val")
     assert [*column(data, "train"), *column(data, "val"), *column(data, "test")] == numbers([0, 1, 2, 3])
 
 
@@ -139,13 +139,13 @@ def follow(path: Any, split: str, *arguments: Any, most: int = 1, **options: Any
 @pytest.mark.parametrize("first", ["train", "val"])
 def test_what_is_advised_for_a_folder_ends_the_trouble(split: str, first: str, make: Any) -> None:
     data = make("d")
-    measure(data, *ENCODED, "--split-part", first)
+    measure(data, *ENCODED, "--split-parts", first)
     assert follow(data, split) == numbers({"train": [0, 1], "val": [2], "test": [3]}[split])
 
 
 def test_what_is_advised_for_a_split_of_another_document_ends_the_trouble(make: Any) -> None:
     data = make("d")
-    measure(data, *ENCODED, "--split-part", "train")
+    measure(data, *ENCODED, "--split-parts", "train")
     assert follow(data, "val", split_config="other_split.yaml") == numbers([1, 2, 3])
 
 
@@ -161,7 +161,7 @@ def test_what_is_advised_for_a_blend_ends_the_trouble(make: Any, here: Path) -> 
     assert follow(document, "test") == numbers([3])[1:3]
     # The same folders in another document, and in a dict, where none was measured by them.
     other = make("f")
-    measure(other, *ENCODED, "--split-part", "val")
+    measure(other, *ENCODED, "--split-parts", "val")
     (here / "other.yaml").write_text(json.dumps({"splits": {"train": {"blend": [{"path": "f"}, {"path": "d"}]}}}))
     assert follow(here / "other.yaml", "train") == numbers([0, 1]) * 2
     asked = {"splits": {"val": {"blend": [{"path": str(other), "split_part": "test", "subflavors": {"plus": 2}}]}}}

@@ -136,7 +136,7 @@ def leaf_key(data: str, seen: int) -> int:
 
 def measure_arguments(spec: LeafSpec) -> list[str]:
     """What ``energon-lite measure`` is given for a leaf."""
-    given = {"split-part": spec.split_part, "dataset-config": spec.dataset_config, "split-config": spec.split_config}
+    given = {"split-parts": spec.split_part, "dataset-config": spec.dataset_config, "split-config": spec.split_config}
     given = {"subflavors": json.dumps(spec.subflavors, default=str), **({} if is_jsonl(spec.path) else given)}
     usual = ("", "{}", "dataset.yaml", "split.yaml")
     return [spec.path, *(word for name, one in given.items() if one not in usual for word in (f"--{name}", one))]

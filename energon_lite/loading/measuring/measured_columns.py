@@ -190,7 +190,7 @@ class MeasuredColumns:
                     f"the column {name!r} has other values for shards that were not measured now: "
                     f"{file.values.dtype} {list(file.values.shape[1:])}",
                     where=file.path,
-                    fix="measure all shards, without --split-part; or store it under another name: --name mine",
+                    fix="measure all shards, without --split-parts; or store it under another name: --name mine",
                 )
             blocks = [values.values if kind is RaggedFile else values for values, _ in found.values()]
             most = max(int(np.max(block, initial=0)) for block in blocks)

@@ -276,9 +276,9 @@ def _again(command: str, root: str, asked: Sequence[str]) -> str:
     if program != ["energon-lite", "measure"]:
         return command or "see energon-lite measure -h"
     if not asked or "--task-encoder" not in words:  # without one, all of a folder is measured
-        asked, replaced = [root], ["--split-part"]
+        asked, replaced = [root], ["--split-parts"]
     else:
-        replaced = ["--split-part", "--dataset-config", "--split-config", "--subflavors"]
+        replaced = ["--split-parts", "--dataset-config", "--split-config", "--subflavors"]
     kept = [word for at, word in enumerate(words) if word not in replaced and (not at or words[at - 1] not in replaced)]
     return shlex.join([*program, *asked, *kept])
 

@@ -193,7 +193,7 @@ class SampleChoice:
                     raise DatasetError(
                         f"the bytes of part {name!r} are not those that were measured: their checksum is another",
                         where=f"{os.path.join(self.path, self.index.shard_names[shard])}, {self.index.key(sample)}",
-                        fix="restore the shard; if it is right as it is, run `energon-lite measure --again "
+                        fix="restore the shard; if it is right as it is, run `energon-lite measure --force-overwrite "
                         f"--checksums {self.path}`",
                     )
 
