@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from energon_lite.errors import UsageError
+from energon_lite.metrics.bounded_server import PATIENCE, BoundedServer
 
 __all__ = ["PageServer"]
-
-#: Seconds that somebody who asks may take to do so.
-_PATIENCE = 10
 
 
 class PageServer:
@@ -59,21 +57,17 @@ class _Page:
         self.data = b""
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    allow_reuse_port = False  # else another one at the same port would get half of the requests
-
+class _Server(BoundedServer):
     def __init__(self, address: tuple[str, int], page: _Page):
         self.page = page
         super().__init__(address, _Handler)
-        _servers.add(self)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Who asked has gone away: nothing to print into the output of a training."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = _PATIENCE
+    timeout = PATIENCE
     server: _Server
 
     def do_GET(self) -> None:
@@ -88,18 +82,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nobody wants a line for each time."""
-
-
-_servers: weakref.WeakSet[_Server] = weakref.WeakSet()
-
-
-def _let_go() -> None:
-    """In a forked process: else the port would be taken as long as that lives."""
-    for server in _servers:
-        server.socket.close()
-
-
-os.register_at_fork(after_in_child=_let_go)
 
 
 def _end(server: _Server, owner: int) -> None:

@@ -12,18 +12,19 @@ import socket
 import sys
 import time
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.metrics.bounded_server import BoundedServer
 from energon_lite.preview.page_frame import policy
 from energon_lite.preview.site import Answer, Site
 
 __all__ = ["PreviewServer"]
 
 _HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
-#: Seconds that a client may keep a connection without a word.
+#: Seconds that a client may take to read a piece of an answer.
 _PATIENCE = 30
 #: Bytes of media that are sent at a time.
 _PIECE = 1 << 18
@@ -37,7 +38,7 @@ _COMMON = {
 }
 
 
-class PreviewServer(ThreadingHTTPServer):
+class PreviewServer(BoundedServer):
     """Serves the pages of a run on the loopback interface.
 
     Args:
@@ -52,11 +53,6 @@ class PreviewServer(ThreadingHTTPServer):
         ...     print(server.url)
         ...     server.serve_forever()
     """
-
-    daemon_threads = True
-    block_on_close = False
-    # Else a second server on the same port would take half of the requests.
-    allow_reuse_port = False
 
     def __init__(self, site: Site, port: int = 0):
         self.site, self.token = site, secrets.token_urlsafe(24)
@@ -82,17 +78,24 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with a page, or with media."""
-        self._answer(body=True)
+        self._answer_in_time(body=True)
 
     def do_HEAD(self) -> None:
         """The same without what is in it."""
-        self._answer(body=False)
+        self._answer_in_time(body=False)
 
     def _refuse_method(self) -> None:
         self.close_connection = True  # what it sends is not read
         self._send(Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"pages are only looked at\n"), extra={"Allow": "GET, HEAD"})
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method
+
+    def _answer_in_time(self, *, body: bool) -> None:
+        self.server.answering(self.connection, True)  # some pages take long to make
+        try:
+            self._answer(body=body)
+        finally:
+            self.server.answering(self.connection, False)
 
     def _answer(self, *, body: bool) -> None:
         began = time.monotonic()
@@ -102,8 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
         if name not in _HOSTS or len(self.headers.get_all("Host") or ()) != 1:
             self._send(Answer(HTTPStatus.FORBIDDEN, b"not by this name\n"), body=body)
             return
-        parts = urlsplit(self.path)
-        _, _, rest = parts.path.partition("/")
+        path, _, query = self.path.partition("#")[0].partition("?")
+        _, _, rest = path.partition("/")
         token, slash, below = rest.partition("/")
         if not slash or not hmac.compare_digest(token.encode("utf-8", "replace"), self.server.token.encode()):
             self._send(Answer(HTTPStatus.FORBIDDEN, b"the address has no token, or another one\n"), body=body)
@@ -111,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         segments = [unquote(one, errors="surrogateescape") for one in below.split("/")] if below else []
         nonce = secrets.token_urlsafe(16)
         try:
-            answer = self.server.site.answer(segments, parts.query, nonce)
+            answer = self.server.site.answer(segments, query, nonce)
         except EnergonLiteError as error:
             answer = self.server.site.error(error, nonce)
         except Exception as error:  # a page that fails says so, and the others go on
@@ -174,5 +177,11 @@ def _range(text: str | None, size: int) -> tuple[int, int] | None:
     if not dash or not (first + last).isdecimal():
         return None
     if not first:
-        return max(0, size - int(last)), size
-    return min(int(first), size), min(int(last) + 1 if last else size, size)
+        return size - _at_most(last, size), size
+    return _at_most(first, size), min(_at_most(last, size) + 1 if last else size, size)
+
+
+def _at_most(digits: str, size: int) -> int:
+    """A number, or ``size`` if that is less; Python reads no number of very many digits."""
+    digits = digits.lstrip("0") or "0"
+    return size if len(digits) > len(str(size)) else min(int(digits), size)

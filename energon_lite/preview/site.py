@@ -34,6 +34,8 @@ _HTML = "text/html; charset=utf-8"
 _WHOLE = Amount(200_000, None, 64)
 #: A number in an address has no more digits.
 _DIGITS = 18
+#: Fields of a query, at most.
+_FIELDS = 16
 #: Lines of a quarantine file that are shown.
 _MOST_LINES = 500
 
@@ -96,7 +98,10 @@ class Site:
         Raises:
             EnergonLiteError: there is no such step or sample.
         """
-        asked = {name: values[-1] for name, values in parse_qs(query, max_num_fields=16).items()}
+        if (fields := 1 + query.count("&")) > _FIELDS:
+            wrong = UsageError(f"a query of {fields:,} fields", fix=f"give {_FIELDS} at most")
+            return self.error(wrong, nonce, HTTPStatus.BAD_REQUEST)
+        asked = {name: values[-1] for name, values in parse_qs(query).items()}
         match segments:
             case []:
                 main = overview_main(self.run, self.links, self.makers, self.links.place(self.first))

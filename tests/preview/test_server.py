@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from urllib.parse import urljoin, urlsplit
@@ -184,6 +185,15 @@ class TestPages:
         answer = ask(server, path)
         assert answer.status == 404 and "Overview" in answer.text
 
+    def test_too_many_fields(self, server: PreviewServer) -> None:
+        answer = ask(server, "find?" + "&".join(f"key={number}" for number in range(17)))
+        assert answer.status == 400 and "17 fields" in answer.text
+
+    def test_an_address_that_is_none(self, server: PreviewServer) -> None:
+        with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as client:
+            client.sendall(b"GET http://[/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 403 ")
+
     def test_going_to_a_step_and_finding_a_key(self, server: PreviewServer) -> None:
         moved = ask(server, "find?what=step&number=1000000000")
         assert moved.status == 303 and moved.headers["location"].endswith("/step/1000000000")
@@ -221,6 +231,10 @@ class TestMedia:
             assert answer.status == 206 and answer.body == whole[first:stop]
         assert answer.headers["content-range"] == f"bytes {len(whole) - 5}-{len(whole) - 1}/{len(whole)}"
         assert ask(server, where, Range="bytes=999999-").status == 416
+        digits = "9" * 5000
+        assert ask(server, where, Range=f"bytes={digits}-").status == 416
+        for asked in (f"bytes=0-{digits}", f"bytes=-{digits}"):
+            assert (ask(server, where, Range=asked).status, ask(server, where, Range=asked).body) == (206, whole)
         for odd in ("bytes=9-2", "lines=1-2", "bytes=a-b", "bytes=0-1,5-6", "bytes=-"):
             assert ask(server, where, Range=odd).status in (200, 416)
 
