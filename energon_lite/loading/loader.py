@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,7 @@ from energon_lite.loading.device_prefetch import OneAhead
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.executors.pool_options import OnTimeout, PoolOptions, StartMethod
 from energon_lite.loading.iterators.dataset import SavableDataset
-from energon_lite.loading.iterators.iterator import DatasetIterator, checked_steps
-from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.iterator import DatasetIterator, Loop, OneThread, checked_steps
 from energon_lite.loading.iterators.lane_iterator import LaneIterator
 from energon_lite.loading.iterators.loops import going_through
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
@@ -33,24 +33,16 @@ from energon_lite.loading.makers.trace_file import TraceFile
 from energon_lite.loading.makers.user_frames import hide_own_frames
 from energon_lite.loading.progress import Progress, Telling, setup_of, tokens_of
 from energon_lite.loading.rank_stats import gathered_stats
-from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_batch
+from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_result
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
 from energon_lite.metrics.sink import MetricsSink
 from energon_lite.storage.stores.cache_pool import CachePool, checked_pool
-from energon_lite.worker_config import Replica, WorkerConfig
+from energon_lite.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["DataLoader"]
-
-#: How each kind of data set is gone through.
-_ITERATORS: dict[type[SavableDataset], Any] = {PlannedDataset: PlannedIterator, LaneDataset: LaneIterator}
-
-
-def _iterator_of(dataset: SavableDataset) -> Any:
-    found = next(iterator for kind, iterator in _ITERATORS.items() if isinstance(dataset, kind))
-    return going_through(dataset.loops, found)
 
 
 class DataLoader:
@@ -144,49 +136,64 @@ class DataLoader:
         telling = Telling.checked(log_every, metrics, metrics_every)
         self._progress = Progress(self._report, self._workers, setup, telling)
         # Not `_iterator`: Lightning knows that name from torch, and sets it to None.
-        self._dataset_iterator: DatasetIterator = _iterator_of(runs)(
+        kind: type[DatasetIterator] = PlannedIterator if isinstance(runs, PlannedDataset) else LaneIterator
+        self._dataset_iterator: DatasetIterator = going_through(runs.loops, kind)(
             runs, self._workers, prefetch_factor, self._report, checked_steps(skip_steps)
         )
         self._delivered: Any = self._dataset_iterator.cursor  # where states are; the iterator may be one batch further
         self._in_step = False  # between a request for a batch and its delivery
+        self._turn = OneThread()
         runs.identity.to_plain()  # its digests are made now, so that saving is quick from the first time on
 
     # -- iteration ------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        self._begin_loop()
-        batches = int(self.worker_config.reads)
-        take = self._load if self.worker_config.replica is None else self._take
-        while True:
-            self._in_step = True
+        return map(self._next, repeat(Loop()))  # an iterator without a frame of its own, so threads can meet in `_next`
+
+    def _next(self, loop: Loop) -> Any:
+        """The next batch of a loop."""
+        self._turn.take()
+        try:
+            if loop.is_over:
+                raise StopIteration
+            if not loop.is_begun:
+                self._begin_loop()
+            loop.is_begun = loop.is_over = self._in_step = True
             WorkerConfig._asked = self.worker_config
             asked = time.monotonic()
             try:
-                result = take() if self._ahead is None else self._ahead.take()
+                result = self._take() if self._ahead is None else self._ahead.take()
             except Exception as error:
                 hide_own_frames(error)
                 raise
             if result is None:
                 self._in_step, self._delivered = False, self._dataset_iterator.cursor
-                return
-            batch = result.batch
-            tokens = (tokens_of(batch) or result.tokens) if batches else 0
-            self._report.count(result.outcomes, batches=batches, tokens=tokens)
-            place = self._dataset_iterator.step if self._trace is not None else (0, 0)
-            self._dataset_iterator.advance()
-            if self._ahead is not None:
-                batch = self._ahead.finish()
-            delivered = time.monotonic()
-            self.digest = result.digest
-            if self._trace is not None:
-                self._trace.add(place, asked, delivered, result)
-            if self._progress.waited(delivered - asked, delivered):
-                self._progress.tell(self.stats())
+                raise StopIteration
+            batch = self._finished(result, asked)
             del result  # with what is on the device already
             # A state that is saved in the loop's body counts this batch; one that is saved after an interrupt does not.
-            # Python looks for interrupts where a function begins or a loop goes round: not between here and the yield.
-            self._in_step, self._delivered = False, self._dataset_iterator.cursor
-            yield batch
+            # Python looks for interrupts where a function begins or has been called, or a loop goes round: not here.
+            loop.is_over, self._in_step, self._delivered = False, False, self._dataset_iterator.cursor
+            return batch
+        finally:
+            self._turn.holder = None
+
+    def _finished(self, result: Result, asked: float) -> Any:
+        """The batch of a result that was asked for then, counted and told of; the iterator stands behind it."""
+        batch, reads = result.batch, self.worker_config.reads
+        tokens = (tokens_of(batch) or result.tokens) if reads else 0
+        self._report.count(result.outcomes, batches=int(reads), tokens=tokens)
+        place = self._dataset_iterator.step if self._trace is not None else (0, 0)
+        self._dataset_iterator.advance()
+        if self._ahead is not None:
+            batch = self._ahead.finish()
+        delivered = time.monotonic()
+        self.digest = result.digest
+        if self._trace is not None:
+            self._trace.add(place, asked, delivered, result)
+        if self._progress.waited(delivered - asked, delivered):
+            self._progress.tell(self.stats())
+        return batch
 
     def _begin_loop(self) -> None:
         """Go on, or begin again. What was begun and not handed out, because of an error or an interrupt, is undone."""
@@ -211,7 +218,7 @@ class DataLoader:
         if replica is None or not self.worker_config.loads_data:
             return self._load()
         if replica.share == "broadcast":
-            result = self._share(replica)
+            result = share_result(self._load, self._dataset_iterator, replica)
         else:
             result = self._load()
             if result is not None and replica.is_last_stage:
@@ -227,26 +234,6 @@ class DataLoader:
         if result is not None:
             self._report.check(result.outcomes)
         return result
-
-    def _share(self, replica: Replica) -> Result | None:
-        """The next batch of the rank that loads for this one. Where only that rank knows the loop's end, it tells."""
-        own = Result(None)
-
-        def load() -> Any:
-            nonlocal own
-            result = self._load()
-            own = result or own
-            if self._dataset_iterator.knows_end or result is None:
-                return own.batch
-            return (*self._dataset_iterator.step, result.batch)
-
-        if self._dataset_iterator.knows_end and self._dataset_iterator.is_over():
-            return None
-        found = share_batch(load, replica)
-        if self._dataset_iterator.knows_end:
-            return replace(own, batch=found)
-        self._dataset_iterator.follow(None if found is None else found[:2])
-        return None if found is None else replace(own, batch=found[2])
 
     # -- to a device ----------------------------------------------------------------------------------------------
 
@@ -382,6 +369,13 @@ class DataLoader:
     def shutdown(self) -> None:
         """:meth:`close`, by Energon 8's name for it."""
         self.close()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            "a loader cannot be copied or pickled: it has workers, and a place in the run that is its own",
+            fix="make another loader of its data set, and give that the place: "
+            "get_savable_loader(loader.dataset).with_restored_state_rank(loader.save_state_rank())",
+        )
 
     def __enter__(self) -> Self:
         return self

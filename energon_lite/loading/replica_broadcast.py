@@ -21,10 +21,12 @@ import torch.distributed as dist
 from energon_lite.errors import TopologyError, WorkerError
 from energon_lite.loading.executors.transport import pack, unpack
 from energon_lite.loading.iterators.collectives import broadcast_bytes, device_of
+from energon_lite.loading.iterators.iterator import DatasetIterator
+from energon_lite.loading.makers.pipeline import Result
 from energon_lite.tensors import map_tensors
 from energon_lite.worker_config import Replica
 
-__all__ = ["batch_checksum", "check_peers", "select_fields", "share_batch"]
+__all__ = ["batch_checksum", "check_peers", "select_fields", "share_result"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,34 @@ class _Failed:
     reason: str
 
 
-def share_batch(take: Callable[[], Any], replica: Replica) -> Any:
+def share_result(load: Callable[[], Result | None], iterator: DatasetIterator, replica: Replica) -> Result | None:
+    """The next result of the rank that loads for this one; None: the loop is over. Where only it knows that, it tells.
+
+    Args:
+        load: this rank's own next result.
+        iterator: where this rank is.
+        replica: the ranks.
+    """
+    own = Result(None)
+
+    def take() -> Any:
+        nonlocal own
+        result = load()
+        own = result or own
+        if iterator.knows_end or result is None:
+            return own.batch
+        return (*iterator.step, result.batch)
+
+    if iterator.knows_end and iterator.is_over():
+        return None
+    found = _share_batch(take, replica)
+    if iterator.knows_end:
+        return dataclasses.replace(own, batch=found)
+    iterator.follow(None if found is None else found[:2])
+    return None if found is None else dataclasses.replace(own, batch=found[2])
+
+
+def _share_batch(take: Callable[[], Any], replica: Replica) -> Any:
     """The next batch, made by one rank of the replica. All its ranks that need batches must call it, in step.
 
     Args:

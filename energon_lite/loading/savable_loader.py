@@ -53,9 +53,13 @@ class SavableDataLoader(DataLoader):
             StateError: it cannot be read.
             StateMismatchError: it belongs to other data or to another configuration; says what differs.
         """
-        self._forget_ahead()
-        self._dataset_iterator.restore(state)
-        self._in_step, self._delivered = False, self._dataset_iterator.cursor
+        self._turn.take()
+        try:
+            self._forget_ahead()
+            self._dataset_iterator.restore(state)
+            self._in_step, self._delivered = False, self._dataset_iterator.cursor
+        finally:
+            self._turn.holder = None
 
     def state_at(self, position: int) -> State:
         """The state of a run that has delivered so many micro-batches; the loader does not move.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import multiprocessing
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,3 +81,40 @@ def test_what_does_not_go_together(leaf_of: Callable[..., Path]) -> None:
         get_loader(one, worker_type="threads")
     with pytest.raises(UsageError, match="did you mean 'spawn'"):
         get_loader(one, multiprocessing_context="spawnn")
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_is_not_copied(leaf_of: Callable[..., Path], workers: int, copied: Callable[[Any], Any]) -> None:
+    with get_savable_loader(dataset(leaf_of(50), workers)) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(UsageError, match="cannot be copied or pickled") as refused:
+            copied(loader)
+        # What it advises, word by word.
+        assert refused.value.fix
+        names = {"get_savable_loader": get_savable_loader, "loader": loader}
+        with eval(refused.value.fix.split(": ", 1)[1], names) as other:
+            assert next(iter(other))["__key__"] == next(batches)["__key__"]
+
+
+@pytest.mark.parametrize("kind", ["fork", "spawn"])
+def test_workers_of_a_daemon(leaf_of: Callable[..., Path], kind: str) -> None:
+    """Processes that multiprocessing lets have none of their own, as those of its pools."""
+    receive, send = multiprocessing.get_context("fork").Pipe(duplex=False)
+
+    def body() -> None:
+        with pytest.raises(UsageError, match=r"(?s)daemon.*start_method='thread'.*num_workers=0") as refused:
+            next(iter(get_savable_loader(dataset(leaf_of(50), 2), worker_type=kind)))
+        found = []
+        for workers, other in ((2, "thread"), (0, kind)):
+            with get_savable_loader(dataset(leaf_of(50), workers), worker_type=other) as loader:
+                found.append(next(iter(loader))["__key__"])
+        send.send((str(refused.value), found))
+
+    process = multiprocessing.get_context("fork").Process(target=body, daemon=True)
+    process.start()
+    send.close()
+    _, found = receive.recv()
+    process.join(10)
+    assert found[0] == found[1] and process.exitcode == 0

@@ -74,6 +74,13 @@ class WorkerPool(Executor):
         self._poll = select.poll()
         method = self._options.start_method
         self._context = None if method == "thread" else multiprocessing.get_context(method)  # None: threads
+        if self._context is not None and multiprocessing.current_process().daemon:
+            raise UsageError(
+                "worker processes of a process that is a daemon (daemon=True, or of a multiprocessing.Pool): Python "
+                "lets it have none",
+                fix="give the loader start_method='thread', or its WorkerConfig num_workers=0; or start this process "
+                "with daemon=False",
+            )
         self._tickets = 0
         self._waiting: deque[int] = deque()  # submitted, not sent
         self._jobs: dict[int, Job] = {}  # submitted, not answered

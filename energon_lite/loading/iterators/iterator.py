@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from energon_lite.errors import UsageError
@@ -12,7 +14,43 @@ from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.pipeline import Address, Result
 from energon_lite.loading.makers.report import Report
 
-__all__ = ["DatasetIterator", "checked_steps"]
+__all__ = ["DatasetIterator", "Loop", "OneThread", "checked_steps"]
+
+
+@dataclass(slots=True)
+class Loop:
+    """A ``for`` loop over a loader. Over from a request for a batch until its delivery, so also after an error."""
+
+    is_begun: bool = False
+    is_over: bool = False
+
+
+class OneThread:
+    """Lets one thread at a time move a loader; one that comes in between gets an error, and changes nothing.
+
+    Attributes:
+        holder: the thread. Set to None when it is done: an assignment, for an interrupt may come after any call.
+    """
+
+    def __init__(self) -> None:
+        self.holder: int | None = None
+        self._lock = threading.Lock()
+
+    def take(self) -> None:
+        """Begin.
+
+        Raises:
+            UsageError: another thread has begun.
+        """
+        own = threading.get_ident()
+        with self._lock:
+            if self.holder not in (None, own):
+                raise UsageError(
+                    "another thread takes a batch from this loader, or restores it, at this moment",
+                    fix="take batches in one thread, and hand them to others through a queue.Queue; or put one "
+                    "threading.Lock around each next(); or make a loader for each thread, each with a rank of its own",
+                )
+            self.holder = own
 
 
 class DatasetIterator(ABC):
