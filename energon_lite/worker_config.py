@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from energon_lite.errors import TopologyError, UsageError
+from energon_lite.launcher import place_without_group
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -137,6 +138,7 @@ class WorkerConfig:
     restore_error_handler: ErrorHandler | None = None
     worker_debug_path: str | None = None
     worker_log_level: int = 0
+    _before_group: bool = field(default=False, init=False, repr=False, compare=False)  # guessed, without one
 
     #: As in Energon. Workers here have no order among themselves, so nothing ever moves it.
     worker_id_offset: ClassVar[int] = 0
@@ -293,17 +295,20 @@ class WorkerConfig:
     def default_worker_config(
         cls, num_workers: int = 4, data_parallel_group: ProcessGroup | None = None, *, seed_offset: int = 0
     ) -> WorkerConfig:
-        """Rank and world size from ``torch.distributed`` if it is initialised, else a single rank."""
+        """Rank and world size from ``torch.distributed`` if it is initialised, else from ``torchrun``'s ``RANK`` and
+        ``WORLD_SIZE``, else a single rank.
+
+        Raises:
+            UsageError: there is no process group, and ``srun`` or ``mpirun`` has started several processes.
+        """
         import torch.distributed as dist
 
         running = dist.is_available() and dist.is_initialized()
-        return cls(
-            rank=dist.get_rank(data_parallel_group) if running else 0,
-            world_size=dist.get_world_size(data_parallel_group) if running else 1,
-            num_workers=num_workers,
-            data_parallel_group=data_parallel_group,
-            seed_offset=seed_offset,
-        )
+        group = data_parallel_group
+        rank, size = (dist.get_rank(group), dist.get_world_size(group)) if running else place_without_group()
+        made = cls(rank=rank, world_size=size, num_workers=num_workers, seed_offset=seed_offset)
+        made.data_parallel_group, made._before_group = group, not running
+        return made
 
     @classmethod
     def from_mesh(

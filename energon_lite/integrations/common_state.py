@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from energon_lite.loading.iterators.collectives import gather_plain, is_running
+from energon_lite.loading.iterators.collectives import gather_states, is_running
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.states.merge import merged
@@ -22,5 +22,5 @@ def common_state(loader: SavableDataLoader, state: State | None = None) -> State
     state, config = loader.state_dict() if state is None else state, loader.worker_config
     if state["kind"] != "lanes" or config.world_size == 1 or not is_running():
         return state
-    states = gather_plain(state, group=config.data_parallel_group)
+    states = gather_states(state, config)
     return merged(states, [f"rank {rank}" for rank in range(len(states))])

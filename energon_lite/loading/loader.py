@@ -20,6 +20,7 @@ from energon_lite.loading.device import DeviceCopy
 from energon_lite.loading.device_prefetch import OneAhead
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.executors.pool_options import OnTimeout, PoolOptions, StartMethod
+from energon_lite.loading.iterators.collectives import check_place
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.iterator import DatasetIterator, Loop, OneThread, checked_steps
 from energon_lite.loading.iterators.lane_iterator import LaneIterator
@@ -200,6 +201,7 @@ class DataLoader:
         if self._in_step:
             self._forget_ahead()
             self._dataset_iterator.restore(self._dataset_iterator.state(self._delivered))
+        check_place(self.worker_config)
         self._dataset_iterator.start_loop()
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from typing_extensions import Self
 
 from energon_lite.errors import StateError
-from energon_lite.loading.iterators.collectives import broadcast_plain, gather_plain, is_running
+from energon_lite.loading.iterators.collectives import broadcast_plain, gather_states, is_running
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.makers.user_frames import short_traceback
@@ -107,12 +107,13 @@ class SavableDataLoader(DataLoader):
 
         Raises:
             StateMismatchError: the ranks are not at the same step.
+            TopologyError: a data-parallel rank is no process's, because several have the same one.
         """
         state = self.state_dict()
         if not is_running():
             return state if self.worker_config.saves_state else None
         if self.worker_config.world_size > 1:
-            states = gather_plain(state, group=self.worker_config.data_parallel_group)
+            states = gather_states(state, self.worker_config)
             names = [f"rank {rank}" for rank in range(len(states))]
             state = merged(states, names) if self.worker_config.reads else state
         return state if dist.get_rank() == global_dst_rank else None

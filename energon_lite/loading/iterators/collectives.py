@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from energon_lite.errors import TopologyError, UsageError
+from energon_lite.errors import TopologyError, UsageError, listed
+from energon_lite.launcher import launched_place
+from energon_lite.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -18,8 +20,10 @@ __all__ = [
     "broadcast_bytes",
     "broadcast_plain",
     "check_group",
+    "check_place",
     "device_of",
     "gather_plain",
+    "gather_states",
     "is_running",
 ]
 
@@ -78,6 +82,55 @@ def gather_plain(value: Any, *, group: ProcessGroup | None) -> list[Any]:
     payloads = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(size)]
     dist.all_gather(payloads, padded, group=group)
     return [json.loads(bytes(payload.cpu().numpy())) for payload in payloads]
+
+
+def gather_states(state: Any, config: WorkerConfig) -> list[Any]:
+    """The states of all ranks of the data-parallel group, on every one of them.
+
+    Raises:
+        TopologyError: a data-parallel rank is no process's, so that its batches are missing.
+    """
+    told = gather_plain([config.rank, state], group=config.data_parallel_group)
+    ranks = [rank for rank, _ in told]
+    if missing := sorted(set(range(config.world_size)) - set(ranks)):
+        raise TopologyError(
+            f"no process is data-parallel rank {listed(missing)} of {config.world_size}; the processes are ranks "
+            f"{listed(ranks)}: some have the same batches, and other batches come nowhere",
+            fix="give each its own rank: WorkerConfig.default_worker_config(), or from_mesh for a model in parts",
+        )
+    return [state for _, state in told]
+
+
+def check_place(config: WorkerConfig) -> None:
+    """Refuse a rank that, by the process group or the launcher, is another process's. No collective.
+
+    Ranks that share their batches (fewer data-parallel ranks than processes) can only be checked where they have a
+    ``data_parallel_group``; that of a mesh is right by itself.
+
+    Raises:
+        TopologyError: this process is another rank.
+    """
+    if config.replica is not None or not config.loads_data:
+        return
+    group, own = config.data_parallel_group, (config.rank, config.world_size)
+    if is_running():
+        place, by = (dist.get_rank(group), dist.get_world_size(group)), "the process group"
+        fix = "give WorkerConfig.default_worker_config(data_parallel_group=...), made after init_process_group"
+    else:
+        launched = launched_place()
+        if launched is None:
+            return
+        place, by = launched[:2], " and ".join(launched.names)
+        fix = (
+            f"give WorkerConfig(rank={place[0]}, world_size={place[1]}); or unset {by}, if they are not this process's"
+        )
+    is_shared = group is None and own[1] != place[1] and not config._before_group
+    if own != place and not is_shared:
+        raise TopologyError(
+            f"the loader is made for data-parallel rank {own[0]} of {own[1]}, and this process is rank {place[0]} of "
+            f"{place[1]}, says {by}",
+            fix=fix,
+        )
 
 
 def check_group(*, world_size: int, group: ProcessGroup | None) -> None:
