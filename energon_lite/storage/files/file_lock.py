@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
+from energon_lite.errors import DatasetError
 from energon_lite.storage.files.atomic_file import remove_if_there
 
-__all__ = ["lock", "only_one", "unlock"]
+__all__ = ["held_folder", "lock", "only_one", "unlock"]
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +60,35 @@ def unlock(file: int) -> None:
     """Give a lock back, also where a process that was forked meanwhile has the file open still."""
     with suppress(OSError):  # there are no locks here
         fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextmanager
+def held_folder(folder: str, doing: str) -> Iterator[None]:
+    """Let one process have a folder, until it ends in any way; the lock is the folder's, so no file is left over.
+
+    Args:
+        folder: it exists.
+        doing: what it is had for, as "prepares".
+
+    Raises:
+        DatasetError: another process has it. Never where there are no locks (some network file systems).
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DatasetError(
+                f"another process {doing} this folder at this moment",
+                where=folder,
+                fix="wait for its end; run this again if that failed, or had other arguments",
+            ) from None
+        except OSError as error:
+            _log.debug("no lock on %s: %s", folder, error)
+        yield
+    finally:
+        unlock(fd)
+        os.close(fd)
 
 
 @contextmanager

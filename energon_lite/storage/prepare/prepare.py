@@ -17,12 +17,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_lite.documents import parse_yaml
 from energon_lite.errors import UsageError, counted
 from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers
+from energon_lite.storage.files.file_lock import held_folder
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import check_count, open_index
@@ -206,12 +208,13 @@ def index_again(
     root = os.path.abspath(root)
     counts = nv_meta.read_info(root)
     names = [name for name in counts if counts[name]]
-    scans = ShardScans(root, names, workers=workers, rescan=True, progress=progress)
-    scans.run()
-    scan = merge_scans(scans)
-    for name in names:
-        check_count(root, name, scan.index.shard_counts.get(name, 0), counts[name])
-    return _write(scan, None, sqlite)
+    with held_folder(root, "prepares"):
+        scans = ShardScans(root, names, workers=workers, rescan=True, progress=progress)
+        scans.run()
+        scan = merge_scans(scans)
+        for name in names:
+            check_count(root, name, scan.index.shard_counts.get(name, 0), counts[name])
+        return _write(scan, None, sqlite)
 
 
 def _index_remote_again(url: str, tmp_path: str | None, sqlite: bool, progress: Progress | None) -> PrepareReport:
@@ -268,7 +271,7 @@ def prepare_folder(
         tmp_path: for a URL: a local folder for the small files until they are all made; None: the user's cache.
 
     Raises:
-        DatasetError: another rank failed, or has not done its share in time.
+        DatasetError: another rank failed, or has not done its share in time; or another process prepares the folder.
         UsageError: the folder is prepared already.
         ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
         EmptyDatasetError: no shards, or no samples in them.
@@ -291,17 +294,20 @@ def prepare_folder(
             remote.publish(scan)
             return replace(report, path=remote.url)
     root = os.path.abspath(path)
-    with ranks.together():
-        shards = find_shards(root, exclude)
-        if not ranks.rank and nv_meta.is_prepared(root) and not is_unfinished(root) and not force_overwrite:
-            raise _is_prepared(root)
-    scans = ShardScans(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
-    scans.run()
-    with ranks.together():
-        if ranks.rank:
-            return _share_report(scans)
-        scan = merge_scans(scans, skip_broken=skip_broken)
-        return _write(scan, choose(scan), sqlite)
+    with ExitStack() as held:
+        with ranks.together():
+            shards = find_shards(root, exclude)
+            if not ranks.rank:
+                held.enter_context(held_folder(root, "prepares"))
+                if nv_meta.is_prepared(root) and not is_unfinished(root) and not force_overwrite:
+                    raise _is_prepared(root)
+        scans = ShardScans(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
+        scans.run()
+        with ranks.together():
+            if ranks.rank:
+                return _share_report(scans)
+            scan = merge_scans(scans, skip_broken=skip_broken)
+            return _write(scan, choose(scan), sqlite)
 
 
 def prepare_dataset(
