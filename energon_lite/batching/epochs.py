@@ -41,16 +41,6 @@ class Stretches:
     edges: Sequence[int]
     sample: Ints | None = None
 
-    def of(self, positions: Ints) -> Ints:
-        """The stretch in which each of some positions is."""
-        return np.searchsorted(self.edges, positions, side="right")
-
-    def are_alike(self, positions: Ints) -> bool:
-        """Whether positions are in one stretch, and no sample is at two of them: they may come together."""
-        if len(np.unique(self.of(positions))) > 1:
-            return False
-        return self.sample is None or len(np.unique(self.sample[np.unique(positions)])) == len(np.unique(positions))
-
 
 #: Nothing has to be kept apart.
 ONE_STRETCH = Stretches((0,))

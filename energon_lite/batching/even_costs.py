@@ -18,6 +18,7 @@ What is costly to even out weighs more. Everything is integers, and a function o
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,7 +44,9 @@ _TRIES = 48
 _FULL = 97
 
 
-def even_costs(costs: Ints, sizes: Ints, limits: Sequence[int], home: Ints, count: int) -> Ints:
+def even_costs(
+    costs: Ints, sizes: Ints, limits: Sequence[int], home: Ints, count: int, owner: Ints | None = None
+) -> Ints:
     """The micro-batch for each sample of a step, so that all rows of costs are even.
 
     Args:
@@ -55,6 +58,8 @@ def even_costs(costs: Ints, sizes: Ints, limits: Sequence[int], home: Ints, coun
         home: the micro-batch that each sample is in, within the limits, ``[samples]``; a sample that is above a limit
             by itself is alone, and stays so.
         count: micro-batches of the step.
+        owner: equal where samples are copies of one, which go into different micro-batches, unless that fits nowhere,
+            ``[samples]``; None: there are none.
 
     Returns:
         ``[samples]``: numbers of micro-batches, which are places of the step.
@@ -82,7 +87,8 @@ def even_costs(costs: Ints, sizes: Ints, limits: Sequence[int], home: Ints, coun
     place = np.empty(len(home), dtype=np.int64)
     for block in range(blocks):
         mine = np.flatnonzero(block_of == block)
-        found = _even_block(shares[:, mine], sizes[:, mine], bounds, count // blocks)
+        owners = None if owner is None else owner[mine]
+        found = _even_block(shares[:, mine], sizes[:, mine], bounds, count // blocks, owners)
         if found is None:
             homes, own = np.unique(home[mine], return_inverse=True)
             found = _arranged(of_homes[:, homes], count // blocks)[own]
@@ -167,9 +173,9 @@ def _blocks(count: int) -> int:
     return blocks
 
 
-def _even_block(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints | None:
-    reserved = place_outsized(shares, sizes, limits, count)
-    bins = MovableSamples(shares, sizes, limits, _deal(shares, sizes, limits, count, reserved), count)
+def _even_block(shares: Ints, sizes: Ints, limits: Ints, count: int, owner: Ints | None) -> Ints | None:
+    reserved = place_outsized(shares, sizes, limits, count, owner)
+    bins = MovableSamples(shares, sizes, limits, _deal(shares, sizes, limits, count, reserved, owner), count, owner)
     for turn in range(_ROUNDS):
         bins.exchange_singles(turn)
     if not bins.mend():
@@ -181,24 +187,35 @@ def _even_block(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints | N
     return bins.place()
 
 
-def _deal(shares: Ints, sizes: Ints, limits: Ints, count: int, reserved: Ints | None = None) -> Ints:
+def _deal(
+    shares: Ints, sizes: Ints, limits: Ints, count: int, reserved: Ints | None = None, owner: Ints | None = None
+) -> Ints:
     """The costliest first, each to the micro-batch whose columns have least of what it is made of; where none holds it,
-    to the one that it overfills least. What is reserved is where it is."""
+    to the one that it overfills least. What is reserved is where it is. Copies go to different ones while there are."""
     columns = RankColumns(shares, count)
     place = np.full(shares.shape[1], -1, dtype=np.int64) if reserved is None else reserved.copy()
     pull = columns.pulls(loads_of(shares, place, count)).T.copy()
     room = limits - loads_of(sizes, place, count).T
     order = np.argsort(-shares.max(axis=0), kind="stable")
+    copies: dict[int, set[int]] = defaultdict(set)  # where those of an owner are
     for bundle in _bundles(order[place[order] < 0], count):
         cost, size = shares[:, bundle].sum(axis=1), sizes[:, bundle].sum(axis=1)
         fullness = pull @ cost
         fits = (room >= size).all(axis=1)
+        owners = [] if owner is None else owner[bundle].tolist()
+        apart = fits.copy()
+        apart[[one for each in owners for one in copies[each]]] = False
+        fits = apart if apart.any() else fits
         if fits.any():
             fullness[~fits] = np.iinfo(np.int64).max
             best = int(fullness.argmin())
         else:
             best = int(((size - room) * UNIT // np.maximum(limits, 1)).max(axis=1).argmin())
         place[bundle] = best
+        for each in owners:
+            copies[each].add(best)
+            if len(copies[each]) == count:
+                copies[each].clear()
         pull += columns.near_to(best) * cost
         room[best] -= size
     return place

@@ -38,10 +38,13 @@ class MovableSamples:
         loads: what each micro-batch costs, ``[rows, count]``.
         pull: of each place (:meth:`RankColumns.pulls`), ``[rows, count]``.
         held: what each micro-batch holds, ``[limits, count]``.
+        owner: equal where samples are copies of one, ``[samples]``; None: there are none.
     """
 
-    def __init__(self, shares: Ints, sizes: Ints, limits: Ints, place: Ints, count: int):
+    def __init__(self, shares: Ints, sizes: Ints, limits: Ints, place: Ints, count: int, owner: Ints | None = None):
         self.none, self.count, self.limits = len(place), count, limits
+        self.owner = None if owner is None else owner.tolist()
+        self.most = [] if owner is None else (-(-np.bincount(owner) // count)).tolist()
         self.columns = RankColumns(shares, count)
         # The number for none has no cost and takes up nothing.
         self.shares, self.sizes = (np.pad(values, ((0, 0), (0, 1))) for values in (shares, sizes))
@@ -206,16 +209,29 @@ class MovableSamples:
         pull = self.pull[:, high] - self.pull[:, low] - self.columns.apart(high, low) * moved
         if over.sum() > 0 or (over.sum() == 0 and (over.any() or not (always or int((moved * pull).sum()) > 0))):
             return
+        members = [
+            [one for one in self.table[number, : self.filled[number]].tolist() if one not in gone] + come
+            for number, gone, come in ((high, give, take), (low, take, give))
+        ]
+        # What is too full is mended at any price.
+        if over.sum() == 0 and (self._meet(members[0], take) or self._meet(members[1], give)):
+            return
         self.held[:, [high, low]] = after
         self.loads[:, [high, low]] += np.stack([-moved, moved], axis=1)
         self.pull -= ((self.columns.near_to(high) - self.columns.near_to(low)) * moved).T
-        for number, gone, come in ((high, give, take), (low, take, give)):
-            kept = [one for one in self.table[number, : self.filled[number]].tolist() if one not in gone] + come
+        for number, kept in zip((high, low), members, strict=True):
             if len(kept) >= self.table.shape[1]:
                 self.table = np.pad(self.table, ((0, 0), (0, len(kept))), constant_values=self.none)
             self.table[number] = self.none
             self.table[number, : len(kept)] = kept
             self.filled[number] = len(kept)
+
+    def _meet(self, members: list[int], come: list[int]) -> bool:
+        """Whether a micro-batch of these would have more copies of one that has come than it must."""
+        if self.owner is None:
+            return False
+        owners = [self.owner[one] for one in members]
+        return any(owners.count(self.owner[one]) > self.most[self.owner[one]] for one in come)
 
     @staticmethod
     def _overfull(held: Ints, change: Ints, limit: int | Ints) -> Ints:

@@ -29,7 +29,7 @@ _WORTH, _FIRST, _DEAR, _SETTINGS = 1024, 64, 1 << 20, 12
 _MORE, _TIMES = 64, 4
 
 
-def place_outsized(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints:
+def place_outsized(shares: Ints, sizes: Ints, limits: Ints, count: int, owner: Ints | None = None) -> Ints:
     """Micro-batches of outsized samples, and of what fills the columns that they are in.
 
     Args:
@@ -37,6 +37,7 @@ def place_outsized(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints:
         sizes: what samples take up, ``[limits, samples]``; tokens first.
         limits: what a micro-batch may hold, ``[limits]``.
         count: micro-batches.
+        owner: equal where samples are copies of one, ``[samples]``; None: there are none.
 
     Returns:
         ``[samples]``, -1 for all that may go anywhere.
@@ -52,6 +53,7 @@ def place_outsized(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints:
         True
     """
     place = np.full(shares.shape[1], -1, dtype=np.int64)
+    owner = np.arange(len(place)) if owner is None else owner
     held, others = np.zeros((count, len(limits)), dtype=np.int64), np.ones(count, dtype=bool)
     largest = shares.max(axis=0)
     several = [count // width for width in levels_of(count) if count // width >= _TURNS]
@@ -72,8 +74,9 @@ def place_outsized(shares: Ints, sizes: Ints, limits: Ints, count: int) -> Ints:
         for one in free[_cheapest(shares[:, free], sizes[0, free], room, shares[:, sample], turns * UNIT)].tolist():
             fits = column[(held[column] + sizes[:, one] <= limits).all(axis=1)]
             if len(fits):
-                place[one] = fits[0]
-                held[fits[0]] += sizes[:, one]
+                copies = np.bincount(place[(place >= 0) & (owner == owner[one])], minlength=count)
+                place[one] = fits[copies[fits].argmin()]
+                held[place[one]] += sizes[:, one]
     return place
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
 from energon_lite.batching.copies import keep_apart
 from energon_lite.batching.cost_model import IMAGES, TOKENS, CostModel
-from energon_lite.batching.epochs import ONE_STRETCH, Stretches
 from energon_lite.batching.even_costs import arrange_costs, even_costs, fit_limits
 from energon_lite.batching.micro_batches import MicroBatches, concatenate
 from energon_lite.batching.token_lengths import Lengths
@@ -101,7 +100,7 @@ class CostColumns:
 
 
 def even_step_costs(
-    batches: MicroBatches, capacity: Capacity | None, costs: StepCosts, stretches: Stretches = ONE_STRETCH
+    batches: MicroBatches, capacity: Capacity | None, costs: StepCosts, sample: Ints | None = None
 ) -> MicroBatches:
     """The micro-batches of one step with all costs as even as can be found, in an order in which the sums of ranks are
     even, too: in turn ``t``, rank ``r`` of ``w`` takes number ``t * w + r``.
@@ -113,31 +112,26 @@ def even_step_costs(
         batches: those of one step.
         capacity: what a packed micro-batch may hold; None: nothing is exchanged.
         costs: of the chunk that they are from.
-        stretches: what has to be kept apart.
+        sample: the number of the sample at each position of the chunk; None: none comes twice.
     """
     if batches.packed and capacity is not None and len(batches.sample):
-        stretch = stretches.of(batches.sample[np.minimum(batches.offsets[:-1], len(batches.sample) - 1)])
-        parts = [
-            _evened(batches.select(np.flatnonzero(stretch == one)), capacity, costs, stretches.sample)
-            for one in np.unique(stretch)
-        ]
-        if len(parts) == 1 and parts[0][1]:
-            return parts[0][0]
-        batches = concatenate([part for part, _ in parts], [0] * len(parts))
+        even = _evened(batches, capacity, costs, sample)
+        if even is not None:
+            return even
     return batches.select(np.argsort(arrange_costs(costs.of_batches(batches)), kind="stable"))
 
 
-def _evened(
-    batches: MicroBatches, capacity: Capacity, costs: StepCosts, sample: Ints | None
-) -> tuple[MicroBatches, bool]:
-    """Micro-batches evened out, and whether they are in the order of their places."""
+def _evened(batches: MicroBatches, capacity: Capacity, costs: StepCosts, sample: Ints | None) -> MicroBatches | None:
+    """Micro-batches evened out, in the order of their places; None if copies of a sample cannot be kept apart then."""
     sizes, limits = costs.sizes(batches, capacity)
     home = np.repeat(np.arange(len(batches)), batches.rows())
-    even = _put(
-        batches, even_costs(costs.of(batches, capacity.multiple), sizes, limits, home, len(batches)), len(batches)
-    )
-    if sample is None:
-        return even, True
+    owner = None if sample is None else np.unique(sample[batches.sample], return_inverse=True)[1]
+    if owner is not None and int(owner.max()) + 1 == len(owner):
+        owner = None  # no sample comes twice in this step
+    place = even_costs(costs.of(batches, capacity.multiple), sizes, limits, home, len(batches), owner)
+    even = _put(batches, place, len(batches))
+    if sample is None or owner is None:
+        return even
     sizes, _ = costs.sizes(even, capacity)
     images = sizes[-1] if len(limits) > 1 else np.zeros_like(sizes[0])
     most = limits[-1] if len(limits) > 1 else 0
@@ -146,7 +140,7 @@ def _evened(
         return sum(sizes) <= limits[0] and sum(images) <= most
 
     apart = keep_apart(even, sample, sizes[0], images, fits)
-    return (apart, True) if len(apart) == len(batches) else (batches, False)
+    return apart if len(apart) == len(batches) else None
 
 
 def within_image_limit(batches: MicroBatches, capacity: Capacity, costs: StepCosts) -> MicroBatches:

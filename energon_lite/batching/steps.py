@@ -17,12 +17,14 @@ import numpy as np
 from energon_lite.batching.balance import assign
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.copies import keep_apart
-from energon_lite.batching.epochs import ONE_STRETCH, Stretches
 from energon_lite.batching.exchange import exchange_samples
-from energon_lite.batching.micro_batches import MicroBatches, concatenate
+from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.step_costs import StepCosts
 
-__all__ = ["even_step", "rank_slot", "whole_steps"]
+__all__ = ["STEP_VERSION", "even_step", "rank_slot", "whole_steps"]
+
+#: Raised when steps of the same micro-batches would be others than before; written into states, which are then refused.
+STEP_VERSION = 2
 
 #: Samples are exchanged inside groups of so many micro-batches, the first of these numbers that divides the step: the
 #: work then grows with the step, not with its square.
@@ -36,7 +38,7 @@ def whole_steps(
     batches: MicroBatches,
     step: int,
     capacity: Capacity | None = None,
-    stretches: Stretches = ONE_STRETCH,
+    sample: Ints | None = None,
     costs: StepCosts | None = None,
 ) -> MicroBatches:
     """Divide the samples of the last step among as many micro-batches as the others have.
@@ -49,7 +51,8 @@ def whole_steps(
         batches: in the order of the steps.
         step: micro-batches in a step.
         capacity: what a packed micro-batch may hold; None: halve.
-        stretches: what has to be kept apart: where the step has such samples, halve, too.
+        sample: the number of the sample at each position of the chunk, for copies to go into different micro-batches;
+            None: none comes twice.
         costs: they limit images beside the capacity; None: nothing does.
 
     Example:
@@ -62,12 +65,13 @@ def whole_steps(
     start = int(batches.offsets[first])
     lengths = batches.length[start:]
     assignments = None
-    if batches.packed and capacity is not None and stretches.are_alike(batches.sample[start:]):
+    if batches.packed and capacity is not None:
         if costs is None:
             sizes, limits = capacity.sizes(lengths)[None], [capacity.limit]
         else:
             sizes, limits = costs.sizes(batches, capacity)
-        assignments = _assigned(sizes[:, -len(lengths) :].T.tolist(), step, limits)
+        owner = np.arange(len(batches.sample)) if sample is None else sample[batches.sample]
+        assignments = _assigned(sizes[:, -len(lengths) :].T.tolist(), step, limits, owner[start:].tolist())
     if assignments is None:
         assignments = _halved(lengths, (batches.offsets[first:] - start).tolist(), step)
     entries = np.concatenate([np.arange(start), *(start + share for share in assignments)])
@@ -75,17 +79,26 @@ def whole_steps(
     return batches.regrouped(entries, rows, later=len(lengths))
 
 
-def _assigned(sizes: list[list[int]], count: int, limits: Sequence[int]) -> list[Ints] | None:
-    """Numbers of the samples of each of ``count`` assignments; None if one would exceed a limit."""
+def _assigned(sizes: list[list[int]], count: int, limits: Sequence[int], owner: Sequence[int]) -> list[Ints] | None:
+    """Numbers of the samples of each of ``count`` assignments; None if one would exceed a limit, or have two samples of
+    one owner."""
     assignments: list[list[int]] = [[] for _ in range(count)]
+    owners: list[set[int]] = [set() for _ in range(count)]
     heap = [([0] * len(limits), number) for number in range(count)]
     for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number][0], number)):
+        passed = []
+        while heap and owner[number] in owners[heap[0][1]]:
+            passed.append(heapq.heappop(heap))
+        if not heap:
+            return None
         loads, share = heapq.heappop(heap)
         after = [load + size for load, size in zip(loads, sizes[number], strict=True)]
         if any(load > limit for load, limit in zip(after, limits, strict=True)):
             return None
         assignments[share].append(number)
-        heapq.heappush(heap, (after, share))
+        owners[share].add(owner[number])
+        for one in (*passed, (after, share)):
+            heapq.heappush(heap, one)
     return [np.array(sorted(share), dtype=np.int64) for share in assignments]
 
 
@@ -104,7 +117,7 @@ def _halved(lengths: Ints, edges: list[int], count: int) -> list[Ints]:
     return [np.arange(first, stop) for first, stop in pairwise(edges)]
 
 
-def even_step(batches: MicroBatches, capacity: Capacity | None, stretches: Stretches = ONE_STRETCH) -> MicroBatches:
+def even_step(batches: MicroBatches, capacity: Capacity | None, sample: Ints | None = None) -> MicroBatches:
     """The micro-batches of one step with attention cost, and tokens, as equal as can be found, costliest first.
 
     Between packed ones, samples are exchanged (:func:`~energon_lite.batching.exchange.exchange_samples`). Padded ones
@@ -113,15 +126,10 @@ def even_step(batches: MicroBatches, capacity: Capacity | None, stretches: Stret
     Args:
         batches: those of one step.
         capacity: what a packed micro-batch may hold; None: nothing is exchanged.
-        stretches: what has to be kept apart.
+        sample: the number of the sample at each position of the chunk; None: none comes twice.
     """
     if batches.packed and capacity is not None and len(batches.sample):
-        stretch = stretches.of(batches.sample[np.minimum(batches.offsets[:-1], len(batches.sample) - 1)])
-        parts = [
-            _exchanged(batches.select(np.flatnonzero(stretch == one)), capacity, stretches.sample)
-            for one in np.unique(stretch)
-        ]
-        batches = concatenate(parts, [0] * len(parts))
+        batches = _exchanged(batches, capacity, sample)
     return batches.select(np.argsort(-batches.attention(), kind="stable"))
 
 

@@ -68,9 +68,9 @@ class PlannedChunk:
         """What each of ``count`` micro-batches from ``first`` on is made of, which are a step, evened out."""
         step = self.batches.select(np.arange(first, first + count))
         if self.costs is None:
-            even = even_step(step, self.capacity, self.stretches)
+            even = even_step(step, self.capacity, self.stretches.sample)
         else:
-            even = even_step_costs(step, self.capacity, self.costs, self.stretches)
+            even = even_step_costs(step, self.capacity, self.costs, self.stretches.sample)
         return [self._spans(even, number) for number in range(count)]
 
     def _spans(self, batches: MicroBatches, number: int) -> list[Span]:
@@ -240,7 +240,7 @@ class TokenPlan(Plan):
             batches = within_image_limit(batches, capacity, costs)
         if self.step is None:
             return PlannedChunk(batches, addresses, lengths, stretches=stretches)
-        batches = whole_steps(batches, self.step, capacity, stretches, costs)
+        batches = whole_steps(batches, self.step, capacity, stretches.sample, costs)
         return PlannedChunk(batches, addresses, lengths, capacity, stretches, costs)
 
 

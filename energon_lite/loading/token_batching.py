@@ -14,6 +14,7 @@ from energon_lite.batching.capacity import Ints, at_least_one, checked_lengths
 from energon_lite.batching.cost_file import read_cost_model
 from energon_lite.batching.cost_model import IMAGES, TOKENS, CostModel
 from energon_lite.batching.step_costs import CostColumns
+from energon_lite.batching.steps import STEP_VERSION
 from energon_lite.batching.strategy import (
     CHUNK,
     PLAN_VERSION,
@@ -172,7 +173,7 @@ def plan_by_tokens(
         **batching.settings(),
         "length_column": batching.length_column,
         "plan_chunk": chunk,
-        **({} if step is None else {"micro_batches_per_step": step}),
+        **({} if step is None else {"micro_batches_per_step": step, "step_version": STEP_VERSION}),
         **({} if batching.costs is None else {"costs": batching.costs.by_feature()}),
         **({} if batching.max_images is None else {"max_images": batching.max_images}),
     }

@@ -106,8 +106,9 @@ def test_every_sample_comes_once_in_each_epoch(made: Any, document: dict[str, An
 
 @cases
 def test_epochs_are_kept_apart(made: Any, document: dict[str, Any], chunk: int, step: Any) -> None:
-    """No micro-batch has what comes before the end of an epoch of everything, and what comes behind. Copies of a
-    sample are in the order of their epochs, and in different micro-batches, if there are enough of them."""
+    """No micro-batch has what comes before the end of an epoch of everything, and what comes behind; a step has it
+    only if the end is inside of it. Copies of a sample are in the order of their epochs, and in different
+    micro-batches, if there are enough of them."""
     order, sizes = made
     lengths = [lengths_of(size, seed) for seed, size in enumerate(sizes)]
     plan = TokenPlan(order, from_dict(document), lengths, seed=3, chunk=chunk, step=step)
@@ -130,17 +131,18 @@ def test_epochs_are_kept_apart(made: Any, document: dict[str, Any], chunk: int, 
         seen: set[Any] = set()
         latest: Counter[Any] = Counter()
         last = 0
-        if step is None:
-            for part in parts:
-                assert len(part) == 0 or last <= stretch[part].min() == stretch[part].max()
-                last = stretch[part].max(initial=last)
-        else:
+        if step is not None:
             parts = [
                 np.array([place_of[piece[:3]] for piece in pieces], dtype=np.int64)
                 for place_of in [{row: place for place, row in enumerate(planned.addresses.rows())}]
                 for turn in range(0, len(batches), step)
                 for pieces in planned.step_spans(turn, step)
             ]
+        apart = step is None or planned.capacity is None  # packed micro-batches of a step exchange their samples
+        for turn in range(0, len(parts), step or 1):
+            together = stretch[np.concatenate(parts[turn : turn + (step or 1)])]
+            assert len(together) == 0 or last <= together.min()
+            last = together.max(initial=last)
         for number, part in enumerate(parts):
             here: dict[Any, set[int]] = defaultdict(set)
             for place in part.tolist():
@@ -152,10 +154,12 @@ def test_epochs_are_kept_apart(made: Any, document: dict[str, Any], chunk: int, 
                 assert step is not None or all(latest[owner] <= one for one in new), "a later epoch came before"
                 seen |= {(owner, one) for one in new}
                 latest[owner] = max(new, default=latest[owner])
-            assert len(set(stretch[part])) <= 1
+            assert len(set(stretch[part])) <= 1 or not apart
+            turn = number - number % (step or 1)
+            together = stretch[part if apart else np.concatenate(parts[turn : turn + (step or 1)])]
             for (leaf, index), cycles in here.items():
-                one = stretch[part[0]]
-                assert len(cycles) <= -(-copies[one, leaf, index] // fewest[one - 1]), (number, leaf, index)
+                most = max(-(-copies[one, leaf, index] // fewest[one - 1]) for one in set(together.tolist()))
+                assert len(cycles) <= most, (number, leaf, index)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document["strategy"])
@@ -185,7 +189,8 @@ def test_an_epoch_of_one_data_set_is_a_closed_set(document: dict[str, Any], chun
 def test_small_data_with_any_chunk(
     document: dict[str, Any], size: int, chunk: int, step: int | None, repeat: bool
 ) -> None:
-    """Each sample once in each epoch, none twice in a micro-batch, and no micro-batch of two epochs."""
+    """Each sample once in each epoch, none twice in a micro-batch, and no micro-batch of two epochs, but in a step that
+    has the end of one in it."""
     chunk = max(chunk, size // 20)  # a plan for each few samples takes its time
     leaf, lengths = LeafOrder(size, 1), lengths_of(size, 0)
     order = BlendOrder([leaf], [1.0], 0) if repeat else EpochBlendOrder([leaf], [1.0], 5, repeat=False)
@@ -193,12 +198,21 @@ def test_small_data_with_any_chunk(
     shown: dict[int, Counter[int]] = defaultdict(Counter)
     for number in range(-(-2 * size // chunk) if repeat else plan.count(0) or 0):
         planned = plan.make(0, number)
-        for micro_batch in range(len(planned)):
-            spans = planned.spans(micro_batch)
-            assert len({(index, start) for _, index, _, start, *_ in spans}) == len(spans)  # pieces of one may meet
-            assert len({epoch for _, _, epoch, *_ in spans}) <= 1
-            for _, index, epoch, _, tokens, _ in spans:
-                shown[epoch][index] += tokens
+        steps = (
+            [planned.step_spans(first, step) for first in range(0, len(planned), step)]
+            if step
+            else [[planned.spans(micro_batch)] for micro_batch in range(len(planned))]
+        )
+        last = 0
+        for micro_batches in steps:
+            epochs = [{epoch for _, _, epoch, *_ in spans} for spans in micro_batches]
+            assert last <= min(set().union(*epochs), default=last)
+            last = max(set().union(*epochs), default=last)
+            for spans, mixed in zip(micro_batches, epochs, strict=True):
+                assert len(mixed) <= 1 or planned.capacity is not None
+                assert len({(index, start) for _, index, _, start, *_ in spans}) == len(spans)  # pieces of one may meet
+                for _, index, epoch, _, tokens, _ in spans:
+                    shown[epoch][index] += tokens
         missing = {*planned.addresses.index.tolist()} - {index for counts in shown.values() for index in counts}
         assert len(missing) <= planned.batches.counts.dropped_samples
     for epoch in range(2 if repeat else 1):
