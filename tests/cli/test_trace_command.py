@@ -27,12 +27,31 @@ from energon_lite import (
 )
 from energon_lite.cli.main import main
 from energon_lite.cli.trace import chrome_events, read_runs
+from energon_lite.loading.makers import stage_timer
 from energon_lite.storage.index.columns import write_column
 
 
 class Slow(TaskEncoder):
     def encode_sample(self, sample: Any) -> Any:
         time.sleep(0.02 if sample.text == "a-7" else 0.001)
+        return sample
+
+
+class Clock:
+    """Stands for the module ``time`` where stages are timed: an eighth of a second passes with each look, and what a
+    hook says. So nothing that the machine does besides counts."""
+
+    now = 0.0
+
+    @classmethod
+    def monotonic(cls) -> float:
+        cls.now += 1 / 8
+        return cls.now
+
+
+class SlowByClock(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        Clock.now += 500 if sample.text == "a-7" else 100
         return sample
 
 
@@ -96,7 +115,7 @@ class Replaced(TaskEncoder):
 
 def _loader(path: Any, trace: Any, kind: str = "slow", workers: int = 0, **kwargs: Any) -> SavableDataLoader:
     config = WorkerConfig(rank=kwargs.pop("rank", 0), world_size=kwargs.pop("world", 1), num_workers=workers)
-    encoder = {"slow": Slow, "plain": TaskEncoder, "packs": Packs}[kind]()
+    encoder = {"slow": Slow, "clock": SlowByClock, "plain": TaskEncoder, "packs": Packs}[kind]()
     data = {"packing_buffer_size": 4} if kind == "packs" else {}
     dataset = get_train_dataset(path, batch_size=4, task_encoder=encoder, worker_config=config, **data)
     return get_savable_loader(dataset, trace=trace, **kwargs)
@@ -221,8 +240,13 @@ def traced(leaf_of: Any, tmp_path: Path) -> Path:
     return file
 
 
-def test_the_tables(traced: Path) -> None:
-    result = CliRunner().invoke(main, ["trace", str(traced), "--slowest", "3"])
+def test_the_tables(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_timer, "time", Clock)
+    file = tmp_path / "trace.jsonl"
+    with _loader(leaf_of(30), file, "clock", workers=1, start_method="fork") as loader:
+        for _ in zip(range(15), loader, strict=False):  # two epochs
+            pass
+    result = CliRunner().invoke(main, ["trace", str(file), "--slowest", "3"])
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert lines[0].startswith("15 batches, 60 samples") and "the trainer waited" in lines[0]
@@ -231,6 +255,8 @@ def test_the_tables(traced: Path) -> None:
     assert abs(sum(shares) - 100) < 1 and max(shares) == shares[2]
     assert lines[10].startswith("slowest samples") and len(lines) == 14
     assert [line.split()[0] for line in lines[11:13]] == ["a-7", "a-7"]
+    assert all(500_000 < float(line.split()[1]) < 501_000 for line in lines[11:13])
+    assert 100_000 < float(lines[13].split()[1]) < 101_000
 
 
 def test_when_a_sample_was_seen(traced: Path) -> None:
