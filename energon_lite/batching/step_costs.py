@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -143,27 +144,33 @@ def _evened(batches: MicroBatches, capacity: Capacity, costs: StepCosts, sample:
     return apart if len(apart) == len(batches) else None
 
 
-def within_image_limit(batches: MicroBatches, capacity: Capacity, costs: StepCosts) -> MicroBatches:
+def within_image_limit(
+    batches: MicroBatches, capacity: Capacity, costs: StepCosts, edges: Sequence[int] = (0,)
+) -> MicroBatches:
     """Micro-batches none of which has too many images; a sample that has too many by itself is alone.
 
-    Images are exchanged for text with neighbours, which stay within the capacity. Where all of them have many, there
-    are more micro-batches than before.
+    Images are exchanged for text with neighbours of the same epoch, which stay within the capacity. Where all of them
+    have many, there are more micro-batches than before.
 
     Args:
         batches: of a chunk.
         capacity: what they may hold.
         costs: of the chunk; they limit images, or nothing is done.
+        edges: of the chunk's stretches (:class:`~energon_lite.batching.epochs.Stretches`), which stay apart.
     """
     sizes, limits = costs.sizes(batches, capacity)
-    if len(limits) < 2 or not batches.packed:
+    if len(limits) < 2 or not batches.packed or not len(batches):
         return batches
     home = np.repeat(np.arange(len(batches)), batches.rows())
     images = np.bincount(home, weights=sizes[1], minlength=len(batches)).astype(np.int64)
-    crowded = np.flatnonzero((images > limits[1]) & (batches.rows() > 1)) // _WINDOW
+    crowded = (images > limits[1]) & (batches.rows() > 1)
+    stretch = np.searchsorted(edges, batches.sample[batches.offsets[:-1]], side="right")
+    begins = [*np.flatnonzero(np.diff(stretch, prepend=-1)).tolist(), len(batches)]
+    windows = [first for begin, stop in pairwise(begins) for first in range(begin, stop, _WINDOW)]
     parts = []
-    for window in range(-(-len(batches) // _WINDOW)):
-        part = batches.select(np.arange(window * _WINDOW, min((window + 1) * _WINDOW, len(batches))))
-        if window in crowded:
+    for first, stop in pairwise([*windows, len(batches)]):
+        part = batches.select(np.arange(first, stop))
+        if crowded[first:stop].any():
             sizes, limits = costs.sizes(part, capacity)
             home = np.repeat(np.arange(len(part)), part.rows())
             place = fit_limits(sizes, limits, home, len(part))

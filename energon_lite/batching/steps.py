@@ -23,7 +23,8 @@ from energon_lite.batching.step_costs import StepCosts
 
 __all__ = ["STEP_VERSION", "even_step", "rank_slot", "whole_steps"]
 
-#: Raised when steps of the same micro-batches would be others than before; written into states, which are then refused.
+#: Raised when the same micro-batches would make other steps than before, or a limit of images other micro-batches;
+#: written into states, which are then refused.
 STEP_VERSION = 2
 
 #: Samples are exchanged inside groups of so many micro-batches, the first of these numbers that divides the step: the

@@ -237,7 +237,7 @@ class TokenPlan(Plan):
         costs = None if self.costs is None else _costs_at(addresses, lengths, self.costs)
         capacity = packing_capacity(self.strategy)
         if costs is not None and capacity is not None:
-            batches = within_image_limit(batches, capacity, costs)
+            batches = within_image_limit(batches, capacity, costs, stretches.edges)
         if self.step is None:
             return PlannedChunk(batches, addresses, lengths, stretches=stretches)
         batches = whole_steps(batches, self.step, capacity, stretches.sample, costs)

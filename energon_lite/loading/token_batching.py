@@ -173,9 +173,10 @@ def plan_by_tokens(
         **batching.settings(),
         "length_column": batching.length_column,
         "plan_chunk": chunk,
-        **({} if step is None else {"micro_batches_per_step": step, "step_version": STEP_VERSION}),
+        **({} if step is None else {"micro_batches_per_step": step}),
         **({} if batching.costs is None else {"costs": batching.costs.by_feature()}),
         **({} if batching.max_images is None else {"max_images": batching.max_images}),
+        **({} if step is None and batching.max_images is None else {"step_version": STEP_VERSION}),
     }
     columns: list[tuple[Lengths, ...]] = [(column,) for column in lengths]
     if key_lengths is not None:

@@ -66,7 +66,10 @@ def epochs_of(step: list[list[Span]]) -> set[int]:
     return {epoch for spans in step for _, _, epoch, *_ in spans}
 
 
-@pytest.mark.parametrize(("count", "step", "ranks"), [(12_000, 256, 64), (3000, 64, 16), (3000, 64, 8), (2000, 48, 12)])
+@pytest.mark.parametrize(
+    ("count", "step", "ranks"),
+    [pytest.param(12_000, 256, 64, marks=pytest.mark.slow), (3000, 64, 16), (3000, 64, 8), (2000, 48, 12)],
+)
 def test_the_end_of_an_epoch_makes_no_step_uneven(count: int, step: int, ranks: int) -> None:
     """About every third step has the end of an epoch in it."""
     planned = plan_of(count, step).make(0, 0)
@@ -113,6 +116,23 @@ def test_each_comes_once_an_epoch_and_all_steps_are_even(
     assert [sorted(spans) for spans in resumed.batches(places)] == [sorted(spans) for spans in made]
 
 
+@settings(max_examples=examples(10))
+@given(count=st.integers(20, 600), most=st.integers(5, 9), seed=st.integers(0, 9))
+def test_a_limit_of_images_mixes_no_epochs(count: int, most: int, seed: int) -> None:
+    """Without steps, each micro-batch is of one epoch."""
+    rng = np.random.default_rng(seed)
+    lengths, images = rng.integers(1, 61, count), rng.integers(0, 6, count)
+    order = BlendOrder([LeafOrder(count, 1)], [1.0], 0)
+    columns = [CostColumns(None, {"images": images}, most)]
+    planned = TokenPlan(order, BestFit(Capacity(100)), [lengths], chunk=2000, costs=columns).make(0, 0)
+    for number in range(len(planned)):
+        spans = planned.spans(number)
+        index = [index for _, index, *_ in spans]
+        assert len(epochs_of([spans])) == 1 and len(set(index)) == len(index)
+        assert sum(span[4] for span in spans) <= 100 and images[index].sum() <= most
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("costs", [True, False])
 def test_an_epochs_end_hardly_takes_time(costs: bool) -> None:
     """By processor time, each the least of three: a step of 200 and 56 micro-batches was planned in 17 seconds."""
