@@ -20,6 +20,7 @@ def test_another_shell() -> None:
     assert CliRunner().invoke(main, ["completion", "tcsh"]).exit_code == 2
 
 
+@pytest.mark.slow
 def test_what_the_script_asks_for() -> None:
     asked = {"_ENERGON_LITE_COMPLETE": "bash_complete", "COMP_WORDS": "energon-lite l", "COMP_CWORD": "1"}
     program = "from energon_lite.cli.main import main; main(prog_name='energon-lite')"

@@ -102,6 +102,7 @@ def test_the_commands_of_its_readme_run_again_and_change_nothing(
             assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
 def test_it_trains_and_goes_on(project: Path) -> None:
     """Resumed with another number of workers, it is where a run is that was never stopped."""
     first = run(project, "--steps", "10", "--workers", "0")
@@ -115,6 +116,7 @@ def test_it_trains_and_goes_on(project: Path) -> None:
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
 
 
+@pytest.mark.slow
 def test_it_goes_on_on_two_ranks_and_back(project: Path, tmp_path: Path) -> None:
     own = ("--workers", "0", "--checkpoint", "two.pt")
     run(project, "--steps", "5", *own)
