@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +20,8 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 sys.path.insert(0, str(Path(__file__).parent))
 
 from token_data import length_of
+
+from tests.laws.oracle import Rendezvous
 
 
 class Cluster:
@@ -70,25 +71,6 @@ class Cluster:
 @pytest.fixture
 def cluster() -> type[Cluster]:
     return Cluster
-
-
-class Rendezvous:
-    """In place of an all-reduce: the ranks are threads of this process."""
-
-    def __init__(self, world: int):
-        self._barrier = threading.Barrier(world, timeout=30)
-        self._numbers: list[int] = []
-        self._lock = threading.Lock()
-        self._found = (0, 0)
-
-    def agree(self, step: int, *, group: Any) -> tuple[int, int]:
-        with self._lock:
-            self._numbers.append(step)
-        if self._barrier.wait() == 0:
-            self._found = min(self._numbers), max(self._numbers)
-            self._numbers = []
-        self._barrier.wait()
-        return self._found
 
 
 @pytest.fixture

@@ -1,375 +1,250 @@
-"""A plain oracle for the law tests: what a run has to deliver, by plain loops over plain functions.
+"""The oracle: random pipelines on random ranks and workers, saved and restored, against plain code on one rank.
 
-It knows one rank, no workers, no states and no jobs. It takes from a data set which addresses there are, in which
-order, and how chunks are assigned to lanes, and goes through them: one sample, one pack, one batch after the other.
-
-To extend it by another kind of batches, write a :class:`Run` for it.
+``python -m tests.laws.oracle --pipelines 2000 --seed 0`` runs so many, and prints each difference with the seed that
+makes its pipeline again (``--only SEED``), and what was refused.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections import Counter, deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+import argparse
+import json
+import logging
+import re
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
 
-from energon_lite import SkipSample, TaskEncoder
+from energon_lite import EnergonLiteError, FatalSampleError, WorkerConfig, get_savable_loader
+from energon_lite.loading.iterators import lane_iterator
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
-from energon_lite.loading.iterators.planned_dataset import PlannedDataset
-
-#: Chunks of the same lane between which items are handed on.
-HANDED_ON = 4
-#: So many chunks in a row without a batch: there may never be one.
-BARREN = 40
-
-
-def chance(of: int, *what: object) -> int:
-    """A number below ``of`` that looks random, and depends on ``what`` only."""
-    return zlib.crc32(":".join(map(str, what)).encode()) % of
+from tests.laws.naive_items import KINDS, Memory, names_in, plain
+from tests.laws.naive_steps import END, Events, Part, Refused, Starved, expected_of, walker_of
+from tests.laws.naive_wrappers import Node
+from tests.laws.pipelines import Base, random_node
+from tests.laws.sources import write_data
 
 
-# -- the hooks --------------------------------------------------------------------------------------------------------
+class Difference(AssertionError):
+    """The run is not what the oracle says."""
 
 
 @dataclass(frozen=True)
-class Hooks:
-    """Hooks as plain functions of names.
+class Pipeline:
+    """A data set, and the parts in which it is run."""
+
+    seed: int
+    node: Node
+    parts: tuple[Part, ...]
+
+    def config(self, part: Part, rank: int) -> WorkerConfig:
+        return WorkerConfig(rank=rank, world_size=part.world, num_workers=part.workers)
+
+
+def random_pipeline(seed: int, root: Path) -> Pipeline:
+    """The pipeline of a seed."""
+    random = Random(seed)
+    node = random_node(random, root)
+    worlds = [random.choice([1, 2, 3, 4]) for _ in range(random.randint(1, 4))]
+    if any(one.by_rank for one in node.inner):
+        worlds = worlds[:1] * len(worlds)
+    parts = list[Part]()
+    for world in worlds:
+        method = random.choices(["main", "thread", "fork"], [9, 2 * isinstance(node, Base), 0 if world > 2 else 1])[0]
+        parts.append(Part(world, 0 if method == "main" else random.choice([1, 2]), method, random.randint(0, 8)))
+    return Pipeline(seed, node, tuple(parts))
+
+
+def delivered(loader: Any, steps: int) -> Events:
+    """The same of one rank of a run. Its last batch is made again from its key."""
+    events, iterator, batch = Events(), iter(loader), None
+    while sum(event is not END for event in events) < steps:
+        try:
+            batch = next(iterator)
+            events.append(plain(batch))
+        except StopIteration:
+            events.append(END)
+            if events[-2:] == [END, END]:
+                raise Difference("a loop has no step") from None
+            iterator = iter(loader)
+    key = batch.get("__restore_key__") if isinstance(batch, dict) else getattr(batch, "__restore_key__", None)
+    if key and (made := plain(loader.restore_sample(json.loads(json.dumps(key))))) != plain(batch):
+        raise Difference(f"{key} is\n  {made}\ninstead of\n  {plain(batch)}")
+    return events
+
+
+class Rendezvous:
+    """In place of an all-reduce: the ranks are threads of this process. One of them works at a time, if asked to."""
+
+    def __init__(self, world: int, turn: Any = None):
+        self._barrier = threading.Barrier(world, timeout=30)
+        self._numbers: list[int] = []
+        self._lock, self._turn = threading.Lock(), turn
+        self._found = (0, 0)
+
+    def agree(self, step: int, *, group: Any) -> tuple[int, int]:
+        with self._lock:
+            self._numbers.append(step)
+        with ExitStack() as stack:
+            if self._turn is not None:
+                self._turn.release()
+                stack.callback(self._turn.acquire)
+            if self._barrier.wait() == 0:
+                self._found = min(self._numbers), max(self._numbers)
+                self._numbers = []
+            self._barrier.wait()
+        return self._found
+
+
+def on_ranks(world: int, work: Callable[[int], Any]) -> list[Any]:
+    """``work(rank)`` of ranks that meet before each step; their hooks run one at a time."""
+    turn = threading.Lock()
+    meeting = Rendezvous(world, turn)
+
+    def alone(rank: int) -> Any:
+        with turn:
+            return work(rank)
+
+    with mock.patch.multiple(lane_iterator, agree_on_step=meeting.agree, check_group=lambda **_: None):
+        with ThreadPoolExecutor(world) as pool:
+            return list(pool.map(alone, range(world)))
+
+
+def run(pipeline: Pipeline) -> None:
+    """Compare a pipeline with the oracle.
+
+    Raises:
+        Difference, Wrong: they differ.
+        Refused, Starved: there is nothing to be compared.
+    """
+    node, memory = pipeline.node, Memory()
+    with refusals():
+        datasets = [[node.build(pipeline.config(part, rank)) for rank in range(part.world)] for part in pipeline.parts]
+        kinds = {type(dataset.runs_as) for ranks in datasets for dataset in ranks}
+        walker = walker_of(node, pipeline.parts[0].world)
+        expected = [expected_of(walker, part) for part in pipeline.parts]
+    states: Any = None
+    counted, least, most = Counter[str](), Counter[str](), Counter[str]()
+    for part, ranks, events in zip(pipeline.parts, datasets, expected, strict=True):
+
+        def work(rank: int, part: Part = part, ranks: Any = ranks, states: Any = states) -> Any:
+            with get_savable_loader(ranks[rank], start_method=part.method) as loader:
+                if states is not None:
+                    loader.restore_state_global(states)
+                return delivered(loader, part.steps), loader.save_state_rank(), loader.stats()
+
+        meets = LaneDataset in kinds and part.world > 1
+        results = on_ranks(part.world, work) if meets else [work(rank) for rank in range(part.world)]
+        own = [found for found, _, _ in results]
+        if len({len(found) for found in own}) > 1:
+            raise Difference(f"{part}: the ranks make {[len(found) for found in own]} steps")
+        in_steps = any(base.in_steps for base in node.bases)
+        for number, (step, *found) in enumerate(zip(events, *own, strict=False)):
+            if not is_same(memory, step, found, any_order=in_steps):
+                raise Difference(f"{part}: step {number} is\n  {found}\ninstead of\n  {contents_of(step)}")
+        if len(events) != len(own[0]):
+            raise Difference(f"{part}: {len(own[0])} steps instead of {len(events)}")
+        states = json.loads(json.dumps([state for _, state, _ in results]))
+        for _, _, stats in results:
+            counted.update({kind: stats[kind] for kind in KINDS})
+        least.update(_counts(events))
+        most.update(_counts(events))
+    if isinstance(node, Base):
+        most.update({kind: sum(end[kind] for end in node.reference.ends) for kind in KINDS})
+        if not all(least[kind] <= counted[kind] <= most[kind] for kind in KINDS):
+            raise Difference(f"counted {counted}, at least {least} and at most {most} were expected")
+    for base in node.bases:
+        base.check()
+
+
+def _counts(events: Events) -> Counter[str]:
+    items = [item for event in events if event is not END for item in event if item is not None]
+    return sum((item.counts for item in items), Counter())
+
+
+def contents_of(step: Any) -> Any:
+    return step if step is END else [None if item is None else item.content for item in step]
+
+
+def is_same(memory: Memory, step: Any, found: list[Any], *, any_order: bool) -> bool:
+    """Whether a step is as expected.
 
     Args:
-        salt: another number, other choices.
-        losses: in each hook, one of so many is skipped or fails; 0: none.
-        yields: a sample yields 0 to 3 results.
-        packing: samples of a buffer; None: no packs.
-        groups: so many groups, with a ``batch_size``; 0: none.
-        batch_yields: a batch is cut into 0 to 3.
-        batch_size: None: no batches.
+        found: what each rank got.
+        any_order: which rank gets what is not promised.
     """
-
-    salt: int = 0
-    losses: int = 0
-    yields: bool = False
-    packing: int | None = None
-    groups: int = 0
-    batch_yields: bool = False
-    batch_size: int | None = 3
-
-    @property
-    def decide(self) -> bool:
-        """Whether content decides how many batches there are."""
-        return bool(self.yields or self.packing or self.groups or (self.batch_size and self.batch_yields))
-
-    def fate(self, stage: str, name: str) -> str | None:
-        """What becomes of something that does not get through. Batches that are planned all do."""
-        if self.losses and (stage != "batch" or self.decide) and not chance(self.losses, self.salt, stage, name):
-            return ("skipped", "failed")[chance(2, stage, name)]
-        return None
-
-    def samples(self, name: str) -> list[str]:
-        if not self.yields:
-            return [name]
-        return [f"{name}.{part}" for part in range(chance(4, self.salt, "parts", name))]
-
-    def packs(self, names: list[str]) -> list[list[str]]:
-        """Packs of one to three, every second sample first; one of ten is left out."""
-        packs: list[list[str]] = [[]]
-        for name in names[::2] + names[1::2]:
-            if chance(10, self.salt, "select", name):
-                packs[-1].append(name)
-                if len(packs[-1]) > chance(3, self.salt, "pack", name):
-                    packs.append([])
-        return [pack for pack in packs if pack]
-
-    def group(self, name: str) -> int:
-        return chance(self.groups, self.salt, "group", name)
-
-    def batches(self, names: list[str]) -> list[list[str]]:
-        if not self.batch_yields:
-            return [names]
-        parts = chance(4, self.salt, "batches", *names)
-        return [names[part::parts] for part in range(parts) if names[part::parts]]
+    if step is END or END in found:
+        return all(one is END for one in (step, *found))
+    contents = contents_of(step)
+    orders = permutations(contents) if any_order else [contents]
+    return any(all(map(lambda *pair: _matches(memory, *pair), order, found)) for order in orders)
 
 
-def encoder_of(hooks: Hooks) -> TaskEncoder:
-    """The same hooks for the library."""
-
-    def checked(stage: str, name: str) -> None:
-        match hooks.fate(stage, name):
-            case "skipped":
-                raise SkipSample(stage)
-            case "failed":
-                raise ValueError(stage)
-
-    def made(name: str, sample: Any = None) -> dict[str, Any]:
-        return {"__key__": name, "__restore_key__": () if sample is None else sample.__restore_key__}
-
-    def one(self: Any, sample: Any) -> Any:
-        checked("sample", sample.text)
-        return made(sample.text, sample)
-
-    def several(self: Any, sample: Any) -> Any:
-        checked("sample", sample.text)
-        yield from (made(name, sample) for name in hooks.samples(sample.text))
-
-    def select(self: Any, samples: list[Any]) -> list[list[Any]]:
-        by_name: dict[str, list[Any]] = {}  # a buffer may have a sample of two epochs
-        for sample in samples:
-            by_name.setdefault(sample["__key__"], []).append(sample)
-        return [[by_name[name].pop() for name in pack] for pack in hooks.packs([one["__key__"] for one in samples])]
-
-    def pack(self: Any, samples: list[Any]) -> Any:
-        name = "+".join(sample["__key__"] for sample in samples)
-        checked("pack", name)
-        return made(name)
-
-    def criterion(self: Any, sample: Any) -> Any:
-        return hooks.group(sample["__key__"]), None
-
-    def batch(self: Any, samples: list[Any]) -> Any:
-        names = [sample["__key__"] for sample in samples]
-        checked("batch", " ".join(names))
-        return {"__key__": names, "__restore_key__": (), "size": 3 * len(names)}
-
-    def cut(self: Any, samples: list[Any]) -> Any:
-        whole = batch(self, samples)
-        for names in hooks.batches(whole["__key__"]):
-            yield whole | {"__key__": names}
-
-    used: dict[str, Any] = {"failure_tolerance": 0, "batch": cut if hooks.batch_yields else batch}
-    used["encode_sample"] = several if hooks.yields else one
-    if hooks.packing:
-        used |= {"select_samples_to_pack": select, "pack_selected_samples": pack}
-    if hooks.groups:
-        used["batch_group_criterion"] = criterion
-    cls: type[TaskEncoder] = type("OracleEncoder", (TaskEncoder,), used)
-    return cls()
+def _matches(memory: Memory, expected: Any, found: Any) -> bool:
+    return (found is None or not names_in(found)) if expected is None else memory.matches(expected, found)
 
 
-# -- what is expected -------------------------------------------------------------------------------------------------
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What is not done, and what cannot be done."""
+    try:
+        yield
+    except FatalSampleError as error:
+        raise Starved(error.what) from None
+    except EnergonLiteError as error:
+        raise Refused(f"{type(error).__name__}: {str(error).splitlines()[0]}") from None
 
 
-@dataclass
-class Batch:
-    """A micro-batch.
-
-    Args:
-        names: of its samples.
-        counts: what became of samples on the way to it, ``"samples"`` being those in it.
-    """
-
-    names: list[str]
-    counts: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass
-class Item:
-    """A sample or a pack, and how many samples it stands for."""
-
-    name: str
-    samples: int = 1
+def outcome_of(seed: int, root: Path) -> tuple[str, str]:
+    """Run the pipeline of a seed: "same", "refused", "starved" or "DIFFERENT", and why."""
+    pipeline = random_pipeline(seed, root)
+    try:
+        run(pipeline)
+    except (Refused, Starved) as none:
+        return type(none).__name__.lower(), re.sub(r"'[^']*'|\d+|\[.*\]", "#", str(none).replace(str(root), ""))
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        return "DIFFERENT", f"{described(pipeline, root)}\n{text if len(text) < 2000 else text[:2000] + '...'}"
+    return "same", ""
 
 
-class NoBatches(Exception):
-    """Too many chunks in a row have none."""
+def described(pipeline: Pipeline, root: Path) -> str:
+    return f"seed {pipeline.seed}: {pipeline.node}\n{pipeline.parts}".replace(str(root), "")
 
 
-class Run(Protocol):
-    """One pass of a run."""
-
-    def at(self, position: int) -> Batch | None:
-        """The micro-batch at a position of the global sequence, if there is one."""
-
-    def is_over(self, position: int) -> bool:
-        """Whether none comes from a position on."""
-
-    def left_over(self) -> Counter[str]:
-        """What became of samples behind the last batches; at the end of the pass."""
-
-
-class PlannedRun:
-    """Batches that are planned: at each position there is one, until the plan ends."""
-
-    def __init__(self, dataset: PlannedDataset, hooks: Hooks):
-        self._plan, self._leaves, self._hooks = dataset.plan, dataset.leaves, hooks
-
-    def at(self, position: int) -> Batch | None:
-        if self.is_over(position):
-            return None
-        (addresses,) = self._plan.batches([(position,)])
-        found = Batch([])
-        for leaf, index, _ in addresses:
-            name = _name(self._leaves[leaf], index)
-            fate = self._hooks.fate("sample", name)
-            found.counts[fate or "samples"] += 1
-            found.names += [] if fate else [name]
-        return found
-
-    def is_over(self, position: int) -> bool:
-        count = self._plan.count(0)
-        return count is not None and position >= count
-
-    def left_over(self) -> Counter[str]:
-        return Counter()
-
-
-class LaneRun:
-    """Batches of which content decides how many there are: lane ``l`` has those at ``l``, ``l + lanes``, and so on."""
-
-    def __init__(self, dataset: LaneDataset, hooks: Hooks, lanes: int):
-        self._dataset, self._hooks, self._lanes = dataset, hooks, lanes
-        self._counts = [Counter[str]() for _ in range(lanes)]  # of what no batch has told yet, by lane
-        self._made: list[list[Batch]] = [[] for _ in range(lanes)]
-        self._coming = [self._lane(lane) for lane in range(lanes)]
-
-    def at(self, position: int) -> Batch | None:
-        number, lane = divmod(position, self._lanes)
-        while len(self._made[lane]) <= number:
-            batch = next(self._coming[lane], None)
-            if batch is None:
-                return None
-            self._made[lane].append(batch)
-        return self._made[lane][number]
-
-    def is_over(self, position: int) -> bool:
-        number = position // self._lanes
-        return all(
-            self.at(at * self._lanes + lane) is None for lane in range(self._lanes) for at in (number, number + 1)
-        )
-
-    def left_over(self) -> Counter[str]:
-        for lane in self._coming:
-            deque(lane, maxlen=0)  # to its end, where it is known
-        return sum(self._counts, Counter())
-
-    def _lane(self, lane: int) -> Iterator[Batch]:
-        plan, told = self._dataset.plan, self._counts[lane]
-        handed_over: dict[int, tuple[list[Item], Counter[str]]] = {}
-        chunk, count, barren = lane, plan.count(0), 0
-        while count is None or chunk < count:
-            counts = Counter[str]()  # since the last batch of this chunk
-            items, before = handed_over.pop(chunk, ([], Counter()))
-            counts += before
-            # A pass that packs and ends is handed on to the very next chunk: only its last ones keep what they have.
-            later = chunk + self._lanes * (1 if plan.pushback and count is not None else HANDED_ON)
-            may_hand_over = plan.carries and (count is None or later < count)
-            had = len(items)
-            for bundle in self._bundles(chunk, counts, items, may_hand_over):
-                for batch in self._batches(bundle, counts):
-                    batch.counts += counts + told
-                    counts.clear()
-                    told.clear()
-                    barren = had = 0
-                    yield batch
-            if may_hand_over and items:
-                handed_over[later] = items, counts
-            else:
-                told += counts
-            barren = 0 if len(items) > had else barren + 1
-            if barren > BARREN:
-                raise NoBatches
-            chunk += self._lanes
-
-    def _samples(self, chunk: int, counts: Counter[str]) -> Iterator[Item]:
-        for leaf, index, _ in self._dataset.plan.addresses(chunk, 0).rows():
-            name = _name(self._dataset.leaves[leaf], index)
-            yield from (Item(one) for one in self._got("sample", name, 1, self._hooks.samples(name), counts))
-
-    def _items(self, chunk: int, counts: Counter[str]) -> Iterator[Item]:
-        size, buffer = self._hooks.packing, list[Item]()
-        if not size:
-            yield from self._samples(chunk, counts)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pipelines", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0, help="of the first one")
+    parser.add_argument("--only", type=int, help="run the pipeline of this seed, and raise what is wrong")
+    given = parser.parse_args()
+    logging.getLogger("energon_lite").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder:
+        root = write_data(Path(folder))
+        if given.only is not None:
+            pipeline = random_pipeline(given.only, root)
+            print(described(pipeline, root), flush=True)
+            run(pipeline)
             return
-        for sample in self._samples(chunk, counts):
-            buffer.append(sample)
-            if len(buffer) == size:
-                yield from self._packs(buffer, counts)
-                buffer = []
-        yield from self._packs(buffer, counts)
-
-    def _packs(self, buffer: list[Item], counts: Counter[str]) -> Iterator[Item]:
-        packs = self._hooks.packs([sample.name for sample in buffer])
-        counts["dropped"] += len(buffer) - sum(map(len, packs))
-        for pack in packs:
-            name, size = "+".join(pack), len(pack)
-            yield from (Item(one, size) for one in self._got("pack", name, size, [name], counts))
-
-    def _bundles(
-        self, chunk: int, counts: Counter[str], items: list[Item], may_hand_over: bool
-    ) -> Iterator[list[Item]]:
-        """What goes into a batch together. What is to be handed over stays in ``items``."""
-        size = self._hooks.batch_size or 1
-        groups: dict[int, list[Item]] = {} if self._hooks.groups else {0: items}
-        for item in self._items(chunk, counts):
-            group = groups.setdefault(self._hooks.group(item.name) if self._hooks.groups else 0, [])
-            group.append(item)
-            if len(group) == size:
-                yield group[:]
-                group.clear()
-        if may_hand_over:
-            return
-        for group in groups.values():
-            if group and self._dataset.plan.keep_remainder:
-                yield group[:]
-            elif group:
-                counts["dropped"] += sum(item.samples for item in group)
-            group.clear()
-
-    def _batches(self, bundle: list[Item], counts: Counter[str]) -> Iterator[Batch]:
-        names, samples = [item.name for item in bundle], sum(item.samples for item in bundle)
-        if self._hooks.batch_size is None:
-            yield Batch(names, Counter(samples=samples))
-            return
-        made = self._got("batch", " ".join(names), samples, self._hooks.batches(names), counts)
-        for number, cut in enumerate(made):
-            yield Batch(cut, Counter(samples=0 if number else samples))
-
-    def _got(self, stage: str, name: str, samples: int, results: list[Any], counts: Counter[str]) -> list[Any]:
-        """What a hook gives: these results, unless it is lost, or there are none; which is counted."""
-        fate = self._hooks.fate(stage, name)
-        if fate or not results:
-            counts[fate or "dropped"] += samples
-            return []
-        return results
+        counts: Counter[tuple[str, str]] = Counter()
+        for seed in range(given.seed, given.seed + given.pipelines):
+            outcome, why = outcome_of(seed, root)
+            if outcome == "DIFFERENT":
+                print(why, end="\n\n", flush=True)
+            counts[outcome, why if outcome in ("refused", "starved") else ""] += 1
+        for (outcome, why), count in counts.most_common():
+            print(count, outcome, why)
+    sys.exit(any(outcome == "DIFFERENT" for outcome, _ in counts))
 
 
-def _name(leaf: Any, index: int) -> str:
-    """The text of a sample, which is its key."""
-    return str(leaf.source.key(index))
-
-
-@dataclass
-class Walker:
-    """Goes through a run in steps, on any number of ranks.
-
-    Args:
-        run: see above.
-        limit: positions of the pass at most; None: all.
-        drop_last: a step in which a rank would have nothing does not exist.
-    """
-
-    run: Run
-    limit: int | None = None
-    drop_last: bool = False
-    position: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def step(self, world: int) -> list[Batch | None] | None:
-        """What each rank gets in the next step; None: the pass is over."""
-        while not self._is_over(self.position):
-            places = range(self.position, self.position + world)
-            found = [None if self._is_beyond(place) else self.run.at(place) for place in places]
-            if self.drop_last and None in found and found != [None] * world:
-                return None
-            if found != [None] * world:
-                self.position += world
-                for batch in found:
-                    self.counts += batch.counts if batch is not None else Counter()
-                return found
-            self.position += world
-        return None
-
-    def _is_beyond(self, position: int) -> bool:
-        return self.limit is not None and position >= self.limit
-
-    def _is_over(self, position: int) -> bool:
-        return self._is_beyond(position) or self.run.is_over(position)
+if __name__ == "__main__":
+    main()

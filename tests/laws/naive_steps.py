@@ -1,0 +1,159 @@
+"""The steps of a run as plain code has them: which item each rank gets, and where a loop ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tests.laws.naive_items import Item, Tape
+from tests.laws.naive_wrappers import Epochize, Limit, Node, Repeat
+from tests.laws.pipelines import Base
+
+#: In place of a step: the loop was over.
+END = "end"
+
+
+class Refused(Exception):
+    """The library says that it does not do this."""
+
+
+class Starved(Exception):
+    """Hooks lose too much, on one rank without workers already; or a pass has no step."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a run: so many steps on these ranks and workers."""
+
+    world: int
+    workers: int
+    method: str
+    steps: int
+
+
+Step = list[Item | None]
+
+
+class Walker(Protocol):
+    """Goes through a data set in steps, on any number of ranks."""
+
+    def step(self, world: int) -> Step | None:
+        """What each rank gets in the next step; None: the loop is over."""
+
+    def next_loop(self, world: int) -> None:
+        """The next loop begins."""
+
+
+class ItemWalker:
+    """Through items that have numbers, or positions: each step has the next ones."""
+
+    def __init__(self, node: Node, world: int):
+        self.limit: int | None = None
+        self.loop, self.drop_last = 0, False
+        self._tapes: dict[int, Tape] = {}
+        self._items: Callable[[int], Any] = lambda number: node.items(number, world)
+        if isinstance(node, Base):
+            self.limit, self.loop, self.drop_last = node.limit, node.loop, node.drop_last
+        elif isinstance(node, Limit):
+            self.limit = node.length
+            self._items = lambda number: node.only.items(0, world)
+        elif isinstance(node, Epochize):
+            self.loop = node.length
+            self._items = lambda number: node.only.flow(world)
+        self._base = node if isinstance(node, Base) else None
+        self.number = self.position = self._loop_start = 0
+        self._world: int | None = None  # on which the pass began
+
+    @property
+    def _tape(self) -> Tape:
+        if self._base is not None:
+            return self._base.reference.tape(self.number)
+        if self.number not in self._tapes:
+            self._tapes[self.number] = Tape(self._items(self.number))
+        return self._tapes[self.number]
+
+    def step(self, world: int) -> Step | None:
+        if self.loop and self.position - self._loop_start >= self.loop * world:
+            return None
+        tape, stop = self._tape, None if self.limit is None else self.limit * (self._world or world)
+        while (stop is None or self.position < stop) and tape.reaches(self.position):
+            places = range(self.position, self.position + world)
+            found = [tape.at(place) if stop is None or place < stop else None for place in places]
+            if any(found):
+                if self.drop_last and not all(found):
+                    return None
+                self.position, self._world = self.position + world, self._world or world
+                return found
+            self.position += world
+        return None
+
+    def next_loop(self, world: int) -> None:
+        if self.loop:
+            self._loop_start = self.position
+        else:
+            self.number, self.position, self._world = self.number + 1, 0, None
+
+
+class LoopWalker:
+    """Through the loops of a data set of which nobody knows how many items it has, made into other loops."""
+
+    def __init__(self, node: Limit | Repeat | Epochize, world: int):
+        self._node, self._inner = node, walker_of(node.only, world)
+        self._taken, self._left = 0, node.length * world if isinstance(node, Limit) else 0
+
+    def step(self, world: int) -> Step | None:
+        if isinstance(self._node, Epochize) and self._taken >= self._node.length * world:
+            return None
+        if isinstance(self._node, Limit):
+            if self._left % world:
+                raise Refused(f"{self._left} items are left of a limit, for {world} ranks")
+            found = self._inner.step(world) if self._left else None
+            self._left -= 0 if found is None else world
+            return found
+        barren = 0
+        while (found := self._inner.step(world)) is None:
+            if isinstance(self._node, Repeat):
+                self._taken += 1
+                if self._taken == self._node.repeats:
+                    return None
+            barren += 1
+            if barren > 1:
+                raise Starved("a pass has no step")
+            self._inner.next_loop(world)
+        if isinstance(self._node, Epochize):
+            self._taken += world
+        return found
+
+    def next_loop(self, world: int) -> None:
+        self._taken = 0
+        if isinstance(self._node, Limit):  # each loop is the first one
+            self._inner, self._left = walker_of(self._node.only, world), self._node.length * world
+        elif isinstance(self._node, Repeat):
+            self._inner.next_loop(world)
+
+
+def walker_of(node: Node, world: int) -> Walker:
+    if isinstance(node, (Limit, Repeat, Epochize)) and any(base.decides for base in node.bases):
+        return LoopWalker(node, world)
+    return ItemWalker(node, world)
+
+
+Events = list[Any]
+
+
+def expected_of(walker: Walker, part: Part) -> Events:
+    """The steps of a part, and the ends of loops among them."""
+    events, is_first = Events(), True
+    while sum(event is not END for event in events) < part.steps:
+        step = walker.step(part.world)
+        if step is not None:
+            events.append(step)
+        else:
+            if not is_first:  # where a part begins at the end of a loop, the next one is gone through at once
+                events.append(END)
+            if events[-2:] == [END, END]:
+                raise Starved("a pass has no step")
+            walker.next_loop(part.world)
+        is_first = False
+    return events
