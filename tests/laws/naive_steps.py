@@ -63,7 +63,7 @@ class ItemWalker:
             self._items = lambda number: node.only.flow(world)
         self._base = node if isinstance(node, Base) else None
         self.number = self.position = self._loop_start = 0
-        self._world: int | None = None  # on which the pass began
+        self._taken, self._world = 0, 0  # since the pass began, and the ranks on which it did
 
     @property
     def _tape(self) -> Tape:
@@ -76,23 +76,22 @@ class ItemWalker:
     def step(self, world: int) -> Step | None:
         if self.loop and self.position - self._loop_start >= self.loop * world:
             return None
-        tape, stop = self._tape, None if self.limit is None else self.limit * (self._world or world)
-        while (stop is None or self.position < stop) and tape.reaches(self.position):
-            places = range(self.position, self.position + world)
-            found = [tape.at(place) if stop is None or place < stop else None for place in places]
-            if any(found):
-                if self.drop_last and not all(found):
-                    return None
-                self.position, self._world = self.position + world, self._world or world
-                return found
+        tape, left = self._tape, world if self.limit is None else self.limit * (self._world or world) - self._taken
+        while left > 0 and tape.reaches(self.position):
+            found = [tape.at(self.position + rank) if rank < left else None for rank in range(world)]
+            if self.drop_last and None in found and any(found):
+                return None
             self.position += world
+            if any(found):
+                self._taken, self._world = self._taken + world, self._world or world
+                return found
         return None
 
     def next_loop(self, world: int) -> None:
         if self.loop:
             self._loop_start = self.position
         else:
-            self.number, self.position, self._world = self.number + 1, 0, None
+            self.number, self.position, self._taken, self._world = self.number + 1, 0, 0, 0
 
 
 class LoopWalker:

@@ -99,3 +99,19 @@ def test_with_drop_last_each_step_is_full(
     assert all(step and all(step) for step in steps)
     names = [name for step in steps for batch in step for name in batch]
     assert len(set(names)) == len(names)
+
+
+def test_the_first_two_samples_need_not_go_together(
+    on_ranks: Any, leaf_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that has none left gets a batch without samples, whatever the first ones do to the batch hook."""
+
+    class Picky(Names):
+        def batch(self, samples: list[Any]) -> Any:
+            if samples[0].text == "a-0":
+                raise ValueError("not this one")
+            return super().batch(samples)
+
+    monkeypatch.setitem(KINDS, "picky", {"batch_size": 2, "task_encoder": Picky()})
+    steps = _steps(on_ranks, leaf_of(10, "a"), "picky", [(4, 1000)])
+    assert steps == [[[], ["a-2", "a-3"], ["a-4", "a-5"], ["a-6", "a-7"]], [["a-8", "a-9"], [], [], []]]

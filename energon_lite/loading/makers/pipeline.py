@@ -241,17 +241,19 @@ class Pipeline:
             places: list[Address] = []
             for index in range(leaf.length):
                 tried += 1
+                is_last = index + 1 == leaf.length or 0 < tolerance <= tried
                 made = self.samples.one((number, index, 0), context, batch_index=0)  # of one that there is
                 if type(made) is Rejected:
                     failure = made.failure
                 else:
                     found.append(made)
                     places.append((number, index, 0))
-                if len(found) == 2 or (not found and 0 < tolerance <= tried):
+                while len(found) == 2 or (found and is_last):
+                    try:
+                        return self._batch(found, places, Job(0, -1, ()), context), len(found)
+                    except Rejected as rejected:  # others may go together
+                        failure = rejected.failure
+                        found, places = found[1:], places[1:]
+                if is_last:
                     break
-            if found:
-                try:
-                    return self._batch(found, places, Job(0, -1, ()), context), len(found)
-                except Rejected as rejected:
-                    failure = rejected.failure
         raise too_many_failures(tried, failure)
