@@ -38,6 +38,9 @@ Step = list[Item | None]
 class Walker(Protocol):
     """Goes through a data set in steps, on any number of ranks."""
 
+    def begin(self, world: int) -> None:
+        """These are the ranks from here on."""
+
     def step(self, world: int) -> Step | None:
         """What each rank gets in the next step; None: the loop is over."""
 
@@ -73,6 +76,9 @@ class ItemWalker:
             self._tapes[self.number] = Tape(self._items(self.number))
         return self._tapes[self.number]
 
+    def begin(self, world: int) -> None:
+        return
+
     def step(self, world: int) -> Step | None:
         if self.loop and self.position - self._loop_start >= self.loop * world:
             return None
@@ -101,12 +107,14 @@ class LoopWalker:
         self._node, self._inner = node, walker_of(node.only, world)
         self._taken, self._left = 0, node.length * world if isinstance(node, Limit) else 0
 
+    def begin(self, world: int) -> None:
+        if self._left % world:
+            raise Refused(f"{self._left} micro-batches are left of a limit, for {world} ranks")
+
     def step(self, world: int) -> Step | None:
         if isinstance(self._node, Epochize) and self._taken >= self._node.length * world:
             return None
         if isinstance(self._node, Limit):
-            if self._left % world:
-                raise Refused(f"{self._left} items are left of a limit, for {world} ranks")
             found = self._inner.step(world) if self._left else None
             self._left -= 0 if found is None else world
             return found
@@ -144,6 +152,7 @@ Events = list[Any]
 def expected_of(walker: Walker, part: Part) -> Events:
     """The steps of a part, and the ends of loops among them."""
     events, is_first = Events(), True
+    walker.begin(part.world)
     while sum(event is not END for event in events) < part.steps:
         step = walker.step(part.world)
         if step is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -43,6 +43,8 @@ from tests.laws.sources import Source, random_source
 #: How batches are made: of a number of samples (with hooks, or with none at all), by measured tokens, by the tokens of
 #: encoded samples, as hooks decide, or as a wrapper around single samples decides.
 KINDS = ("fixed", "fixed", "fixed", "default", "tokens", "encoded", "hooks", "hooks", "grouped", "packed")
+#: Those whose items have numbers.
+NUMBERED = ("fixed", "default")
 MODEL = CostModel.from_features({"tokens": 10**9, "squared_patches": 10**9, "images": 5 * 10**9, "loss_tokens": 10**9})
 STRATEGIES: tuple[dict[str, Any], ...] = (
     {"strategy": "best_fit", "capacity": 100, "open_bins": 3},
@@ -211,7 +213,8 @@ class Base(Node):
         """Each sample of each data set comes once before any of them comes again."""
         tags = [name[0] for leaf in self.source.leaves for name in leaf[:1]]
         mixes = self.arguments.get("shuffle_over_epochs_multiplier", 1) not in (1, None)
-        if mixes or len(set(tags)) < len(self.source.leaves):
+        cuts = self.drop_last and not self.arguments.get("repeat", True)
+        if mixes or cuts or len(set(tags)) < len(self.source.leaves):
             return
         names = [name for item in made for name in names_in(item.content)]
         for leaf in self.source.leaves:
@@ -233,19 +236,20 @@ def _same(where: str, found: Any, expected: Any) -> None:
 def random_node(random: Random, root: Path) -> Node:
     """A data set, in up to three wrappers."""
     depth = random.choice([0, 0, 1, 1, 2, 3])
-    return _wrapped(random, root, depth, random_base(random, root) if depth else random_base(random, root, alone=True))
+    return _wrapped(random, root, depth, random_base(random, root))
 
 
 def _wrapped(random: Random, root: Path, depth: int, node: Node) -> Node:
     for _ in range(depth):
-        by_content = any(base.decides for base in node.bases)
-        kind = random.choice(_OF_CONTENT if by_content and random.random() < 0.9 else _WRAPPERS)
+        by_content = any(base.decides for base in node.bases)  # few wrappers take that
+        kind = random.choice(_OF_CONTENT if by_content and random.random() < 0.95 else _WRAPPERS)
         inner, more = (node,), (random.choice([0.5, 1, 3]), random.choice([1, 2]))
         if kind in (Concat, Mixed, MixedBatches):
-            inner = random.choice([(node, random_base(random, root)), (random_base(random, root), node)])
+            other = random_base(random, root, NUMBERED if random.random() < 0.9 else KINDS)
+            inner = random.choice([(node, other), (other, node)])
         arguments: dict[Any, Any] = {
             Limit: (random.randint(1, 9),),
-            Repeat: (random.choice([None, None, 2, 1.5]),),
+            Repeat: (random.choice([None, None, 2, 3 if by_content and random.random() < 0.9 else 1.5]),),
             Epochize: (random.randint(1, 6),),
             Mapped: (random.randint(0, 9),),
             Filtered: (random.randint(0, 9),),
@@ -263,13 +267,9 @@ _OF_CONTENT = (Limit, Repeat, Epochize)
 _WRAPPERS = (Limit, Repeat, Epochize, Mapped, Filtered, Window, Concat, Mixed, Batched, MixedBatches)
 
 
-def random_base(random: Random, root: Path, *, alone: bool = False) -> Base:
-    """A data set that is not wrapped.
-
-    Args:
-        alone: it is not to be wrapped.
-    """
-    kind, train = random.choice(KINDS), random.random() < 0.5
+def random_base(random: Random, root: Path, kinds: Sequence[str] = KINDS) -> Base:
+    """A data set of one of these kinds, not wrapped."""
+    kind, train = random.choice(kinds), random.random() < 0.5
     source = random_source(random, root, columns=kind == "tokens")
     hooks = Hooks(
         salt=random.randint(0, 9),
