@@ -153,7 +153,7 @@ def expected_of(walker: Walker, part: Part) -> Events:
     """The steps of a part, and the ends of loops among them."""
     events, is_first = Events(), True
     walker.begin(part.world)
-    while sum(event is not END for event in events) < part.steps:
+    while is_wanted(events, part.steps):
         step = walker.step(part.world)
         if step is not None:
             events.append(step)
@@ -165,3 +165,8 @@ def expected_of(walker: Walker, part: Part) -> Events:
             walker.next_loop(part.world)
         is_first = False
     return events
+
+
+def is_wanted(events: Events, steps: int) -> bool:
+    """Whether more is to be asked for: not after so many steps, nor after a loop that has none."""
+    return events[-2:] != [END, END] and sum(event is not END for event in events) < steps
