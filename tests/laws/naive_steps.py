@@ -66,7 +66,7 @@ class ItemWalker:
             self._items = lambda number: node.only.flow(world)
         self._base = node if isinstance(node, Base) else None
         self.number = self.position = self._loop_start = 0
-        self._taken, self._world = 0, 0  # since the pass began, and the ranks on which it did
+        self.taken, self._world = 0, 0  # since the pass began, and the ranks on which it did
 
     @property
     def _tape(self) -> Tape:
@@ -82,14 +82,14 @@ class ItemWalker:
     def step(self, world: int) -> Step | None:
         if self.loop and self.position - self._loop_start >= self.loop * world:
             return None
-        tape, left = self._tape, world if self.limit is None else self.limit * (self._world or world) - self._taken
+        tape, left = self._tape, world if self.limit is None else self.limit * (self._world or world) - self.taken
         while left > 0 and tape.reaches(self.position):
             found = [tape.at(self.position + rank) if rank < left else None for rank in range(world)]
             if self.drop_last and None in found and any(found):
                 return None
             self.position += world
             if any(found):
-                self._taken, self._world = self._taken + world, self._world or world
+                self.taken, self._world = self.taken + world, self._world or world
                 return found
         return None
 
@@ -97,7 +97,7 @@ class ItemWalker:
         if self.loop:
             self._loop_start = self.position
         else:
-            self.number, self.position, self._taken, self._world = self.number + 1, 0, 0, 0
+            self.number, self.position, self.taken, self._world = self.number + 1, 0, 0, 0
 
 
 class LoopWalker:
@@ -115,21 +115,23 @@ class LoopWalker:
         if isinstance(self._node, Epochize) and self._taken >= self._node.length * world:
             return None
         if isinstance(self._node, Limit):
-            found = self._inner.step(world) if self._left else None
+            found = self._next(world) if self._left else None
             self._left -= 0 if found is None else world
             return found
-        barren = 0
-        while (found := self._inner.step(world)) is None:
+        while (found := self._next(world)) is None:
             if isinstance(self._node, Repeat):
                 self._taken += 1
                 if self._taken == self._node.repeats:
                     return None
-            barren += 1
-            if barren > 1:
-                raise Starved("a pass has no step")
             self._inner.next_loop(world)
         if isinstance(self._node, Epochize):
             self._taken += world
+        return found
+
+    def _next(self, world: int) -> Step | None:
+        found = self._inner.step(world)
+        if found is None and isinstance(self._inner, ItemWalker) and not self._inner.taken:
+            raise Starved("a pass has no step")
         return found
 
     def next_loop(self, world: int) -> None:

@@ -67,6 +67,11 @@ class Node(ABC):
         """The data sets at the bottom."""
         return [base for one in self.inner for base in one.bases]
 
+    @property
+    def loses(self) -> bool:
+        """Whether a function loses some of its items."""
+        return isinstance(self, (Mapped, Filtered)) or any(one.loses for one in self.inner)
+
 
 @dataclass(frozen=True)
 class _Wrapper(Node):

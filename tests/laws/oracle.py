@@ -142,7 +142,8 @@ def run(pipeline: Pipeline) -> None:
                 return delivered(loader, part.steps), loader.save_state_rank(), loader.stats()
 
         meets = LaneDataset in kinds and part.world > 1
-        results = on_ranks(part.world, work) if meets else [work(rank) for rank in range(part.world)]
+        with starving(node):
+            results = on_ranks(part.world, work) if meets else [work(rank) for rank in range(part.world)]
         own = [found for found, _, _ in results]
         if len({len(found) for found in own}) > 1:
             raise Difference(f"{part}: the ranks make {[len(found) for found in own]} steps")
@@ -190,6 +191,17 @@ def is_same(memory: Memory, step: Any, found: list[Any], *, any_order: bool) -> 
 
 def _matches(memory: Memory, expected: Any, found: Any) -> bool:
     return (found is None or not names_in(found)) if expected is None else memory.matches(expected, found)
+
+
+@contextmanager
+def starving(node: Node) -> Iterator[None]:
+    """Where a function loses all items that could stand in place of one, which only the library draws."""
+    try:
+        yield
+    except FatalSampleError as error:
+        if node.loses and any(base.refills for base in node.bases):
+            raise Starved(error.what) from None
+        raise
 
 
 @contextmanager
