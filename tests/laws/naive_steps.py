@@ -24,12 +24,13 @@ class Starved(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run: so many steps on these ranks and workers."""
+    """A part of a run: so many steps on these ranks and workers; and ``again``, restored to the first of them."""
 
     world: int
     workers: int
     method: str
     steps: int
+    again: bool = False
 
 
 Step = list[Item | None]

@@ -60,7 +60,8 @@ def random_pipeline(seed: int, root: Path) -> Pipeline:
     parts = list[Part]()
     for world in worlds:
         method = random.choices(["main", "thread", "fork"], [9, 2 * isinstance(node, Base), 0 if world > 2 else 1])[0]
-        parts.append(Part(world, 0 if method == "main" else random.choice([1, 2]), method, random.randint(0, 8)))
+        workers = 0 if method == "main" else random.choice([1, 2])
+        parts.append(Part(world, workers, method, random.randint(0, 8), again=random.random() < 0.15))
     return Pipeline(seed, node, tuple(parts))
 
 
@@ -132,19 +133,10 @@ def run(pipeline: Pipeline) -> None:
         walker = walker_of(node, pipeline.parts[0].world)
         expected = [expected_of(walker, part) for part in pipeline.parts]
     states: Any = None
-    counted, least, most = Counter[str](), Counter[str](), Counter[str]()
+    counted, least = Counter[str](), Counter[str]()
     for part, ranks, events in zip(pipeline.parts, datasets, expected, strict=True):
-
-        def work(rank: int, part: Part = part, ranks: Any = ranks, states: Any = states) -> Any:
-            with get_savable_loader(ranks[rank], start_method=part.method) as loader:
-                if states is not None:
-                    loader.restore_state_global(states)
-                return delivered(loader, part.steps), loader.save_state_rank(), loader.stats()
-
-        meets = LaneDataset in kinds and part.world > 1
         with starving(node):
-            results = on_ranks(part.world, work) if meets else [work(rank) for rank in range(part.world)]
-        own = [found for found, _, _ in results]
+            own, states, stats = run_part(part, ranks, states, meet=LaneDataset in kinds and part.world > 1)
         if len({len(found) for found in own}) > 1:
             raise Difference(f"{part}: the ranks make {[len(found) for found in own]} steps")
         in_steps = any(base.in_steps for base in node.bases)
@@ -153,17 +145,39 @@ def run(pipeline: Pipeline) -> None:
                 raise Difference(f"{part}: step {number} is\n  {found}\ninstead of\n  {contents_of(step)}")
         if len(events) != len(own[0]):
             raise Difference(f"{part}: {len(own[0])} steps instead of {len(events)}")
-        states = json.loads(json.dumps([state for _, state, _ in results]))
-        for _, _, stats in results:
-            counted.update({kind: stats[kind] for kind in KINDS})
+        for one in stats:
+            counted.update({kind: one[kind] for kind in KINDS})
         least.update(_counts(events))
-        most.update(_counts(events))
     if isinstance(node, Base):
-        most.update({kind: sum(end[kind] for end in node.reference.ends) for kind in KINDS})
+        most = sum(node.reference.ends, least.copy())
         if not all(least[kind] <= counted[kind] <= most[kind] for kind in KINDS):
             raise Difference(f"counted {counted}, at least {least} and at most {most} were expected")
     for base in node.bases:
         base.check()
+
+
+def run_part(part: Part, datasets: list[Any], states: Any, *, meet: bool) -> tuple[list[Events], Any, list[Any]]:
+    """What each rank gets in a part, their states behind it, and what they have counted.
+
+    Args:
+        states: of the ranks of the part before.
+        meet: the ranks meet before each step.
+    """
+
+    def work(rank: int) -> Any:
+        with get_savable_loader(datasets[rank], start_method=part.method) as loader:
+            if states is not None:
+                loader.restore_state_global(states)
+            found, stats = delivered(loader, part.steps), dict(loader.stats())
+            if part.again:
+                loader.restore_state_rank(None) if states is None else loader.restore_state_global(states)
+                if (other := delivered(loader, part.steps)) != found:
+                    raise Difference(f"{part}: again, it is\n  {other}\ninstead of\n  {found}")
+            return found, loader.save_state_rank(), stats
+
+    results = on_ranks(part.world, work) if meet else [work(rank) for rank in range(part.world)]
+    own, saved, stats = ([one[place] for one in results] for place in range(3))
+    return own, json.loads(json.dumps(saved)), stats
 
 
 def _counts(events: Events) -> Counter[str]:
@@ -252,6 +266,8 @@ def main() -> None:
             if outcome == "DIFFERENT":
                 print(why, end="\n\n", flush=True)
             counts[outcome, why if outcome in ("refused", "starved") else ""] += 1
+            if not (seed + 1) % 100:
+                print(f"up to seed {seed}", file=sys.stderr)
         for (outcome, why), count in counts.most_common():
             print(count, outcome, why)
     sys.exit(any(outcome == "DIFFERENT" for outcome, _ in counts))
