@@ -36,10 +36,10 @@ class Hooks:
 
     Args:
         salt: another number, other choices.
-        losses: in each hook, one of so many is skipped or fails; 0: none.
+        losses: in each hook, one of this number is skipped or fails; 0: none.
         yields: a sample yields 0 to 3 results.
         packing: samples of a buffer; None: no packs.
-        groups: so many groups, with a ``batch_size``; 0: none.
+        groups: number of groups, with a ``batch_size``; 0: none.
         batch_yields: a batch is cut into 0 to 3.
         batch_size: None: no batches.
         draws: hooks draw random numbers.
@@ -60,11 +60,11 @@ class Hooks:
 
     @property
     def decide(self) -> bool:
-        """Whether content decides how many batches there are."""
+        """Content decides how many batches there are."""
         return bool(self.yields or self.packing or self.groups or (self.batch_size and self.batch_yields))
 
     def fate(self, stage: str, name: str) -> str | None:
-        """What becomes of something that does not get through."""
+        """The end of something that does not get through: "skipped" or "failed"; None: it does."""
         if self.losses and not chance(self.losses, self.salt, stage, name):
             return ("skipped", "failed")[chance(2, stage, name)]
         return None

@@ -61,13 +61,13 @@ def names_in(content: Any) -> list[Any]:
 
 
 class Tape:
-    """What comes, as far as it was asked for; None where nothing is."""
+    """A list that is made as far as it was asked for; None where nothing is."""
 
     def __init__(self, coming: Iterator[Item | None]):
         self._coming, self.made = coming, list[Item | None]()
 
     def reaches(self, place: int) -> bool:
-        """Whether there is something at a place, or behind it."""
+        """True if there is something at a place, or behind it."""
         while len(self.made) <= place:
             try:
                 self.made.append(next(self._coming))
@@ -126,13 +126,13 @@ class Reference:
 
 
 class Memory:
-    """What :class:`Once` stood for, in all runs of a pipeline."""
+    """The values that :class:`Once` stood for, in all runs of a pipeline."""
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, Any] = {}
 
     def matches(self, expected: Any, found: Any) -> bool:
-        """Whether a plain item is what was expected."""
+        """Compare a plain item with the expected one."""
         if isinstance(expected, Once):
             return bool(self._seen.setdefault(expected.what, found) == found)
         if isinstance(expected, dict) and isinstance(found, dict):

@@ -16,7 +16,7 @@ from tests.laws.naive_hooks import Hooks
 
 #: Chunks of the same lane between which items are handed on.
 HANDED_ON = 4
-#: So many chunks in a row without a batch: there may never be one.
+#: After this number of chunks in a row without a batch there may never be one.
 BARREN = 40
 
 
@@ -129,7 +129,7 @@ class LaneRun:
     def _bundles(
         self, chunk: int, counts: Counter[str], items: list[Item], may_hand_over: bool
     ) -> Iterator[list[Item]]:
-        """What goes into a batch together. What is to be handed over stays in ``items``."""
+        """The items of each batch. Those to be handed over stay in ``items``."""
         size = self._hooks.batch_size or 1
         groups: dict[int, list[Item]] = {} if self._hooks.groups else {0: items}
         for item in self._items(chunk, counts):
@@ -157,7 +157,7 @@ class LaneRun:
             yield Batch(cut, Counter(samples=0 if number else samples))
 
     def _got(self, stage: str, name: str, samples: int, results: list[Any], counts: Counter[str]) -> list[Any]:
-        """What a hook gives: these results, unless it is lost, or there are none; which is counted."""
+        """The results of a hook, unless it is lost, or there are none; which is counted."""
         fate = self._hooks.fate(stage, name)
         if fate or not results:
             counts[fate or "dropped"] += samples

@@ -24,7 +24,7 @@ class Starved(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run: so many steps on these ranks and workers; and ``again``, restored to the first of them."""
+    """A part of a run: steps on these ranks and workers; and ``again``, restored to the first of them."""
 
     world: int
     workers: int
@@ -43,7 +43,7 @@ class Walker(Protocol):
         """These are the ranks from here on."""
 
     def step(self, world: int) -> Step | None:
-        """What each rank gets in the next step; None: the loop is over."""
+        """The item of each rank in the next step; None: the loop is over."""
 
     def next_loop(self, world: int) -> None:
         """The next loop begins."""
@@ -102,7 +102,7 @@ class ItemWalker:
 
 
 class LoopWalker:
-    """Through the loops of a data set of which nobody knows how many items it has, made into other loops."""
+    """Through the loops of a data set whose number of items is not known, made into other loops."""
 
     def __init__(self, node: Limit | Repeat | Epochize, world: int):
         self._node, self._inner = node, walker_of(node.only, world)
@@ -171,5 +171,5 @@ def expected_of(walker: Walker, part: Part) -> Events:
 
 
 def is_wanted(events: Events, steps: int) -> bool:
-    """Whether more is to be asked for: not after so many steps, nor after a loop that has none."""
+    """True if more is to be asked for: not after all steps, nor after a loop that has none."""
     return events[-2:] != [END, END] and sum(event is not END for event in events) < steps

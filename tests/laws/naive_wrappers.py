@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, count, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,7 @@ class Node(ABC):
 
     @property
     def loses(self) -> bool:
-        """Whether a function loses some of its items."""
+        """A function loses some of its items."""
         return isinstance(self, (Mapped, Filtered)) or any(one.loses for one in self.inner)
 
 
@@ -244,9 +244,9 @@ class Mixed(_Wrapper):
 
 
 def _turns(weights: Sequence[float], stage: int) -> Iterator[int]:
-    """Whose turn it is, without end; of one it is always the same, of none there is none."""
+    """The number of the stream whose turn it is, without end; of none there is none."""
     if len(weights) < 2:
-        yield from ([0] * len(weights) and iter(lambda: 0, 1))
+        yield from repeat(0) if weights else ()
         return
     blend = Blend(list(weights), hash_ints(hash_ints(0, _BLEND), stage))
     for start in count(0, 64):

@@ -1,6 +1,6 @@
 """The oracle: random pipelines on random ranks and workers, saved and restored, against plain code on one rank.
 
-``python -m tests.laws.oracle --pipelines 2000 --seed 0`` runs so many, and prints each difference with the seed that
+``python -m tests.laws.oracle --pipelines 2000 --seed 0`` runs 2,000, and prints each difference with the seed that
 makes its pipeline again (``--only SEED``), and what was refused.
 """
 
@@ -157,7 +157,7 @@ def run(pipeline: Pipeline) -> None:
 
 
 def run_part(part: Part, datasets: list[Any], states: Any, *, meet: bool) -> tuple[list[Events], Any, list[Any]]:
-    """What each rank gets in a part, their states behind it, and what they have counted.
+    """Run a part: the events of each rank, their states behind it, and their counts.
 
     Args:
         states: of the ranks of the part before.
@@ -190,7 +190,7 @@ def contents_of(step: Any) -> Any:
 
 
 def is_same(memory: Memory, step: Any, found: list[Any], *, any_order: bool) -> bool:
-    """Whether a step is as expected.
+    """Compare a step with the expected one.
 
     Args:
         found: what each rank got.
@@ -209,7 +209,7 @@ def _matches(memory: Memory, expected: Any, found: Any) -> bool:
 
 @contextmanager
 def starving(node: Node) -> Iterator[None]:
-    """Where a function loses all items that could stand in place of one, which only the library draws."""
+    """Errors of functions that lose all items which could stand in place of one: only the library draws these."""
     try:
         yield
     except FatalSampleError as error:
@@ -220,7 +220,7 @@ def starving(node: Node) -> Iterator[None]:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """What is not done, and what cannot be done."""
+    """Errors that say that something is not done, or cannot be done."""
     try:
         yield
     except FatalSampleError as error:

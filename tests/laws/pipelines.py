@@ -61,7 +61,7 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
 
 
 class Wrong(AssertionError):
-    """What one rank without workers gets is not what plain loops say."""
+    """One rank without workers gets something else than plain loops say."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -115,12 +115,12 @@ class Base(Node):
 
     @property
     def decides(self) -> bool:
-        """Whether content decides how many items there are."""
+        """Content decides how many items there are."""
         return self.hooks.decide or self.wrapper is not None or "batching" in self.arguments
 
     @property
     def in_steps(self) -> bool:
-        """Whether only what the ranks of a step get together is promised."""
+        """Only the items that the ranks of a step get together are promised."""
         batching = self.arguments.get("batching")
         return batching is not None and batching.micro_batches_per_step is not None
 
@@ -141,7 +141,7 @@ class Base(Node):
 
     @property
     def reference(self) -> Reference:
-        """What one rank without workers gets, without limits."""
+        """The items that one rank without workers gets, without limits."""
         if not self.references:
             other = {"virtual_epoch_length": 0} if self.train else {"limit": None}
             dataset = self.build(WorkerConfig(rank=0, world_size=1), **other)
