@@ -8,11 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_val_dataset
+from energon_lite import (
+    BatchDataset,
+    MapDataset,
+    TaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_val_dataset,
+)
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 
@@ -115,3 +123,37 @@ def test_the_first_two_samples_need_not_go_together(
     monkeypatch.setitem(KINDS, "picky", {"batch_size": 2, "task_encoder": Picky()})
     steps = _steps(on_ranks, leaf_of(10, "a"), "picky", [(4, 1000)])
     assert steps == [[[], ["a-2", "a-3"], ["a-4", "a-5"], ["a-6", "a-7"]], [["a-8", "a-9"], [], [], []]]
+
+
+class Rows(TaskEncoder):
+    """Batches with a tensor."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        return {"__key__": sample.text, "x": torch.ones(2)}
+
+
+def _rows(leaf: Any, wrapped: Callable[[Any], Any]) -> list[list[int]]:
+    """Rows of the tensors that each of two ranks gets of five samples in batches of two."""
+    found = []
+    for rank in range(2):
+        config = WorkerConfig(rank=rank, world_size=2)
+        inner = get_val_dataset(leaf, worker_config=config, batch_size=2, task_encoder=Rows())
+        found.append([len(tensor) for tensor in get_savable_loader(wrapped(inner))])
+    return found
+
+
+def test_a_batch_of_batches_has_no_rows_for_a_rank_that_has_none_left(leaf_of: Any) -> None:
+    """Rows of batches that are put together are not the items: an empty one must not show the first samples again."""
+
+    def joined(batches: list[Any]) -> Any:
+        return torch.cat([batch["x"] for batch in batches])
+
+    def doubled(batch: Any) -> Any:
+        return {"x": 2 * batch["x"]}
+
+    assert _rows(leaf_of(5, "a"), lambda inner: BatchDataset(inner, 3, joined)) == [[5], [0]]
+    assert _rows(leaf_of(5, "a"), lambda inner: BatchDataset(MapDataset(inner, doubled), 3, joined)) == [[5], [0]]
+
+
+def test_a_function_is_given_the_batch_without_samples_too(leaf_of: Any) -> None:
+    assert _rows(leaf_of(5, "a"), lambda inner: MapDataset(inner, lambda batch: batch["x"])) == [[2, 1], [2, 0]]

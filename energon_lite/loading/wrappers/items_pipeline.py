@@ -261,8 +261,16 @@ class ItemsPipeline:
     def _empty(self, job: Job) -> Any:
         """An item without samples, for a rank that has none left."""
         inside = self._pipelines[0].run(ItemsJob(job.pass_number, job.number, (), job.key)).batch
+        for place, function in enumerate(self.branches[0].functions):
+            if inside is not None and not function.keeps:
+                made = self._apply(function, inside, job, place)
+                inside = inside if isinstance(made, Failure) else made
         if self._batcher is None:
             return inside
+        if inside is not None:  # of a batch without rows, a batch without rows is made
+            made = self._apply(self._batcher, [inside], job, 0)
+            if not isinstance(made, Failure):
+                return made
         if self._example is None:
             found = list[Any]()
             for item in range(self.branches[0].dataset.plan.count(0) or _MANY):

@@ -25,7 +25,8 @@ class MapDataset(WrapperDataset):
     Args:
         dataset: any whose items have numbers.
         map_fn: ``(item) -> item``. May raise SkipSample: in training another item stands in its place then, in
-            validation the place stays empty (None). A generator is refused: write it as ``encode_sample``.
+            validation the place stays empty (None). It is given the batch without samples, too, that a rank gets which
+            has none left; what it refuses stays as it is. A generator is refused: write it as ``encode_sample``.
         stateless_map_fn, map_fn_config: as in Energon; every function is taken for stateless.
         failure_tolerance: so many items in a row that are lost end the iteration; 0: no limit.
         worker_config: that of the data set.
