@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from energon_lite import Chunks
 from tests.effort import examples
 from tests.laws import oracle
 from tests.laws.naive_hooks import Hooks
@@ -33,7 +34,7 @@ def base_of(root: Path, hooks: Hooks, **arguments: Any) -> Base:
     """Validation on 21 samples."""
     split = {"path": str(root / "e")}
     names = tuple(key("e", index) for index in range(SIZES["e"]))
-    return Base(Source({"splits": {"val": split}}, (names,), "e", ends=True), hooks, False, arguments)
+    return Base(Source({"splits": {"train": split, "val": split}}, (names,), "e", ends=True), hooks, False, arguments)
 
 
 @pytest.mark.parametrize("portion", range(4))
@@ -67,6 +68,13 @@ def test_wrappers_where_content_decides(root: Path, hooks: Hooks, wrapped: str) 
     more = {"packing_buffer_size": hooks.packing} if hooks.packing else {}
     parts = (Part(1, 0, "main", 7), Part(2, 0, "main", 4))
     run(Pipeline(0, WRAPPED[wrapped](base_of(root, hooks, **more)), parts))
+
+
+def test_training_that_drops_nothing_is_not_bound_to_its_ranks(root: Path) -> None:
+    """Without an end, there is no last step that some ranks have no batch for."""
+    more = {"batch_drop_last": True, "chunks": Chunks(7, lanes=12)}
+    node = Limit((replace(base_of(root, DECIDING[0], **more), train=True),), 4)
+    run(Pipeline(0, node, (Part(1, 0, "main", 2), Part(2, 0, "main", 3))))
 
 
 class Shifted(Window):

@@ -248,7 +248,8 @@ def looped(wrapper: WrapperDataset, loop: Loop) -> SavableDataset:
     inner = wrapper.dataset.runs_as
     loops, settings = (*inner.loops, loop), dict(inner.identity.settings)
     settings["loops"] = [[one.kind, one.count] for one in loops]
-    counts_inside = any(one.by_steps for one in inner.loops) or inner.limit or inner.loop_length or inner.drop_last
+    counts_inside = any(one.by_steps for one in inner.loops) or inner.limit or inner.loop_length
+    counts_inside = counts_inside or (inner.drop_last and not inner.is_endless)
     if counts_inside:
         settings["ranks"] = wrapper.worker_config.world_size
     return replace(inner, loops=loops, identity=replace(inner.identity, settings=settings))
