@@ -15,8 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +23,9 @@ from torch import nn
 
 from energon_lite.errors import StateError, StateMismatchError
 from energon_lite.trainer.checkpointing.files import CheckpointFiles, CheckpointWriter
+from energon_lite.trainer.checkpointing.newest import Place, of_all, of_main
+from energon_lite.trainer.checkpointing.newest import find_checkpoint as find_checkpoint
+from energon_lite.trainer.checkpointing.newest import latest_checkpoint as latest_checkpoint
 from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor, read_content
 from energon_lite.trainer.checkpointing.tensors import load_tensors, save_tensors
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
@@ -35,9 +37,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds after which somebody who waits for a checkpoint is told so, each time.
 _TOLD = 60.0
-
-T = TypeVar("T")
-Place = Path | str
 
 
 class CheckpointSaver:
@@ -263,43 +262,6 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     return state
 
 
-def latest_checkpoint(root: str | os.PathLike[str]) -> Place | None:
-    """The newest checkpoint under ``root`` whose files are all there, or None. Contents are not read."""
-    files = CheckpointFiles(root)
-    return next(map(files.place, files.newest_first()), None)
-
-
-def find_checkpoint(root: str | os.PathLike[str], mesh: ParallelMesh) -> Place | None:
-    """The newest checkpoint that is not damaged, or None. Every rank must call it, and reads a share of the files.
-
-    Each damaged one is reported as a warning; then the one before it is looked at.
-    """
-    files = CheckpointFiles(root)
-    for name in of_main(files.newest_first(), mesh):
-        damage = files.damage(name, share=slice(mesh.global_rank, None, mesh.world_size))
-        if damage is not None:
-            logger.warning("%s; the checkpoint before it is used", damage)
-        if not mesh.any_rank(damage is not None):
-            return files.place(name)
-    return None
-
-
-def of_main(value: T, mesh: ParallelMesh, group: dist.ProcessGroup | None = None) -> T:
-    """The main rank's value. Every rank (of a group of all of them) must call it."""
-    told = [value]
-    if mesh.world_size > 1:
-        dist.broadcast_object_list(told, src=0, group=group)
-    return told[0]
-
-
-def _of_all(value: T, ranks: int, group: dist.ProcessGroup | None) -> list[T]:
-    """The values of so many ranks."""
-    told = [value] * ranks
-    if ranks > 1:
-        dist.all_gather_object(told, value, group=group)
-    return told
-
-
 def _write(
     files: CheckpointFiles,
     step: int,
@@ -312,7 +274,7 @@ def _write(
     place = of_main(files.begin(step) if mesh.is_main else "", mesh, group)
     writer = CheckpointWriter(place)
     save_tensors(tensors, writer, group=group, alone=mesh.world_size == 1)
-    sums = _of_all(writer.sums, mesh.world_size, group)
+    sums = of_all(writer.sums, mesh.world_size, group)
     if mesh.is_main:
         files.publish(step, {name: known for part in sums for name, known in part.items()})
         if keep is not None:
@@ -345,7 +307,7 @@ def _everything(
 
 def _order_of_all_stages(optimizer: Optimizer, mesh: ParallelMesh) -> list[str]:
     """The order of an optimizer's parameters, stage by stage. Every rank must call it."""
-    orders = _of_all(optimizer.order, mesh.pp, mesh.group("pp"))
+    orders = of_all(optimizer.order, mesh.pp, mesh.group("pp"))
     # What is on two stages has a bucket of its own on both, wherever its name comes.
     return list(dict.fromkeys(name for order in orders for name in order))
 

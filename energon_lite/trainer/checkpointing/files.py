@@ -4,22 +4,26 @@
     <root>/step-00000200/manifest.json   its files with their sizes and checksums; written last, so it is whole
     <root>/latest                        the name of the newest one
 
-On a local disk a checkpoint is written under another name, ``.saving-00000300``, and gets its own by a rename. Object
-stores have no rename for folders; there the manifest alone says that all is written. What a crash leaves behind has no
-manifest, nobody reads it, and the next save removes it.
+On a local disk a checkpoint is written under another name, ``.saving-00000300``, and gets its own by a rename. What a
+crash leaves under such a name is not read, and the next save removes it before it begins. Object stores have no rename
+for folders; there an empty object ``.saving-00000300`` stands beside the files until the manifest is written. So a
+checkpoint without a manifest was either never finished, or has lost it since.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import math
 import os
 import pickle
+import re
 import shutil
+import weakref
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from energon_lite.errors import StateError
 from energon_lite.trainer.parallel.neighbours import neighbours
 
 #: Size in bytes and CRC-32 of a file.
@@ -41,6 +46,8 @@ FileSum = tuple[int, int]
 FILE_BYTES = 4 << 30
 _MANIFEST = "manifest.json"
 _LATEST = "latest"
+#: What was saved and where it is, as torch names it.
+_INDEX = ".metadata"
 
 
 class CheckpointFiles:
@@ -54,20 +61,38 @@ class CheckpointFiles:
         self.root = os.fspath(root)
         self.fs, self.base = fsspec.core.url_to_fs(self.root)
         self.is_local = isinstance(self.fs, LocalFileSystem)
+        self._release: Callable[[], object] = lambda: None  # what is being written, for others to remove
 
     def place(self, name: str) -> Path | str:
         """Path or URL of something under the root."""
         return Path(self.base) / name if self.is_local else f"{self.root.rstrip('/')}/{name}"
 
     def begin(self, step: int) -> Path | str:
-        """An empty place for the files of a checkpoint."""
-        name = self._unfinished(step)
+        """An empty place for the files of a checkpoint. What ended saves have left behind goes: it takes the room.
+
+        Raises:
+            StateError: another process is saving the same step here.
+        """
+        self._release()
         if self.is_local:
-            shutil.rmtree(self.place(name), ignore_errors=True)
-        elif self.fs.exists(f"{self.base}/{name}"):
-            self._forget(name)
-        self.fs.makedirs(f"{self.base}/{name}", exist_ok=True)
-        return self.place(name)
+            self._remove_remains()
+            place = Path(self.base, self._unfinished(step))
+            place.mkdir(parents=True, exist_ok=True)
+            if (descriptor := _locked(place)) is None:
+                what = f"another process is saving step {step} here"
+                raise StateError(what, where=place, fix="give each run a folder of its own")
+            self._release = weakref.finalize(self, _unlock, descriptor)
+            return place
+        self._put(self._mark(step), "")
+        if self.fs.exists(f"{self.base}/{self._unfinished(step)}"):
+            self._forget(self._unfinished(step))
+        return self.place(self._unfinished(step))
+
+    def abandon(self, step: int) -> None:
+        """Remove what was written since :meth:`begin`: the save has failed, and the next one needs the room."""
+        if self.is_local:
+            shutil.rmtree(self.place(self._unfinished(step)), ignore_errors=True)
+        self._release()
 
     def publish(self, step: int, files: Mapping[str, FileSum]) -> Path | str:
         """Make what was written since :meth:`begin` a checkpoint, and the latest one. Each is one atomic change.
@@ -84,9 +109,12 @@ class CheckpointFiles:
             replaced = self._hide(name, "replaced") if Path(self.base, name).exists() else None
             Path(self.base, unfinished).rename(Path(self.base, name))
             _flush_folder(Path(self.base))
+            self._release()
             if replaced is not None:
                 shutil.rmtree(replaced)
         self._put(_LATEST, f"{name}\n")
+        if not self.is_local:
+            self.fs.rm_file(f"{self.base}/{self._mark(step)}")
         return self.place(name)
 
     def is_one(self) -> bool:
@@ -95,21 +123,15 @@ class CheckpointFiles:
 
     def names(self) -> list[str]:
         """Checkpoints whose files are all there in full length, oldest first."""
-        self.fs.invalidate_cache()
-        if not self.fs.exists(self.base):
-            return []
-        found = [os.path.basename(path.rstrip("/")) for path in self.fs.ls(self.base, detail=False)]
-        return sorted(name for name in found if name.startswith("step-") and self.damage(name, sums=False) is None)
+        return [name for name in self._finished() if self.damage(name, sums=False) is None]
 
     def newest_first(self) -> list[str]:
-        """The same, newest first; what ``latest`` names before all others."""
-        names = self.names()[::-1]
-        try:
-            latest = self.fs.cat_file(f"{self.base}/{_LATEST}").decode().strip()
-        except (FileNotFoundError, NotADirectoryError):
-            latest = ""
+        """All that were finished once, whatever has become of them, newest first; what ``latest`` names before all
+        others."""
+        latest = self._latest()
         # Without it: a crash just before it was written.
-        return sorted(names, key=lambda name: name != latest)
+        newest_first = reversed(self._finished())
+        return sorted(newest_first, key=lambda name: name != latest)
 
     def damage(self, name: str, *, sums: bool = True, share: slice = slice(None)) -> str | None:
         """What is wrong with a checkpoint, in words; None if nothing.
@@ -122,32 +144,33 @@ class CheckpointFiles:
         folder = f"{self.base}/{name}"
         try:
             files = json.loads(self.fs.cat_file(f"{folder}/{_MANIFEST}"))["files"]
-        except FileNotFoundError:
-            return f"{name} was not written to its end"
-        except (ValueError, KeyError, TypeError) as error:
+            known = [(file, int(size), int(known)) for file, (size, known) in sorted(files.items())]
+        except (FileNotFoundError, NotADirectoryError):
+            return f"{name} has no {_MANIFEST}"
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             return f"the manifest of {name} is damaged: {error}"
-        for file, (size, known) in sorted(files.items())[share]:
+        if sums and _INDEX not in files:
+            return f"the manifest of {name} is damaged: there is no {_INDEX} in it"
+        for file, size, crc in known[share]:
             try:
                 found = self.fs.size(f"{folder}/{file}")
             except FileNotFoundError:
                 return f"{name}/{file} is missing"
             if found != size:
                 return f"{name}/{file} has {found} bytes instead of {size}"
-            if sums and self._checksum(f"{folder}/{file}") != known:
+            if sums and self._checksum(f"{folder}/{file}") != crc:
                 return f"{name}/{file} is damaged: its checksum is another one"
         return None
 
     def prune(self, keep: int, every: int = 0) -> None:
-        """Remove checkpoints, and what crashes have left behind.
+        """Remove checkpoints. Those behind the latest, which the run has passed over and will replace, do not count.
 
         Args:
             keep: this many stay, the newest.
             every: so does the first one at or after each multiple of this number of steps; 0: no other one.
         """
-        if self.is_local:
-            for remains in Path(self.base).glob(".*-*"):
-                shutil.rmtree(remains, ignore_errors=True)
-        names, permanent = self.names(), dict[int, str]()
+        latest, names, permanent = self._latest(), self.names(), dict[int, str]()
+        names = names[: names.index(latest) + 1] if latest in names else names
         for name in names if every else ():
             permanent.setdefault(int(name.removeprefix("step-")) // every, name)
         permanent.pop(0, None)  # before the first multiple
@@ -155,9 +178,41 @@ class CheckpointFiles:
             if name not in permanent.values():
                 self._forget(name)
 
+    def _finished(self) -> list[str]:
+        """Checkpoints that were written to their end once, oldest first."""
+        self.fs.invalidate_cache()
+        if not self.fs.exists(self.base):
+            return []
+        found = {os.path.basename(path.rstrip("/")) for path in self.fs.ls(self.base, detail=False)}
+        steps = sorted(int(name[5:]) for name in found if re.fullmatch(r"step-\d{8,}", name))
+        return [
+            name
+            for step, name in ((step, f"step-{step:08d}") for step in steps)
+            if self.is_local or self._mark(step) not in found or self.fs.exists(f"{self.base}/{name}/{_MANIFEST}")
+        ]
+
+    def _latest(self) -> str:
+        """What ``latest`` names; nothing, if it is not there."""
+        try:
+            return str(self.fs.cat_file(f"{self.base}/{_LATEST}").decode(errors="replace").strip())
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+
+    def _remove_remains(self) -> None:
+        """Of saves that have ended, on a local disk."""
+        for remains in Path(self.base).glob(".*-*"):
+            with suppress(FileNotFoundError):  # its save has just come to its end
+                if (descriptor := _locked(remains)) is not None:
+                    shutil.rmtree(remains, ignore_errors=True)
+                    _unlock(descriptor)
+
+    def _mark(self, step: int) -> str:
+        """What says in a store that a checkpoint is being written."""
+        return f".saving-{step:08d}"
+
     def _unfinished(self, step: int) -> str:
         """The name under which a checkpoint is written."""
-        return f".saving-{step:08d}" if self.is_local else f"step-{step:08d}"
+        return self._mark(step) if self.is_local else f"step-{step:08d}"
 
     def _forget(self, name: str) -> None:
         """Remove a checkpoint. First out of sight: one that is half removed must not look whole."""
@@ -196,6 +251,28 @@ class CheckpointFiles:
             while block := stream.read(1 << 20):
                 known = zlib.crc32(block, known)
         return known
+
+
+def _locked(folder: Path) -> int | None:
+    """A descriptor of a folder that this process alone may write now; None: another one does, and lives.
+
+    Where a file system has no locks, every folder is free.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        pass
+    return descriptor
+
+
+def _unlock(descriptor: int) -> None:
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile may have it open still
+    os.close(descriptor)
 
 
 def _flush_folder(folder: Path) -> None:
@@ -248,7 +325,7 @@ class CheckpointWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the index: what was saved, and where it is."""
         metadata.storage_data = {one.index: one.storage_data for part in results for one in part}
-        with self._writing(".metadata") as file:
+        with self._writing(_INDEX) as file:
             pickle.dump(metadata, file)
 
     @contextmanager

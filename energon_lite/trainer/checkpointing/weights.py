@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from energon_lite.errors import StateError
-from energon_lite.trainer.checkpointing.checkpoint import Place, model_tensors, of_main, read_tensors
+from energon_lite.trainer.checkpointing.checkpoint import model_tensors, read_tensors
 from energon_lite.trainer.checkpointing.files import CheckpointFiles, CheckpointWriter
+from energon_lite.trainer.checkpointing.newest import Place, of_main
 from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor, read_content
 from energon_lite.trainer.checkpointing.tensors import save_tensors
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
@@ -28,7 +29,8 @@ def find_weights(place: str | os.PathLike[str], mesh: ParallelMesh | None = None
     Args:
         place: a checkpoint, or a folder of checkpoints, of which the newest is meant.
         mesh: the ranks; None for this process alone.
-        whole: read all of it, to see that it is. What it says of itself can be looked at before hours of that.
+        whole: read all of it, to see that it is; otherwise look at sizes only. What it says of itself can be looked at
+            before hours of that.
 
     Raises:
         StateError: there is none, or it is damaged. None before it is used: another model would be taken silently.
@@ -45,10 +47,10 @@ def find_weights(place: str | os.PathLike[str], mesh: ParallelMesh | None = None
     if not chosen:
         raise StateError("there is no finished checkpoint", where=named, fix="give a checkpoint, or its parent folder")
     name = chosen[0]
-    if whole:
-        damage = files.damage(name, share=slice(mesh.global_rank, None, mesh.world_size))
-        if mesh.any_rank(damage is not None):
-            raise StateError(damage or f"another rank found {name} damaged", where=place, fix="write or copy it again")
+    damage = files.damage(name, sums=whole, share=slice(mesh.global_rank, None, mesh.world_size))
+    if mesh.any_rank(damage is not None):
+        fix = "write or copy it again, or name another one"
+        raise StateError(damage or f"another rank found {name} damaged", where=place, fix=fix)
     return files.place(name)
 
 

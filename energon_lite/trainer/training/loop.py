@@ -42,7 +42,8 @@ class Trainer:
     """A run: a configuration made into a model, an optimizer and loaders, and the loop over them.
 
     Everything a run leaves is under ``config.output``: ``metrics.jsonl`` (a line per step) and ``checkpoints/``. If
-    there is a checkpoint already, :meth:`run` goes on from it, in whatever layout it was saved.
+    there is a checkpoint already, :meth:`run` goes on from it, in whatever layout it was saved. If there are some and
+    none is whole, that is an error, raised here.
 
     Args:
         config: the run.
@@ -207,10 +208,15 @@ class Trainer:
 
         Returns:
             The number of steps that are done.
+
+        Raises:
+            StateError: there are checkpoints, and none of them is whole.
         """
         path, self._newest = self._newest or find_checkpoint(self.checkpoints, self.mesh), None
         if path is None:
             train = self.config.train
+            if self.mesh.is_main:
+                logger.info("begins at step 0: there is no checkpoint in %s", self.checkpoints)
             if train.init_from is not None:
                 ignore = train.init_from_ignore
                 read = load_starting_weights(train.init_from, self.model, self.mesh, self.optimizer, ignore=ignore)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,22 @@ from energon_lite import MetricsFile as MetricsFile
 from energon_lite import MetricsSink as MetricsSink
 from energon_lite import PrometheusEndpoint, TensorBoardFolder
 from energon_lite import WandbRun as WandbRun
+from energon_lite.errors import listed
 from energon_lite.trainer.training.config import TrainerConfig
 from energon_lite.trainer.training.config_file import config_to_dict
 
 logger = logging.getLogger(__name__)
+
+#: What a run writes into its folder, and one that begins there would write over.
+_WRITTEN = ("metrics.jsonl", "tensorboard", "wandb-id", "profile", "nccl-trace-rank*")
 
 #: Makes a sink, given the last step that counts.
 SinkMaker = Callable[[int], MetricsSink]
 
 
 def make_sinks(config: TrainerConfig, after: int, more: Iterable[SinkMaker] = ()) -> list[MetricsSink]:
-    """Those that a run's configuration asks for, and others.
+    """Those that a run's configuration asks for, and others. A run that begins at step 0 writes over nothing: what a
+    former one has left in the folder moves to ``former-1`` in it.
 
     Args:
         config: of the run.
@@ -34,6 +40,8 @@ def make_sinks(config: TrainerConfig, after: int, more: Iterable[SinkMaker] = ()
         UsageError: a package for it is not installed, or the port for Prometheus is taken.
     """
     output, train = Path(config.output), config.train
+    if after == 0:
+        _set_aside(output)
     sinks: list[MetricsSink] = [
         Progress(train.steps, done=after, every=train.log_every),
         MetricsFile(output / "metrics.jsonl", after=after),
@@ -45,6 +53,17 @@ def make_sinks(config: TrainerConfig, after: int, more: Iterable[SinkMaker] = ()
     if train.prometheus_port is not None:
         sinks.append(PrometheusEndpoint(train.prometheus_port))
     return [*sinks, *(make(after) for make in more)]
+
+
+def _set_aside(output: Path) -> None:
+    """Move what a former run has left into a folder of its own."""
+    there = [path for pattern in _WRITTEN for path in sorted(output.glob(pattern))]
+    if left := [path for path in there if path.is_dir() or path.stat().st_size]:
+        former = next(place for number in count(1) if not (place := output / f"former-{number}").exists())
+        former.mkdir()
+        for path in left:
+            path.rename(former / path.name)
+        logger.warning("begins at step 0; %s of a former run are now in %s", listed([p.name for p in left]), former)
 
 
 def write(sinks: Iterable[MetricsSink], values: Mapping[str, Any]) -> None:

@@ -1,0 +1,254 @@
+"""Checkpoints that are there and damaged: a run goes on from one that is whole and says so, or ends and names each."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from copying_store import CopyingStore
+from effort import examples
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from rank_processes import RankFailure, RunRanks
+from test_checkpoint_crashes import kill_instead, sabotage
+from test_checkpoint_files import cut, flip
+from test_parity import Layout
+from test_trainer_runs import WriteDataset, blend, make_config, train  # noqa: F401
+from training_part import Part
+
+from energon_lite.errors import StateError
+from energon_lite.trainer.training import Trainer, find_checkpoint, find_weights, latest_checkpoint
+
+NAMES = ["step-00000002", "step-00000004", "step-00000006"]
+LOGGER = logging.getLogger("energon_lite")
+
+
+def garbage(file: Path) -> None:
+    file.write_bytes(b"\x80\x00garbage")
+
+
+def no_files(file: Path) -> None:
+    file.write_text('{"files": {}}')
+
+
+def no_numbers(file: Path) -> None:
+    file.write_text('{"files": {"__0_0.distcp": 3}}')
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+#: What is done to a checkpoint, and what is then said of it.
+DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "cut": ("__0_0.distcp", cut, r"__0_0\.distcp has \d+ bytes instead of \d+"),
+    "lost": ("__0_0.distcp", Path.unlink, r"__0_0\.distcp is missing"),
+    "flipped": ("__0_0.distcp", flip, r"__0_0\.distcp is damaged: its checksum is another one"),
+    "index cut": (".metadata", cut, r"\.metadata has \d+ bytes instead of \d+"),
+    "index lost": (".metadata", Path.unlink, r"\.metadata is missing"),
+    "manifest empty": ("manifest.json", empty, "the manifest of {name} is damaged"),
+    "manifest cut": ("manifest.json", cut, "the manifest of {name} is damaged"),
+    "manifest lost": ("manifest.json", Path.unlink, "{name} has no manifest.json"),
+    "manifest garbage": ("manifest.json", garbage, "the manifest of {name} is damaged"),
+    "manifest of nothing": ("manifest.json", no_files, "the manifest of {name} is damaged"),
+    "manifest without numbers": ("manifest.json", no_numbers, "the manifest of {name} is damaged"),
+}
+LATEST = {"right": None, "garbage": "\x00\xff?", "another": f"{NAMES[1]}\n", "lost": ""}
+
+
+def damage(root: Path, name: str, how: str) -> str:
+    """Damage a checkpoint; what is to be said of it."""
+    file, work, said = DAMAGES[how]
+    work(root / name / file)
+    return said.format(name=name)
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """The warnings of this process."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    LOGGER.addHandler(handler)
+    try:
+        yield said
+    finally:
+        LOGGER.removeHandler(handler)
+
+
+def contents(folder: Path, patterns: Iterable[str] = ("**/*",)) -> dict[str, bytes]:
+    """All files below a folder."""
+    found = itertools.chain.from_iterable(folder.glob(pattern) for pattern in patterns)
+    return {str(file.relative_to(folder)): file.read_bytes() for file in found if file.is_file()}
+
+
+@pytest.fixture
+def finished(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> Path:  # noqa: F811
+    """The folder of a run of two ranks with three checkpoints."""
+    config = make_config(blend, tmp_path / "finished", keep=3, async_save=False)
+    assert run_ranks(2, lambda rank: train(config)) == [6, 6]
+    return tmp_path / "finished"
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(30), phases=[Phase.generate])  # a rank is a process: shrinking takes minutes
+@given(data=st.data())
+def test_no_run_begins_again_in_silence(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    finished: Path,
+    tmp_path: Path,
+    data: st.DataObject,
+) -> None:
+    output = tmp_path / "run"
+    shutil.rmtree(output, ignore_errors=True)
+    shutil.copytree(finished, output)
+    root = output / "checkpoints"
+    hows = [data.draw(st.sampled_from(["none", *DAMAGES]), label=name) for name in NAMES]
+    latest = data.draw(st.sampled_from([*LATEST]), label="latest")
+    if (text := LATEST[latest]) is not None:
+        (root / "latest").write_bytes(text.encode("latin-1")) if text else (root / "latest").unlink()
+    said = {name: damage(root, name, how) for name, how in zip(NAMES, hows, strict=True) if how != "none"}
+    before, world = contents(output), data.draw(st.sampled_from([1, 2]), label="ranks")
+    whole = [name for name in NAMES if name not in said]
+    expected = NAMES[1] if latest == "another" and NAMES[1] in whole else whole[-1] if whole else None
+    config = make_config(blend, output, keep=3)
+
+    def begin(rank: int) -> tuple[int | str, list[str]]:
+        with heard() as warnings:
+            try:
+                with Trainer(config) as trainer:
+                    return trainer.resume(), warnings
+            except StateError as error:
+                return str(error), warnings
+
+    found = run_ranks(world, begin)
+    assert contents(output) == before
+    assert len({outcome for outcome, _ in found}) == 1, "all ranks the same"
+    outcome, text = found[0][0], "\n".join(found[0][1])
+    about = [line for _, lines in found for line in lines if "checkpoint" in line or "step-" in line]
+    if expected is None:
+        assert isinstance(outcome, str), f"the run begins at step {outcome}"
+        assert all(re.search(words, outcome) for words in said.values()), outcome
+        assert str(root) in outcome
+        return
+    assert outcome == int(expected[5:])
+    over = [name for name in NAMES if name > expected or (latest == "another" and name == NAMES[1] != expected)]
+    if not over:
+        assert about == []
+        return
+    assert len(about) == 1, "once, on one rank"
+    assert f"{expected} is used" in text
+    for name in over:
+        assert re.search(said.get(name, name), text), f"nothing is said of {name}: {text}"
+
+
+@pytest.mark.slow
+def test_the_advice_ends_the_trouble_and_nothing_of_the_former_run_is_lost(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    finished: Path,
+    tmp_path: Path,
+) -> None:
+    """One that is copied there again; another folder for checkpoints; the folder moved away."""
+    root = finished / "checkpoints"
+    shutil.copytree(root / NAMES[1], tmp_path / "copy")
+    for name in NAMES:
+        damage(root, name, "cut")
+    (finished / "profile").mkdir()
+    (finished / "profile" / "kernels-rank000.json").write_text("a trace")
+    config = make_config(blend, finished, profile=[1, 1], wandb=None)
+    before = contents(finished)
+
+    def begin(rank: int, **changes: object) -> int:
+        with (
+            heard() as said,
+            Trainer(dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))) as t,
+        ):
+            done = t.resume()
+            t._newest = None
+            t.config = dataclasses.replace(t.config, train=dataclasses.replace(t.config.train, steps=max(1, done)))
+            t.run()
+            assert done or any("former-1" in line for line in said)
+        return done
+
+    with pytest.raises(AssertionError, match="none of them is whole") as caught:
+        run_ranks(1, begin)
+    advice = str(caught.value)
+    assert "copy one of them" in advice and "train.checkpoints" in advice and "move" in advice
+    assert run_ranks(1, lambda rank: begin(rank, checkpoints=str(tmp_path / "elsewhere"))) == [0]
+    after = contents(finished)
+    kept = {name.removeprefix("former-1/"): data for name, data in after.items() if name.startswith("former-1/")}
+    assert kept == {name: data for name, data in before.items() if not name.startswith("checkpoints")}
+    assert {name: data for name, data in after.items() if name.startswith("checkpoints")} == {
+        name: data for name, data in before.items() if name.startswith("checkpoints")
+    }
+    assert [json.loads(line)["step"] for line in (finished / "metrics.jsonl").read_text().splitlines()] == [1]
+    shutil.rmtree(root / NAMES[1])
+    shutil.copytree(tmp_path / "copy", root / NAMES[1])
+    assert run_ranks(1, begin) == [4]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_damaged_checkpoint_does_not_count_among_those_that_are_kept(
+    run_ranks: RunRanks, tmp_path: Path, keep: int
+) -> None:
+    """Its number is higher than that of the next one that is saved."""
+    root = tmp_path / "run"
+
+    def save(rank: int) -> None:
+        part = Part(Layout())
+        for step in (1, 5):
+            part.save(root, step)
+        flip(root / "step-00000005" / "__0_0.distcp")
+        for step in (2, 3):
+            part.save(root, step, keep=keep)
+
+    run_ranks(1, save)
+    expected = [f"step-{step:08d}" for step in (2, 3)[-keep:]]
+    assert [path.name for path in sorted(root.glob("step-*"))] == [*expected, "step-00000005"]
+    assert Path(run_ranks(1, lambda rank: find_checkpoint(root, Part(Layout()).mesh))[0]).name == expected[-1]
+
+
+def test_who_looks_for_the_latest_or_for_weights_is_told_too(run_ranks: RunRanks, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    run_ranks(1, lambda rank: [str(Part(Layout()).save(root, step)) for step in (1, 2)])
+    cut(root / "step-00000002" / "__0_0.distcp")
+    with heard() as said:
+        assert latest_checkpoint(root) == root / "step-00000001"
+    assert len(said) == 1 and "bytes instead of" in said[0] and "step-00000001 is used" in said[0]
+    for whole in (True, False):  # another model would be taken
+        with pytest.raises(StateError, match="bytes instead of"):
+            find_weights(root, whole=whole)
+    cut(root / "step-00000001" / "__0_0.distcp")
+    with pytest.raises(StateError, match="none of them is whole"):
+        latest_checkpoint(root)
+    assert latest_checkpoint(tmp_path / "nothing") is None
+
+
+def test_in_a_store_a_save_that_was_killed_is_no_checkpoint_and_one_without_manifest_is(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    """There both have no manifest: a run that was killed in its first save may begin again, the other one may not."""
+    root = f"{CopyingStore.protocol}://{tmp_path}/run"
+
+    def killed(rank: int) -> None:
+        sabotage("CheckpointFiles.publish", lambda _: kill_instead)
+        Part(Layout()).save(root, 2)  # type: ignore[arg-type]
+
+    with pytest.raises(RankFailure, match="died without a word"):
+        run_ranks(1, killed)
+    assert latest_checkpoint(root) is None
+    run_ranks(1, lambda rank: str(Part(Layout()).save(root, 2)))  # type: ignore[arg-type]
+    assert str(latest_checkpoint(root)).endswith("step-00000002")
+    (tmp_path / "run/step-00000002/manifest.json").unlink()
+    with pytest.raises(StateError, match=r"step-00000002 has no manifest\.json"):
+        latest_checkpoint(root)
