@@ -14,8 +14,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds after which somebody who waits for a checkpoint is told so, each time.
 _TOLD = 60.0
+
+T = TypeVar("T")
 
 
 class CheckpointSaver:
@@ -129,11 +131,9 @@ class CheckpointSaver:
             raise StateError(_too_late(thread, self.timeout), where=self.files.root, fix=fix)
         if self._errors:
             error = self._errors.pop()
-            raise StateError(
-                f"a checkpoint could not be written: {error}",
-                where=self.files.root,
-                fix="is there room, and may we write?",
-            ) from error
+            known = error if isinstance(error, StateError) else StateError(str(error), where=self.files.root)
+            fix = known.fix or "is there room, and may we write?"
+            raise StateError(f"a checkpoint could not be written: {known.what}", where=known.where, fix=fix) from error
 
     def _write(self, step: int, tensors: dict[str, torch.Tensor], keep: tuple[int, int] | None) -> None:
         began = time.perf_counter()
@@ -270,18 +270,42 @@ def _write(
     keep: tuple[int, int] | None,
     group: dist.ProcessGroup | None,
 ) -> Place:
-    """Write what all ranks have; publish it when all of it is on disk; then remove others, unless ``keep`` is None."""
-    place = of_main(files.begin(step) if mesh.is_main else "", mesh, group)
+    """Write what all ranks have; publish it when all of it is on disk; then remove others, unless ``keep`` is None.
+
+    Raises:
+        StateError, OSError: on all ranks: one of them could not write its share. What there is of it is removed.
+    """
+    place = _on_main(lambda: files.begin(step), mesh, group)
     writer = CheckpointWriter(place)
-    save_tensors(tensors, writer, group=group, alone=mesh.world_size == 1)
-    sums = of_all(writer.sums, mesh.world_size, group)
-    if mesh.is_main:
-        files.publish(step, {name: known for part in sums for name, known in part.items()})
-        if keep is not None:
-            files.prune(*keep)
-    if mesh.world_size > 1:
-        dist.barrier(group=group)
+    try:
+        save_tensors(tensors, writer, group=group, alone=mesh.world_size == 1)
+        sums = of_all(writer.sums, mesh.world_size, group)
+
+        def publish() -> None:
+            files.publish(step, {name: known for part in sums for name, known in part.items()})
+            if keep is not None:
+                files.prune(*keep)
+
+        _on_main(publish, mesh, group)
+    except BaseException:
+        if mesh.is_main:
+            files.abandon(step)
+        raise
     return files.place(f"step-{step:08d}")
+
+
+def _on_main(work: Callable[[], T], mesh: ParallelMesh, group: dist.ProcessGroup | None) -> T:
+    """What the main rank's work gives, or why it failed, on all ranks: none waits for one that has failed."""
+    done: tuple[Any, Exception | None] = None, None
+    if mesh.is_main:
+        try:
+            done = work(), None
+        except (OSError, StateError) as error:
+            done = None, error
+    value, failed = of_main(done, mesh, group)
+    if failed is not None:
+        raise failed
+    return value  # type: ignore[no-any-return]
 
 
 # -- what is in a checkpoint ----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ checkpoint without a manifest was either never finished, or has lost it since.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import json
 import math
@@ -44,6 +45,10 @@ FileSum = tuple[int, int]
 
 #: Bytes after which the next file is begun. Ranks share the work of checking by files.
 FILE_BYTES = 4 << 30
+#: Bytes that torch's archive of a tensor takes beside its values, about.
+_ARCHIVE_BYTES = 1500
+#: There is no room: on the disk, in a quota, or in a file of limited size.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MANIFEST = "manifest.json"
 _LATEST = "latest"
 #: What was saved and where it is, as torch names it.
@@ -253,6 +258,30 @@ class CheckpointFiles:
         return known
 
 
+def told(error: OSError, place: str | os.PathLike[str], needed: int = 0) -> OSError | StateError:
+    """An error of writing a checkpoint; for want of room, one that says how much there was.
+
+    Args:
+        error: of the system.
+        place: the checkpoint's, with what is written of it.
+        needed: its size in bytes; 0: not known.
+    """
+    if error.errno not in _NO_ROOM:
+        return error
+    takes = f"it takes {needed / 2**20:,.1f} MiB" if needed else "its size is not known"
+    free = ""
+    if os.path.isdir(place):
+        written = sum(file.stat().st_size for file in Path(place).iterdir())
+        room = shutil.disk_usage(place).free + written
+        free = f", {room / 2**20:,.1f} MiB were free for it on the disk"
+    return StateError(
+        f"there is no room for the checkpoint ({os.strerror(error.errno)}): {takes}{free}",
+        where=place,
+        fix="make room there (on the disk, in a quota, or by `ulimit -f`) for one more than are kept, keep fewer "
+        "(train.keep), or write elsewhere (train.checkpoints); the checkpoint before it is untouched",
+    )
+
+
 def _locked(folder: Path) -> int | None:
     """A descriptor of a folder that this process alone may write now; None: another one does, and lives.
 
@@ -299,15 +328,18 @@ class CheckpointWriter(StorageWriter):
     def __init__(self, place: str | os.PathLike[str]):
         self.sums: dict[str, FileSum] = {}
         self._fs, self._folder = fsspec.core.url_to_fs(os.fspath(place))
+        self._needed = 0  # bytes of all ranks' tensors
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Tell the ranks their numbers, which are in the names of their files."""
-        return [dataclasses.replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
+        """Tell the ranks their numbers, which are in the names of their files, and how much all of them write."""
+        needed = sum(_nbytes(item) + _ARCHIVE_BYTES for plan in plans for item in plan.items)
+        return [dataclasses.replace(plan, storage_data=(rank, needed)) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results = []
+        rank, self._needed = plan.storage_data
         for number, items in enumerate(neighbours(((item, _nbytes(item)) for item in plan.items), FILE_BYTES)):
-            name = f"__{plan.storage_data}_{number}.distcp"
+            name = f"__{rank}_{number}.distcp"
             with self._writing(name) as file:
                 for item in items:
                     offset = file.size
@@ -330,12 +362,18 @@ class CheckpointWriter(StorageWriter):
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[_SummedFile]:
-        with self._fs.open(f"{self._folder}/{name}", "wb") as stream:
-            yield (file := _SummedFile(stream))
-            stream.flush()
-            # A stream to a server is there when it is closed.
-            if isinstance(self._fs, LocalFileSystem):
-                os.fsync(stream.fileno())
+        file = _SummedFile()
+        try:
+            with self._fs.open(f"{self._folder}/{name}", "wb") as file.stream:
+                yield file
+                file.stream.flush()
+                # A stream to a server is there when it is closed.
+                if isinstance(self._fs, LocalFileSystem):
+                    os.fsync(file.stream.fileno())
+        except (OSError, RuntimeError) as error:
+            # What torch says of a file that could not be written is about its archive, not about the disk.
+            why = file.error or error
+            raise (told(why, self._folder, self._needed) if isinstance(why, OSError) else why) from error
         self.sums[name] = (file.size, file.known)
 
     # What torch asks for, and nothing is to be done about.
@@ -358,15 +396,22 @@ def _nbytes(item: WriteItem) -> int:
 
 
 class _SummedFile:
-    """Passes on what is written, and sums it up."""
+    """Passes on what is written, and sums it up; remembers why it could not."""
 
-    def __init__(self, stream: Any):
-        self.stream, self.size, self.known = stream, 0, 0
+    stream: Any
+
+    def __init__(self) -> None:
+        self.size = self.known = 0
+        self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         self.known, self.size = zlib.crc32(view, self.known), self.size + view.nbytes
-        self.stream.write(view)
+        try:
+            self.stream.write(view)
+        except OSError as error:
+            self.error = self.error or error
+            raise
         return view.nbytes
 
     def flush(self) -> None:

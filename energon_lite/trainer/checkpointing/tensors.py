@@ -11,7 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
+
+from energon_lite.errors import StateError
 
 #: Of torch 2.6, only the former functions can be told that one rank among many works alone.
 _TELLS = "no_dist" in inspect.signature(dcp.save).parameters
@@ -28,9 +31,17 @@ def save_tensors(
         writer: where to.
         alone: this process writes all, and does not wait for other ranks.
         group: those ranks; None for all.
+
+    Raises:
+        StateError, OSError: on all ranks: one of them could not write.
     """
-    with _silence():
-        _SAVE(tensors, storage_writer=writer, process_group=group, no_dist=alone)
+    try:
+        with _silence():
+            _SAVE(tensors, storage_writer=writer, process_group=group, no_dist=alone)
+    except CheckpointException as error:
+        # It says where in torch, at length; the first rank's own error says why.
+        why, _ = next(iter(error.failures.values()))
+        raise (why if isinstance(why, (OSError, StateError)) else error) from error
 
 
 def load_tensors(tensors: dict[str, torch.Tensor], reader: StorageReader, *, alone: bool) -> None:

@@ -117,5 +117,9 @@ def write_weights(root: str | os.PathLike[str], tensors: Mapping[str, torch.Tens
     files = CheckpointFiles(root)
     writer = CheckpointWriter(files.begin(0))
     content = json_tensor(step=0, updates=0, world_size=0, order=[], state=dict(state))
-    save_tensors({JSON_NAME: content, **tensors}, writer, alone=True)
-    return files.publish(0, writer.sums)
+    try:
+        save_tensors({JSON_NAME: content, **tensors}, writer, alone=True)
+        return files.publish(0, writer.sums)
+    except BaseException:
+        files.abandon(0)
+        raise
