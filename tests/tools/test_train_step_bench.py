@@ -24,3 +24,12 @@ def test_a_step_launches_few_things_and_reads_nothing_back(variant: str) -> None
     assert counts["host_reads"] == 0
     assert 100 < counts["kernels"] < 500 and counts["copies"] < 160
     assert found["last"] < found["first"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [["--variants", "by-hand"], ["--variants=by-hand"]], ids=["space", "equals"])
+def test_variants_are_named_in_either_way(how: list[str]) -> None:
+    command = [sys.executable, str(SCRIPT), "--tiny", *how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "\nby-hand" in done.stdout and "\nours" not in done.stdout

@@ -1,4 +1,4 @@
-"""In which order gradients come, and how many of each: read off the first step."""
+"""In which order gradients come, and how many of each: read off the first step. And of how many micro-batches."""
 
 from __future__ import annotations
 
@@ -12,6 +12,44 @@ from torch import nn
 from energon_lite.errors import UsageError
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import layout_of
+
+
+class AgreedCount:
+    """How many micro-batches a step has: as many on each data-parallel rank, or they would wait for ever.
+
+    Asked when a step begins, over the hosts; the answer is waited for before the first reduction, so no device waits.
+
+    Args:
+        mesh: the ranks. All of them must make one.
+    """
+
+    def __init__(self, mesh: ParallelMesh):
+        self._group = mesh.data_group
+        if self._group is not None and mesh.device.type == "cuda":
+            ranks = mesh.groups("dp", "cp")
+            self._group = dist.new_subgroups_by_enumeration(ranks, timeout=mesh.timeout, backend="gloo")[0]
+        self._asked: tuple[torch.Tensor, dist.Work] | None = None
+
+    def ask(self, micro_batches: int) -> None:
+        """The step has so many on this rank. Every data-parallel rank must call it."""
+        if self._group is not None:
+            most = torch.tensor([micro_batches, -micro_batches])
+            self._asked = most, dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def check(self) -> None:
+        """Wait for the answer, if it was asked.
+
+        Raises:
+            UsageError: on all data-parallel ranks: they have not equally many.
+        """
+        if self._asked is not None:
+            most, work = self._asked
+            self._asked = None
+            work.wait()
+            high, low = int(most[0]), -int(most[1])
+            if high != low:
+                what = f"a step has {low} micro-batches on one data-parallel rank and {high} on another"
+                raise UsageError(what, fix="give each as many, empty ones where there are no more")
 
 
 class FirstStep:
@@ -30,20 +68,6 @@ class FirstStep:
         self.entered: set[nn.Parameter] = set()
         self._now: list[nn.Parameter] = []
         self._turns: dict[frozenset[nn.Parameter], int] = {}
-
-    def expects(self, micro_batches: int, mesh: ParallelMesh) -> None:
-        """It has so many micro-batches on this rank.
-
-        Raises:
-            UsageError: not on all data-parallel ranks. They would wait for each other for ever in some later step.
-        """
-        if mesh.data_group is not None:
-            most = torch.tensor([micro_batches, -micro_batches], device=mesh.device)
-            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=mesh.data_group)
-            high, low = most[0].item(), -most[1].item()
-            if high != low:
-                what = f"a step has {low} micro-batches on one data-parallel rank and {high} on another"
-                raise UsageError(what, fix="give each as many, empty ones where there are no more")
 
     def saw(self, parameter: nn.Parameter) -> None:
         """A gradient has come."""

@@ -41,10 +41,10 @@ from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.bucket_plan import BucketPlan, Kind, Named, Slot, plan_buckets
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.foreign_modules import check_copies
-from energon_lite.trainer.optimizer.gradient_order import FirstStep, agree_on_order
+from energon_lite.trainer.optimizer.gradient_order import AgreedCount, FirstStep, agree_on_order
 from energon_lite.trainer.optimizer.muon import MuonPartition
 from energon_lite.trainer.optimizer.optimizer import Optimizer, sum_of_squares, sum_partial
-from energon_lite.trainer.optimizer.parameter_hooks import hook_parameters
+from energon_lite.trainer.optimizer.parameter_hooks import allow_reading, hook_parameters, refuse_reading
 from energon_lite.trainer.optimizer.partition import Partition, shard_of
 from energon_lite.trainer.optimizer.rounds import Rounds
 from energon_lite.trainer.parallel import single_tensor
@@ -112,7 +112,8 @@ class OverlappedDistributedOptimizer(Optimizer):
     """AdamW or SGD over slices of buckets, with its communication behind the model's computation.
 
     Gradients are summed over ranks, never averaged: divide the loss by the tokens of the whole step. A parameter's
-    ``grad`` is None after a backward pass, for it has moved into a bucket; a parameter without one counts as zeros.
+    ``grad`` has moved into a bucket after a backward pass, and who reads it there is told so; a parameter without one
+    counts as zeros.
     Freeze parameters before making the optimizer. Forward passes and state dicts wait for current values by
     themselves; who reads parameters in another way calls :meth:`wait_parameters` first.
 
@@ -142,6 +143,7 @@ class OverlappedDistributedOptimizer(Optimizer):
         self._rounds = Rounds(self.parameters.values())
         self._outsiders: set[nn.Parameter] = set()  # those that are used although their modules are not called
         self._first_step: FirstStep | None = FirstStep()
+        self._count = AgreedCount(self.mesh)
         self._in_flight: deque[tuple[Bucket, Tensor, dist.Work | None]] = deque()
         self._lay_out(self.order[::-1])  # in which gradients are expected; the first step shows the true one
         self._unhook = hook_parameters(model, self._at, self._take_grad, self._enter, self._wait_for, self._take_values)
@@ -149,9 +151,12 @@ class OverlappedDistributedOptimizer(Optimizer):
     def begin_step(self, micro_batches: int) -> None:
         """Say how many micro-batches the next :meth:`step` has, on each data-parallel rank; call
         :meth:`end_micro_batch` after each. Without these two, gradients are reduced in :meth:`step`, behind nothing.
+        Other numbers on other ranks are an error on all of them: in the first step; with ``reduce="every"``, in each.
         """
+        if self._first_step or self.config.reduce == "every":
+            self._count.ask(micro_batches)
         if self._first_step:
-            self._first_step.expects(micro_batches, self.mesh)
+            self._count.check()
         self._start_step(micro_batches)
 
     def end_micro_batch(self, of: Collection[nn.Parameter] | None = None) -> None:
@@ -160,9 +165,12 @@ class OverlappedDistributedOptimizer(Optimizer):
         if self._first_step:
             self._first_step.end_micro_batch(of)
         self._advance(self._rounds.complete)
+        if self._rounds.promised is not None and min(self._rounds.passed.values(), default=0) >= self._rounds.promised:
+            refuse_reading(self._at)
 
     def _launch(self, lr: float) -> Tensor:
         """Finish the reductions, clip, update, and begin to gather the new values in the order of the forward pass."""
+        self._count.check()
         rounds = self._rounds
         if rounds.promised is not None and (wrong := set(rounds.passed.values()) - {rounds.promised}):
             raise UsageError(f"{wrong.pop()} of {rounds.promised} micro-batches ended", fix="end empty ones too")
@@ -214,6 +222,7 @@ class OverlappedDistributedOptimizer(Optimizer):
     def _start_step(self, micro_batches: int | None) -> None:
         every = self.config.reduce == "every" and self._group is not None
         self._rounds.start(micro_batches, self._queue, every=every)
+        allow_reading(self._at)
         for bucket in self._queue:
             bucket.collected = 0
 
@@ -228,6 +237,8 @@ class OverlappedDistributedOptimizer(Optimizer):
         sum_here.add_(grad) if p in bucket.filled else sum_here.copy_(grad)
         bucket.filled.add(p)
         self._rounds.fired[p] += 1
+        if self._rounds.promised is None:  # this may be the last micro-batch
+            refuse_reading([p])
         if self._first_step:
             self._first_step.saw(p)
         self._advance()
@@ -238,6 +249,7 @@ class OverlappedDistributedOptimizer(Optimizer):
             self._reduce(self._queue[number])
 
     def _reduce(self, bucket: Bucket) -> None:
+        self._count.check()
         grads = self._borrow(bucket) if bucket.grads is None else bucket.grads
         for slot in [slot for slot in bucket.slots if slot.parameter not in bucket.filled]:
             slot.of(grads).zero_()

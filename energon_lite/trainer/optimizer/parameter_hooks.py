@@ -1,8 +1,14 @@
-"""Being told when gradients come, and when somebody is about to read or has replaced the values of parameters."""
+"""Being told when gradients come, and when somebody is about to read or has replaced the values of parameters.
+
+A gradient that the optimizer took is not in ``parameter.grad``. There, until the next step, is a tensor that refuses to
+be read, and gives on what autograd adds to it: torch's ``clip_grad_norm_`` takes None for a parameter without gradient,
+and would return a norm of 0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,21 +37,23 @@ def hook_parameters(
         model: the model.
         parameters: of those of its parameters.
         on_gradient: when ``grad`` of the parameter is complete for a backward pass; called with both, and takes it:
-            the parameter's ``grad`` is None afterwards.
+            the parameter's ``grad`` is None afterwards, or what :func:`refuse_reading` puts there.
         before_forward: when the module is called, in training or not; for a compiled one with all that it is made of.
         before_state_dict: when the module's state dict is read or loaded.
         after_load: when it was loaded.
     """
 
     def hand_over(p: nn.Parameter) -> None:
-        if p.grad is None:
+        taken = isinstance(p.grad, _TakenGradient)
+        grad = p.grad.take() if isinstance(p.grad, _TakenGradient) else p.grad
+        if grad is None:
             what = "a gradient was taken away before this optimizer could: another one has the same parameters"
             raise UsageError(what, fix="close() that one first, or use it")
-        grad = p.grad
         if isinstance(p, DTensor) and isinstance(grad, DTensor):
             grad = grad.redistribute(placements=p.placements).to_local()
+        if not taken:
+            p.grad = None
         on_gradient(p, grad.to_dense() if grad.is_sparse else grad)
-        p.grad = None
 
     # Not hooks on the nodes that add gradients up: those die with the node, which nobody may hold, in silence.
     handles = [p.register_post_accumulate_grad_hook(hand_over) for p in parameters]
@@ -72,8 +80,60 @@ def hook_parameters(
     def unhook() -> None:
         for handle in handles:
             handle.remove()
+        allow_reading(parameters)
 
     return unhook
+
+
+def refuse_reading(parameters: Iterable[nn.Parameter]) -> None:
+    """From here to :func:`allow_reading`, who computes with a ``grad`` that was taken is told where it is.
+
+    (Not with one of a DTensor, which stays None.)
+    """
+    for p in parameters:
+        if p.grad is None and not isinstance(p, DTensor):
+            p.grad = _TakenGradient(p)
+
+
+def allow_reading(parameters: Iterable[nn.Parameter]) -> None:
+    """A step begins; there are no gradients."""
+    for p in parameters:
+        if isinstance(p.grad, _TakenGradient):
+            p.grad = None
+
+
+class _TakenGradient(torch.Tensor):
+    """In the place of a gradient that the optimizer has: without memory, and for autograd only."""
+
+    came: torch.Tensor | None
+
+    @staticmethod
+    def __new__(cls, p: nn.Parameter) -> _TakenGradient:
+        made: _TakenGradient = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, p.shape, dtype=p.dtype, device=p.device
+        )
+        made.came = None
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.add_.Tensor and isinstance(args[0], cls):  # autograd, in a further micro-batch
+            args[0].came = args[1]
+        elif function is not torch.ops.aten.detach.default:
+            what = f"{function} of a gradient that is not in .grad: this model's optimizer has it"
+            fix = "clip with OptimizerConfig(clip=...), or 0 for not at all; step() returns the norm before clipping"
+            raise UsageError(what, fix=fix)
+        return args[0]
+
+    def take(self) -> torch.Tensor | None:
+        """What autograd has added since the last call."""
+        came, self.came = self.came, None
+        return came
+
+    def __repr__(self, **_: Any) -> str:
+        return "<a gradient that the optimizer has taken>"
 
 
 def _told(call: OfModule, parameters: list[nn.Parameter]) -> Callable[..., None]:

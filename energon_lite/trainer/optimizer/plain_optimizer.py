@@ -20,7 +20,7 @@ from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.learning_rates import learning_rate
 from energon_lite.trainer.optimizer.optimizer import Optimizer, sum_of_squares, sum_partial
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
-from energon_lite.trainer.optimizer.parameter_hooks import hook_parameters
+from energon_lite.trainer.optimizer.parameter_hooks import allow_reading, hook_parameters, refuse_reading
 from energon_lite.trainer.optimizer.partition import Partition
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import layout_of
@@ -42,7 +42,7 @@ class AdamW(Optimizer):
 
     What is updated are master values in at least float32: of a parameter in bfloat16 a copy, without which an update of
     less than half the distance of two such numbers would be lost. The gradient of such a parameter moves into a buffer
-    of ``grad_dtype`` after each backward pass, and ``parameter.grad`` is None.
+    of ``grad_dtype`` after each backward pass, and who reads ``parameter.grad`` is told so.
 
     Args:
         model: what is trained.
@@ -95,6 +95,7 @@ class AdamW(Optimizer):
             owned.update(lr, scale, skip, shared)
         for buffer in self._buffers:
             buffer.zero_()
+        allow_reading(self._at)
         return norm
 
     def _partitions(self) -> Iterator[tuple[Partition, list[Slot]]]:
@@ -102,6 +103,7 @@ class AdamW(Optimizer):
 
     def _take_grad(self, p: nn.Parameter, grad: torch.Tensor) -> None:
         self._at[p][0].grad.add_(grad.reshape(-1))
+        refuse_reading([p])
 
     def _take_values(self, parameters: list[nn.Parameter]) -> None:
         """The model was given other values: they are the master values from now on."""

@@ -70,6 +70,8 @@ class NonFiniteGuard:
         self._numbers += [number for number in data.numbers if number not in self._numbers]
         self.check_state(step)
         found = f"loss {values['loss']:g}, gradient norm {values['grad_norm']:g}"
+        if not math.isfinite(values["tokens"]):
+            found += ": the loss_mask of a micro-batch is not finite, so the data or its task encoder is at fault"
         logger.warning(
             "step %d is not finite (%s): %d of %d in a row, %d updates left out so far; its micro-batches here: %s",
             *(step, found, self.in_a_row, self.limit, values.get("skipped_updates", 0)),

@@ -8,6 +8,7 @@ number of tokens is known before the first backward pass, and gradients are only
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from energon_lite.errors import NonFiniteError
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
@@ -32,13 +34,13 @@ class StepResult:
     Args:
         loss: mean loss of a token.
         grad_norm: global norm of the gradient before clipping.
-        tokens: number of tokens that the loss counted.
+        tokens: number of tokens that the loss counted; NaN if a loss mask is not finite, and then so is the loss.
         lr: the learning rate.
     """
 
     loss: float
     grad_norm: float
-    tokens: int
+    tokens: float
     lr: float
 
 
@@ -63,7 +65,7 @@ class LaunchedStep:
         """Wait for the step's numbers."""
         loss, tokens, *_, norm, _, _ = self._values.read()
         self.ended = self.ended or time.perf_counter()
-        return StepResult(loss, norm, int(tokens), self._lr)
+        return StepResult(loss, norm, _whole(tokens), self._lr)
 
     def updates(self) -> int:
         """How many updates the optimizer had made with this step: fewer than steps, if some were left out."""
@@ -138,15 +140,16 @@ def launch_step(
         record=record,
     )
     loss = _from_last_stage(mesh.sum_over_data(loss), mesh)
-    rate = lr(int(counted.read()[0])) if callable(lr) else lr
+    if callable(lr):  # a step whose number is not finite updates nothing
+        lr = lr(int(count) if math.isfinite(count := counted.read()[0]) else 0)
     leave_out = None if spikes is None else spikes.judge(loss)
-    found = optimizer.launch_step(rate, leave_out)
+    found = optimizer.launch_step(lr, leave_out)
     left_out = torch.zeros_like(loss) if spikes is None else spikes.left_out
-    return LaunchedStep(torch.cat([loss.view(1), counts, found, left_out.view(1)]), rate)
+    return LaunchedStep(torch.cat([loss.view(1), counts, found, left_out.view(1)]), lr)
 
 
 @torch.no_grad()
-def evaluate(model: LlamaModel, batches: Iterable[MultimodalBatch | None], mesh: ParallelMesh) -> tuple[float, int]:
+def evaluate(model: LlamaModel, batches: Iterable[MultimodalBatch | None], mesh: ParallelMesh) -> tuple[float, float]:
     """Mean loss of a token over all batches of all ranks, and the number of tokens. Every rank must call it.
 
     Args:
@@ -162,7 +165,7 @@ def evaluate(model: LlamaModel, batches: Iterable[MultimodalBatch | None], mesh:
         sums[0] += run_pipeline(model, here, backward=False)
         sums[1] += _count(here, model)[0]
     loss, tokens = _from_last_stage(mesh.sum_over_data(sums), mesh)
-    return (loss / tokens.clamp(min=1.0)).item(), int(tokens.item())
+    return (loss / tokens.clamp(min=1.0)).item(), _whole(tokens.item())
 
 
 def evaluate_each(
@@ -172,12 +175,23 @@ def evaluate_each(
 
     Args:
         sets: name and this rank's batches of each; without name, the metrics are ``eval_loss`` and ``eval_tokens``.
+
+    Raises:
+        NonFiniteError: on all ranks: a loss mask is not finite.
     """
     values: dict[str, float | int] = {}
     for name, batches in sets:
         loss, tokens = evaluate(model, batches, mesh)
+        if not math.isfinite(tokens):
+            what, where = "the loss mask of a validation set is not finite", name or "data.val_path"
+            raise NonFiniteError(what, where=where, fix="mend its data, or the loss_mask that the task encoder makes")
         values |= {f"{key}/{name}".rstrip("/"): value for key, value in (("eval_loss", loss), ("eval_tokens", tokens))}
     return values
+
+
+def _whole(count: float) -> float:
+    """A sum over a loss mask, as an integer if it is finite."""
+    return int(count) if math.isfinite(count) else math.nan
 
 
 def _count(micro_batches: Iterable[MultimodalBatch | None], model: LlamaModel, digest: int = 0) -> torch.Tensor:

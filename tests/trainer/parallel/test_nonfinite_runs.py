@@ -21,6 +21,7 @@ from energon_lite.errors import NonFiniteError
 from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from energon_lite.trainer.training import Trainer, config_to_dict, read_state
+from energon_lite.trainer.training.step import evaluate_each
 
 Disturb = Callable[[Trainer, int], None]
 
@@ -228,6 +229,66 @@ def test_what_is_read_is_looked_at_too(
     init = str(other / "checkpoints") if how == "init_from" else None
     for text in run_ranks(2, message(make_config(blend, tmp_path / "run", init_from=init), lambda *_: None)):
         assert "step-00000001" in text and "use another" in text and "skip_steps" not in text
+
+
+def spoil_mask(trainer: Trainer, number: int, value: float) -> None:
+    """In a batch of the data of a step, on the last rank, one label counts not a number of times."""
+    take = trainer.data.take_step
+
+    def spoilt(batches: Any) -> Any:
+        taken = take(batches)
+        if number in trainer.data.last_step().numbers and trainer.mesh.global_rank == trainer.mesh.world_size - 1:
+            taken[0].loss_mask[0, 0] = value  # type: ignore[union-attr]
+        return taken
+
+    trainer.data.take_step = spoilt  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_loss_mask_that_is_not_finite_is_named_with_its_step_and_can_be_passed_over(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+    world: int,
+    value: float,
+) -> None:
+    config = make_config(blend, tmp_path / "run", nonfinite_limit=1, save_every=1)
+    skipping = dataclasses.replace(config, data=dataclasses.replace(config.data, skip_steps=(3,)))
+
+    def once(trainer: Trainer, step: int) -> None:
+        if step == 1:
+            spoil_mask(trainer, 3, value)
+
+    for text in run_ranks(world, message(config, once)):
+        assert "up to step 3" in text and "the loss_mask of a micro-batch is not finite" in text
+        assert "micro-batches of the last one on this rank: (" in text and "data.skip_steps=[3]" in text
+    assert saved(tmp_path / "run") == [1, 2]
+    assert metrics(tmp_path / "run")[-1] | {"step": 3, "tokens": None} == metrics(tmp_path / "run")[-1]
+
+    def passed_over(rank: int) -> int:
+        with Trainer(skipping) as trainer:
+            spoil_mask(trainer, 3, value)
+            return trainer.run()
+
+    assert run_ranks(world, passed_over) == [6] * world
+
+
+def test_a_loss_mask_of_a_validation_set_that_is_not_finite_is_an_error_too(
+    run_ranks: RunRanks,
+    blend: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    def evaluate(rank: int) -> str:
+        with Trainer(make_config(blend, tmp_path / "run", eval_every=1)) as trainer:
+            batches = [batch for _, batches in trainer.data.validation() for batch in batches]
+            batches[0].loss_mask[0, 0] = math.nan  # type: ignore[union-attr]
+            with pytest.raises(NonFiniteError) as caught:
+                evaluate_each(trainer.model, [("books", batches)], trainer.mesh)
+            return str(caught.value)
+
+    for text in run_ranks(2, evaluate):
+        assert "loss mask of a validation set is not finite" in text and "books" in text
 
 
 def test_what_is_passed_over_already_is_said_again(
