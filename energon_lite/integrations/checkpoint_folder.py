@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from energon_lite.errors import StateError
 from energon_lite.loading.iterators.state import State
 from energon_lite.storage.files.atomic_file import write_bytes
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["STATE_FILE", "TRAINER_FILE", "newest_checkpoint", "read_json", "write_state"]
 
@@ -24,14 +26,22 @@ _MARK = "checkpoint-is-incomplete.txt"
 
 
 def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """The ``checkpoint-N`` with the largest N that a kill has not left half written; None: there is none."""
+    """The ``checkpoint-N`` with the largest N that a kill has not left half written; None: there is none.
+
+    Each that is passed over is reported as a warning.
+    """
     found = {int(path.name[11:]): path for path in Path(folder).glob("checkpoint-*") if path.name[11:].isdecimal()}
     for _, path in sorted(found.items(), reverse=True):
-        with suppress(StateError):
+        why = ""
+        try:
             read_json(path / TRAINER_FILE)
-            is_whole = all(zipfile.is_zipfile(file) for file in path.glob("*.pt*"))
-            if is_whole and not (path / _MARK).exists():
-                return str(path)
+        except StateError as error:
+            why = error.what
+        cut = [file.name for file in path.glob("*.pt*") if not zipfile.is_zipfile(file)]
+        why = why or (f"{cut[0]} is cut short" if cut else f"{_MARK} is in it" if (path / _MARK).exists() else "")
+        if not why:
+            return str(path)
+        logger.warning("%s is passed over: %s", path, why)
     return None
 
 

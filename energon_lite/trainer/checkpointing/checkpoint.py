@@ -305,7 +305,7 @@ def _on_main(work: Callable[[], T], mesh: ParallelMesh, group: dist.ProcessGroup
     value, failed = of_main(done, mesh, group)
     if failed is not None:
         raise failed
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 # -- what is in a checkpoint ----------------------------------------------------------------------------------------

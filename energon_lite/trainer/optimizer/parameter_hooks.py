@@ -45,7 +45,7 @@ def hook_parameters(
 
     def hand_over(p: nn.Parameter) -> None:
         taken = isinstance(p.grad, _TakenGradient)
-        grad = p.grad.take() if isinstance(p.grad, _TakenGradient) else p.grad
+        grad = p.grad.take_added() if isinstance(p.grad, _TakenGradient) else p.grad
         if grad is None:
             what = "a gradient was taken away before this optimizer could: another one has the same parameters"
             raise UsageError(what, fix="close() that one first, or use it")
@@ -109,16 +109,16 @@ class _TakenGradient(torch.Tensor):
 
     @staticmethod
     def __new__(cls, p: nn.Parameter) -> _TakenGradient:
-        made: _TakenGradient = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, p.shape, dtype=p.dtype, device=p.device
-        )
+        made: _TakenGradient = torch.Tensor._make_wrapper_subclass(cls, p.shape, dtype=p.dtype, device=p.device)
         made.came = None
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function is torch.ops.aten.add_.Tensor and isinstance(args[0], cls):  # autograd, in a further micro-batch
             args[0].came = args[1]
         elif function is not torch.ops.aten.detach.default:
@@ -127,12 +127,12 @@ class _TakenGradient(torch.Tensor):
             raise UsageError(what, fix=fix)
         return args[0]
 
-    def take(self) -> torch.Tensor | None:
+    def take_added(self) -> torch.Tensor | None:
         """What autograd has added since the last call."""
         came, self.came = self.came, None
         return came
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return "<a gradient that the optimizer has taken>"
 
 
