@@ -268,3 +268,14 @@ def test_another_trainer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Trainer, "_run_epoch")
     with pytest.raises(UsageError, match=r"transformers>=5\.3"):
         runpy.run_path(adapter.__file__)
+
+
+def test_a_checkpoint_that_is_passed_over_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number, text in ((1, "{}"), (2, ""), (3, "{}")):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        (tmp_path / f"checkpoint-{number}" / "trainer_state.json").write_text(text)
+    (tmp_path / "checkpoint-3" / "optimizer.pt").write_bytes(b"cut")
+    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and "checkpoint-3 is passed over: optimizer.pt is cut short" in said[0]
+    assert "checkpoint-2 is passed over: the checkpoint cannot be resumed" in said[1]
