@@ -22,12 +22,13 @@ import torch.distributed as dist
 from torch import nn
 
 from energon_lite.errors import StateError, StateMismatchError
-from energon_lite.trainer.checkpointing.files import CheckpointFiles, CheckpointWriter
+from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from energon_lite.trainer.checkpointing.newest import Place, of_all, of_main
 from energon_lite.trainer.checkpointing.newest import find_checkpoint as find_checkpoint
 from energon_lite.trainer.checkpointing.newest import latest_checkpoint as latest_checkpoint
 from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor, read_content
 from energon_lite.trainer.checkpointing.tensors import load_tensors, save_tensors
+from energon_lite.trainer.checkpointing.writer import CheckpointWriter
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import local_tensor

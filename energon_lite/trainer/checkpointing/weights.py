@@ -13,10 +13,11 @@ from torch import nn
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import model_tensors, read_tensors
-from energon_lite.trainer.checkpointing.files import CheckpointFiles, CheckpointWriter
+from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from energon_lite.trainer.checkpointing.newest import Place, of_main
 from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor, read_content
 from energon_lite.trainer.checkpointing.tensors import save_tensors
+from energon_lite.trainer.checkpointing.writer import CheckpointWriter
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 

@@ -132,7 +132,7 @@ class _TakenGradient(torch.Tensor):
         came, self.came = self.came, None
         return came
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return "<a gradient that the optimizer has taken>"
 
 

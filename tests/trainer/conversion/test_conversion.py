@@ -16,7 +16,7 @@ from small_models import SCALING, SaveModel, change_config, make_model
 
 from energon_lite.cli.main import main
 from energon_lite.errors import ConfigError, EnergonLiteError, StateError, StateMismatchError, UsageError
-from energon_lite.trainer.checkpointing import files
+from energon_lite.trainer.checkpointing import writer
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
@@ -176,7 +176,7 @@ def test_one_file(tmp_path: Path, save_model: SaveModel) -> None:
 def test_files_of_a_checkpoint_end_at_a_size(
     tmp_path: Path, save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "FILE_BYTES", 9000)
+    monkeypatch.setattr(writer, "FILE_BYTES", 9000)
     place = huggingface_to_native(save_model(), tmp_path / "native", read_bytes=4096)
     sizes = [file.stat().st_size for file in Path(place).glob("*.distcp")]
     assert len(sizes) > 5 and max(sizes) < 20_000
