@@ -207,10 +207,10 @@ class FileStoreCachePool(CachePool):
         """Have the value of an entry on the disk; False: it is not there."""
         if self._is_closed:
             return False
-        data, entry.source_info = entry.ds.raw(entry.fname) if self.method == "raw" else entry.ds[entry.fname]
+        data, entry.read_from = entry.ds.raw(entry.fname) if self.method == "raw" else entry.ds[entry.fname]
         entry.is_pickled = self.method == "pickle" or not isinstance(data, (bytes, bytearray, memoryview))
         raw = pickle.dumps(data, protocol=pickle.HIGHEST_PROTOCOL) if entry.is_pickled else bytes(data)
-        entry.data_size = len(raw)
+        entry.kept_size = len(raw)
         folder = self._wait_for_room(entry)
         path = None if folder is None else self._write(folder, raw)
         if path is None:
@@ -228,12 +228,12 @@ class FileStoreCachePool(CachePool):
         """Reserve it, in the folder that is returned; None: nobody refers to the
         entry any more, somebody wants it now, or there is never room."""
         looks = 0
-        while not self._is_closed and entry.data_size <= self.max_cache_size:
+        while not self._is_closed and entry.kept_size <= self.max_cache_size:
             with self._condition:
                 self._drop()
                 if entry.refcount <= 0:
                     return None
-                folder = self._reserve(entry.data_size)
+                folder = self._reserve(entry.kept_size)
                 if folder is not None or entry.require_data_now:
                     return folder
                 self._condition.wait(_LOOK)
@@ -261,12 +261,12 @@ class FileStoreCachePool(CachePool):
             return None
 
     def _read(self, entry: CacheEntry) -> tuple[Any, SourceInfo]:
-        path, source = entry.cache_path, entry.source_info
+        path, source = entry.cache_path, entry.read_from
         try:
             raw = None if path is None else path.read_bytes()
         except OSError:
             raw = None  # the pool was closed, or somebody cleaned up
-        if raw is None or source is None or len(raw) != entry.data_size:
+        if raw is None or source is None or len(raw) != entry.kept_size:
             found: tuple[Any, SourceInfo] = entry.ds[entry.fname]
             return found
         data = pickle.loads(raw) if entry.is_pickled else raw  # our own, from a folder of ours
@@ -299,9 +299,9 @@ class FileStoreCachePool(CachePool):
         """Remove the file of an entry, if it has one."""
         path, entry.cache_path = entry.cache_path, None
         if path is not None:
-            self.current_cache_size -= entry.data_size
+            self.current_cache_size -= entry.kept_size
             self.current_cache_count -= 1
-            self._remove_file(os.fspath(path), entry.data_size)
+            self._remove_file(os.fspath(path), entry.kept_size)
 
     def _remove_file(self, path: str, size: int) -> None:
         remove_if_there(path)

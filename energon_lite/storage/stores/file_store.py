@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from energon_lite.errors import UsageError
@@ -64,6 +65,16 @@ class FileStore(Generic[T]):
         """What a cache keeps of a key: its bytes, where the store decodes them."""
         return self[key]
 
+    def locate(self, key: str) -> tuple[int, SourceInfo]:
+        """The bytes that a key has, before they are decoded, and where they are. Stores of this library know without
+        reading the payload; for others it is read.
+
+        Raises:
+            MissingEntryError: there is no such key.
+        """
+        data, source = self.raw(key)
+        return len(data if isinstance(data, (bytes, bytearray, memoryview)) else pickle.dumps(data)), source
+
     def decoded(self, key: str, data: Any) -> Any:
         """The value of a key, made of what :meth:`raw` gave."""
         return data
@@ -95,6 +106,9 @@ class FileStoreWrapper(FileStore[T]):
 
     def raw(self, key: str) -> tuple[Any, SourceInfo]:
         return self._inner.raw(key)
+
+    def locate(self, key: str) -> tuple[int, SourceInfo]:
+        return self._inner.locate(key)
 
     def decoded(self, key: str, data: Any) -> Any:
         return self._inner.decoded(key, data)
@@ -160,6 +174,9 @@ class PrimaryFileStore(FileStoreWrapper[T]):
 
     def raw(self, key: str) -> tuple[Any, SourceInfo]:
         return self._inner.raw(self._full(key))
+
+    def locate(self, key: str) -> tuple[int, SourceInfo]:
+        return self._inner.locate(self._full(key))
 
     def decoded(self, key: str, data: Any) -> Any:
         return self._inner.decoded(self._full(key), data)

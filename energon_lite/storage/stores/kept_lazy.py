@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_lite.errors import UsageError
 from energon_lite.samples import SourceInfo, add_source_info
-from energon_lite.storage.stores.lazy import Lazy, MockLazy, direct
+from energon_lite.storage.stores.lazy import Lazy, MockLazy, StoreEntry, direct
 
 if TYPE_CHECKING:
     from energon_lite.storage.stores.file_cache_pool import FileStoreCachePool
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class CacheEntry:
+class CacheEntry(StoreEntry):
     """A file of a store that is fetched, or was.
 
     Args:
@@ -31,9 +31,9 @@ class CacheEntry:
         send_to_cache_future: says whether it is on the disk.
         refcount: lazy values that will ask for it.
         waiting: those of them that do just now.
-        data_size: bytes on the disk.
+        kept_size: bytes on the disk.
         cache_path: the file; None: there is none.
-        source_info: where the value was read.
+        read_from: where the value was read; None: it was not.
         is_pickled: what the file holds.
     """
 
@@ -43,9 +43,9 @@ class CacheEntry:
     send_to_cache_future: Future[bool] = field(default_factory=Future)
     refcount: int = 1
     waiting: int = 0
-    data_size: int = 0
+    kept_size: int = 0
     cache_path: Path | None = None
-    source_info: SourceInfo | None = None
+    read_from: SourceInfo | None = None
     is_pickled: bool = False
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_lite.samples import SourceInfo, add_source_info
@@ -11,7 +12,7 @@ from energon_lite.storage.stores.file_store import FileStore
 if TYPE_CHECKING:
     from energon_lite.storage.stores.cache_pool import CachePool
 
-__all__ = ["DirectLazy", "Lazy", "MockLazy"]
+__all__ = ["DirectLazy", "Lazy", "MockLazy", "StoreEntry"]
 
 T = TypeVar("T")
 
@@ -46,10 +47,48 @@ class Lazy(Generic[T]):
         return f"{type(self).__name__}({self.fname!r} of {self.ds})"
 
 
+class StoreEntry:
+    """A file of a store. Its size and source are known before it is read, so what a hook decides by them does not
+    depend on how far a cache is.
+
+    Args:
+        ds, fname: the store, and the name in it.
+    """
+
+    _place: tuple[int, SourceInfo] | None = None
+
+    def __init__(self, ds: Any, fname: str):
+        self.ds, self.fname = ds, fname
+
+    @property
+    def data_size(self) -> int:
+        """Bytes in the store, before they are decoded.
+
+        Raises:
+            MissingEntryError: the store has no such file.
+        """
+        return self._located()[0]
+
+    @property
+    def source_info(self) -> SourceInfo:
+        """Where the value is read; errors as those of :attr:`data_size`."""
+        return self._located()[1]
+
+    def _located(self) -> tuple[int, SourceInfo]:
+        if self._place is None:
+            self._place = self.ds.locate(self.fname)
+        return self._place
+
+
 class DirectLazy(Lazy[T]):
     """A value that is read when it is asked for first, and not before."""
 
     _data: tuple[T, SourceInfo] | None = None
+
+    @cached_property
+    def entry(self) -> StoreEntry:
+        """The file, for its size and source."""
+        return StoreEntry(self.ds, self.fname)
 
     def get(self, sample: Any = None) -> T:
         if self._data is None:

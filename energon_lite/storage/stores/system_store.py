@@ -5,16 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from energon_lite.errors import DatasetError, MissingEntryError
 from energon_lite.samples import SourceInfo
-from energon_lite.storage.files.remote_files import is_remote, read_file, read_range
+from energon_lite.storage.files.remote_files import file_size, is_remote, read_file, read_range
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 from energon_lite.storage.stores.file_store import FileStore
 from energon_lite.storage.stores.media_table import MediaTable
 
 __all__ = ["ByteRangeStore", "SystemFileStore"]
+
+T = TypeVar("T")
 
 
 class SystemFileStore(FileStore[bytes]):
@@ -43,6 +46,11 @@ class SystemFileStore(FileStore[bytes]):
 
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
         return self._read(self._path(key), key, 0, None), self._source(key)
+
+    def locate(self, key: str) -> tuple[int, SourceInfo]:
+        path = self._path(key)
+        size = self._asked(lambda: file_size(path) if is_remote(path) else os.stat(path).st_size, path, key)
+        return size, self._source(key)
 
     def get_path(self) -> str:
         return str(self.base_dir)
@@ -78,12 +86,19 @@ class SystemFileStore(FileStore[bytes]):
         return path
 
     def _read(self, path: str, key: str, offset: int, size: int | None) -> bytes:
-        try:
+        def read() -> bytes:
             if is_remote(path):
                 return read_file(path) if size is None else read_range(path, offset, size)
             with open(path, "rb") as file:
                 file.seek(offset)
                 return file.read() if size is None else file.read(size)
+
+        return self._asked(read, path, key)
+
+    def _asked(self, ask: Callable[[], T], path: str, key: str) -> T:
+        """What a file system answers; its errors as those of this library."""
+        try:
+            return ask()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise MissingEntryError(f"there is no file {key!r}", where=self.get_path()) from error
         except OSError as error:
@@ -106,17 +121,24 @@ class ByteRangeStore(SystemFileStore):
     """
 
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
+        name, offset, size = self._piece(key)
+        data = self._read(self._path(name), name, offset, size)
+        if len(data) != size:
+            what = f"the file {name!r} has no {size} bytes at byte {offset}"
+            raise MissingEntryError(what, where=self.get_path())
+        return data, self._source(key)
+
+    def locate(self, key: str) -> tuple[int, SourceInfo]:
+        return self._piece(key)[2], self._source(key)
+
+    def _piece(self, key: str) -> tuple[str, int, int]:
         name, mark, numbers = key.rpartition("#bytes=")
         offset, colon, size = numbers.partition(":")
         if not (mark and colon and offset.isdecimal() and size.isdecimal()):
             raise MissingEntryError(
                 f"{key!r} is no piece of a file", where=self.get_path(), fix="write path/to/file#bytes=offset:size"
             )
-        data = self._read(self._path(name), name, int(offset), int(size))
-        if len(data) != int(size):
-            what = f"the file {name!r} has no {size} bytes at byte {offset}"
-            raise MissingEntryError(what, where=self.get_path())
-        return data, self._source(key)
+        return name, int(offset), int(size)
 
     def __str__(self) -> str:
         return f"ByteRangeStore({self.base_dir})"

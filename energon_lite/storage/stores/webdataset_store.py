@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,16 @@ __all__ = ["JsonlFileStore", "WebdatasetFileStore"]
 
 #: Samples whose rows of the index are in memory at a time while they are listed.
 _LISTED = 1 << 16
+
+
+class _Place(NamedTuple):
+    """Numbers of a sample, of a part in it, and of their shard; where the part begins there, and its bytes."""
+
+    sample: int
+    part: int
+    shard: int
+    offset: int
+    size: int
 
 
 class WebdatasetFileStore(FileStore[bytes]):
@@ -54,6 +64,18 @@ class WebdatasetFileStore(FileStore[bytes]):
         return _again, (type(self), self._source, self._media)
 
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
+        place, source = self._place(key)
+        choice = self._source.choice
+        data = self._source.store.read(*choice.shards[place.shard], place.offset, place.size)
+        choice.verify(np.array([place.sample]), [place.part], [key], [[data]])
+        return data, source
+
+    def locate(self, key: str) -> tuple[int, SourceInfo]:
+        place, source = self._place(key)
+        return place.size, source
+
+    def _place(self, key: str) -> tuple[_Place, SourceInfo]:
+        """Where the part of a key is, and how it is called."""
         sample, part = self._located(key)
         index, shard = self._source.index, self._shard_of(sample)
         _, rows = index.key_and_part_rows(sample)
@@ -61,9 +83,8 @@ class WebdatasetFileStore(FileStore[bytes]):
         if not found:
             raise MissingEntryError(f"sample {key.rpartition('.')[0]!r} has no part {part!r}", where=self.get_path())
         offset, size, _ = rows[found[-1] : found[-1] + 3]  # of two parts with one name the last counts
-        data = self._source.store.read(*self._source.choice.shards[shard], offset, size)
-        self._source.choice.verify(np.array([sample]), [found[-1] // 3], [part], [[data]])
-        return data, self._source_of(sample, key, index.shard_names[shard])
+        place = _Place(sample, found[-1] // 3, shard, offset, size)
+        return place, self._source_of(sample, key, index.shard_names[shard])
 
     def get_path(self) -> str:
         return self._source.path
