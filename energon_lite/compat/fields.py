@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import types
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -19,6 +20,7 @@ __all__ = [
     "INFO_JSON_FILENAME",
     "INFO_YAML_FILENAME",
     "MAIN_FOLDER_NAME",
+    "NVDATASET_CACHE_DIR",
     "SPLIT_YAML_FILENAME",
     "AVDecoderType",
     "ImageDecoderType",
@@ -33,6 +35,9 @@ INDEX_UUID_FILENAME = "index.uuid"
 INFO_JSON_FILENAME = ".info.json"
 INFO_YAML_FILENAME = ".info.yaml"
 SPLIT_YAML_FILENAME = "split.yaml"
+
+#: Whatever it is set to in a program, paths are looked up by the environment variable.
+NVDATASET_CACHE_DIR = os.environ.get("NVDATASET_CACHE_DIR")
 
 DEFAULT_DECODER = SampleDecoder()
 AV_DECODE_AVAILABLE = importlib.util.find_spec("av") is not None

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from energon_lite.compat.ahead import AHEAD, AHEAD_MODULES
-from energon_lite.compat.modules import INTERNAL, MODULES, PACKAGE
+from energon_lite.compat.modules import INTERNAL, MODULES, PACKAGE, PARTLY
 from energon_lite.compat.names import meaning
 from energon_lite.errors import UsageError
 from energon_lite.loading.executors import own_watchdog, torch_worker_info
@@ -23,7 +23,7 @@ __all__ = ["install", "is_installed", "uninstall"]
 
 _ROOT = PACKAGE.partition(".")[0]
 _ALL = frozenset(name for names in MODULES.values() for name in names.split()) - {"command"}
-_KNOWN = {*MODULES, *AHEAD_MODULES}
+_KNOWN = {*MODULES, *PARTLY, *AHEAD_MODULES}
 
 
 class _Module(types.ModuleType):
@@ -39,6 +39,8 @@ class _Module(types.ModuleType):
         path = f"{below}.{name}" if below else name
         if path in _KNOWN or any(known.startswith(f"{path}.") for known in _KNOWN):
             return importlib.import_module(f"{PACKAGE}.{path}")
+        if below in PARTLY and not name.startswith("_"):
+            raise ImportError(f"{name} of {self.__name__} is not to be had from energon_lite: it {_machinery(below)}")
         raise AttributeError(f"module {self.__name__!r} (of energon_lite.compat) has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -54,7 +56,12 @@ class _Module(types.ModuleType):
 
 def _names_in(below: str) -> list[str]:
     """The names of a module, those of Energon 8 behind those of 7.4.1."""
-    return [*MODULES.get(below, "").split(), *AHEAD_MODULES.get(below, "").split()]
+    return [name for table in (MODULES, PARTLY, AHEAD_MODULES) for name in table.get(below, "").split()]
+
+
+def _machinery(below: str) -> str | None:
+    """What to use instead of a module that is machinery of Energon's; None: it is not."""
+    return next((why for start, why in INTERNAL.items() if below == start or below.startswith(start + ".")), None)
 
 
 def resolve(name: str, of_module: str = "") -> Any:
@@ -92,12 +99,10 @@ class _Finder(MetaPathFinder, Loader):
         is_package = any(known.startswith(f"{below}." if below else "") and known != below for known in _KNOWN)
         if below in _KNOWN or is_package:
             return ModuleSpec(fullname, self, is_package=is_package, origin="energon_lite.compat")
-        for start, instead in INTERNAL.items():
-            if below == start or below.startswith(start + "."):
-                raise ModuleNotFoundError(
-                    f"{fullname} is machinery of Energon's, which energon_lite does without: it {instead}",
-                    name=fullname,
-                )
+        instead = _machinery(below)
+        if instead is not None:
+            what = f"{fullname} is machinery of Energon's, which energon_lite does without: it {instead}"
+            raise ModuleNotFoundError(what, name=fullname)
         return None
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:

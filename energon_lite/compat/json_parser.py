@@ -10,10 +10,13 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Union
 
+from energon_lite.documents import load_yaml
 from energon_lite.errors import ConfigError, did_you_mean
+from energon_lite.factories.base import BaseCoreDatasetFactory
+from energon_lite.factories.loaders import get_dataset_from_config
 from energon_lite.storage.files.epath import EPath
 
-__all__ = ["JsonParser"]
+__all__ = ["JsonParser", "load_config"]
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -137,6 +140,41 @@ class JsonParser:
             return kind(**given)
         except Exception as error:
             raise ConfigError(f"{kind.__name__} does not take that: {error}", at=path, fix="correct it") from error
+
+
+def load_config(
+    path: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    default_type: Any,
+    default_kwargs: Mapping[str, Any] | None = None,
+    parser: JsonParser = JsonParser(),  # noqa: B008  # it has no state
+) -> Any:
+    """The object that a file, or a dict, describes.
+
+    Args:
+        path: a ``dataset.yaml`` of a prepared folder, for the type of a data set's factory; or any YAML or JSON.
+        default_type: what it describes; a class that the data names has to be known here.
+        default_kwargs: arguments beside those in the file, which win.
+        parser: of types that are no factories.
+
+    Raises:
+        ConfigError: the file does not describe this type, or names code.
+
+    Example:
+        >>> load_config(EPath("coco/.nv-meta/dataset.yaml"), default_type=StandardWebdatasetFactory,
+        ...             default_kwargs={"path": "coco", "split_part": "train", "worker_config": config}).build()
+    """
+    given = dict(default_kwargs or {})
+    is_factory = isinstance(default_type, type) and issubclass(default_type, BaseCoreDatasetFactory)
+    if is_factory and not isinstance(path, Mapping):
+        name, folder = os.path.basename(os.fspath(path)), given.pop("path")
+        if os.path.join(os.fspath(folder), ".nv-meta", name) != os.fspath(path):
+            raise ConfigError(
+                "not a file of the data set", file=os.fspath(path), fix=f"give {folder}/.nv-meta/<name of the file>"
+            )
+        return get_dataset_from_config(folder, dataset_config=name, **given)
+    data = path if isinstance(path, Mapping) else load_yaml(os.fspath(path)).plain()
+    return parser.raw_to_typed({**given, **data}, default_type, allow_imports=True)
 
 
 def _is_record(kind: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import GenericAlias
+from typing import Any, ClassVar
 
 import torch.utils.data
 
@@ -16,6 +17,8 @@ __all__ = ["BasicDataLoader", "SavableDataLoader", "get_loader", "get_savable_lo
 
 class _LengthAsThere(loader.DataLoader):
     """Has a length where hooks decide how many batches there are, as Energon has one: as if they left samples alone."""
+
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # annotations may say what is in it
 
     def __len__(self) -> int:
         try:

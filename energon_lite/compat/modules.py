@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["COMMANDS", "INTERNAL", "MODULES", "NODES", "PACKAGE"]
+__all__ = ["COMMANDS", "INTERNAL", "MODULES", "NODES", "PACKAGE", "PARTLY"]
 
 PACKAGE = "megatron.energon"
 
@@ -58,7 +58,7 @@ MODULES: dict[str, str] = {
     "dataset_config": "get_dataset_from_config load_config",
     "edataclass": "edataclass",
     "epathlib": "EPath DEFAULT_PROFILE_NAME",
-    "epathlib.epath": "EPath DEFAULT_PROFILE_NAME",
+    "epathlib.epath": "EPath DEFAULT_PROFILE_NAME NVDATASET_CACHE_DIR",
     "errors": """FatalSampleError SampleException SkipSample SYSTEM_EXCEPTIONS ErrorContext handle_restore_errors
         log_exception reraise_exception""",
     "flavors": f"{_SAMPLES} {_FACTORIES} {_JSONL} {_AV} {_FLAVORS_AV} BaseCoreDatasetFactory PinMemoryMixin",
@@ -145,6 +145,13 @@ MODULES: dict[str, str] = {
     "wrappers.shuffle_buffer_dataset": "ShuffleBufferDataset",
     "wrappers.skip": "SkipSample",
     "wrappers.watchdog_dataset": "WatchdogDataset",
+}
+
+#: Of modules that are machinery otherwise, the names that programs and tests import.
+PARTLY: dict[str, str] = {
+    "av.av_reader": "AVProbeIndex",
+    "cli.main": " ".join(["main", *(f"{name.removeprefix('tools.')}_command" for name in COMMANDS)]),
+    "flavors.webdataset.prepare": "WebdatasetPreparator",
 }
 
 #: Modules that are machinery of Energon's, by their first words, and what to use instead.

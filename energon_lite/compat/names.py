@@ -176,6 +176,9 @@ NAMES: dict[str, Name] = {
         "energon_lite.storage.files.epath:EPath", "other", "over fsspec; `msc://` needs multi-storage-client"
     ),
     "DEFAULT_PROFILE_NAME": Name("energon_lite.storage.files.epath:DEFAULT_PROFILE_NAME"),
+    "NVDATASET_CACHE_DIR": _compat(
+        "fields:NVDATASET_CACHE_DIR", "other", "to be read; the environment variable says where `dss://` is"
+    ),
     "DatasetBlendMode": Name("energon_lite.factories.loaders:DatasetBlendMode"),
     "LoadedDataset": Name("energon_lite.factories.loaders:LoadedDataset"),
     "LoadedDatasetList": Name("energon_lite.factories.loaders:LoadedDatasetList"),
@@ -186,7 +189,10 @@ NAMES: dict[str, Name] = {
     "WebdatasetMeta": Name("energon_lite.factories.kinds:WebdatasetMeta"),
     "get_dataset_type": Name("energon_lite.factories.kinds:get_dataset_type"),
     "get_dataset_from_config": Name("energon_lite.factories.loaders:get_dataset_from_config"),
-    "load_config": _absent("it makes whatever objects a YAML names; use load_dataset, or yaml and your own classes"),
+    "load_config": _compat(
+        "json_parser:load_config", "other", "a data set's `dataset.yaml`, or data of a dataclass; no class is imported"
+    ),
+    "WebdatasetPreparator": Name("energon_lite.factories.webdataset:WebdatasetPreparator"),
     "MockJsonParser": _absent("it is for YAML that names classes which are not there; use yaml"),
     "AVIndexMode": _absent("how to seek is decided for each container"),
     "CacheFileLazy": _absent("it is a part of the cache pool: `cache.get_lazy` makes lazy values"),
@@ -210,6 +216,11 @@ NAMES: dict[str, Name] = {
     "WorkerRng": _compat("rng:WorkerRng", "other", "for wrappers of your own; hooks have `self.rng`, the sample's own"),
     # -- commands, which have the names of their modules
     **{f"{module}.command": Name(f"energon_lite.cli.{module.partition('.')[2]}:command") for module in COMMANDS},
+    "main": Name("energon_lite.cli.main:main", "better", "the commands of `energon-lite`"),
+    **{
+        f"{module.removeprefix('tools.')}_command": Name(f"energon_lite.cli.{module.removeprefix('tools.')}:command")
+        for module in COMMANDS
+    },
     "MediaFilterConfig": Name("energon_lite.media:MediaFilterConfig"),
     "MediaFilterStrategy": Name("energon_lite.media:MediaFilterStrategy"),
     "prepare_filesystem_dataset": _compat("media:prepare_filesystem_dataset"),
@@ -231,6 +242,7 @@ NAMES: dict[str, Name] = {
     # -- audio, video, media, stores
     "AVDecoder": Name("energon_lite.media:AVDecoder"),
     "AVData": Name("energon_lite.media:AVData"),
+    "AVProbeIndex": _compat("media:AVProbeIndex"),
     "AVWebdatasetDecoder": Name("energon_lite.media:AVWebdatasetDecoder"),
     "get_clips_uniform": Name("energon_lite.media:get_clips_uniform"),
     "get_single_frames_uniform": Name("energon_lite.media:get_single_frames_uniform"),

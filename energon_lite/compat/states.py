@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from types import GenericAlias
+from typing import Any, ClassVar
 
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.wrappers.mapping import GcDataset
@@ -78,6 +79,8 @@ def gc_init_worker(worker_id: int) -> None:
 @dataclass
 class Bucket:
     """Samples of a group."""
+
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # annotations may say what is in it
 
     batch_size: int
     samples: list[Any]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from energon_lite.errors import UsageError
-from energon_lite.factories.base import BaseCoreDatasetFactory
+from energon_lite.factories.base import BaseCoreDatasetFactory, SampleT
 from energon_lite.loading.iterators.dataset import SavableDataset
 
 __all__ = ["JoinedWebdatasetFactory"]
 
 
-class JoinedWebdatasetFactory(BaseCoreDatasetFactory):
+class JoinedWebdatasetFactory(BaseCoreDatasetFactory[SampleT]):
     """Refused: it takes the path of an index that Energon makes ahead. A ``join`` in a metadataset needs none."""
 
     def __init__(self, inner_datasets: Any, *, joiner: Any, join_index: Any = None, **kwargs: Any):

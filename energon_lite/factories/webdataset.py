@@ -29,32 +29,12 @@ __all__ = [
     "DefaultDecoderWebdatasetFactory",
     "DefaultGenericWebdatasetFactory",
     "StandardWebdatasetFactory",
+    "WebdatasetPreparator",
 ]
 
 
-class BaseWebdatasetFactory(DatasetFactory[SampleT], Generic[SampleT]):
-    """A folder of tars whose samples :meth:`load_sample` makes. Arguments as those of its base."""
-
-    def load_sample(self, sample: Any) -> Any:
-        """Make a sample of its parts.
-
-        Args:
-            sample: the bytes of its parts by name, with ``__key__``, ``__shard__``, ``__restore_key__`` and
-                ``__sources__``.
-        """
-        raise NotImplementedError(f"{type(self).__name__} needs a load_sample of its own")
-
-    def sample_loader_of(self, source: AnySource) -> SampleLoader:
-        wanted = self.part_filter
-        parts = None if wanted is None else frozenset(name for name in source.part_names if wanted(name))
-        kind = self.__sample_type__
-        return FactoryLoader(
-            sample_type=kind if isinstance(kind, type) and issubclass(kind, Sample) else None,
-            part_filter=parts,
-            subflavors=self.subflavors,
-            decoder=None,
-            load_sample=self.load_sample,
-        )
+class WebdatasetPreparator:
+    """What prepares folders of tars; needs no instance."""
 
     @staticmethod
     def iter_dataset_content(
@@ -128,6 +108,47 @@ class BaseWebdatasetFactory(DatasetFactory[SampleT], Generic[SampleT]):
         if media_filter is not None:
             prepare_media(folder, media_filter, workers=workers)
         return set(parts)
+
+    @classmethod
+    def add_media_metadata(
+        cls,
+        parent_path: str | os.PathLike[str],
+        *,
+        media_filter: MediaFilterConfig,
+        workers: int = 32,
+        progress_fn: Callable[..., Any] | None = None,
+        index_sqlite_tmp_path: Path | None = None,
+    ) -> int:
+        """Extract the metadata of the media of a prepared folder; returns how many there are. Arguments as those of
+        :meth:`prepare_dataset`."""
+        from energon_lite.storage.prepare.media_scan import prepare_media
+
+        return prepare_media(os.path.expanduser(os.fspath(parent_path)), media_filter, workers=workers).found
+
+
+class BaseWebdatasetFactory(DatasetFactory[SampleT], WebdatasetPreparator, Generic[SampleT]):
+    """A folder of tars whose samples :meth:`load_sample` makes. Arguments as those of its base."""
+
+    def load_sample(self, sample: Any) -> Any:
+        """Make a sample of its parts.
+
+        Args:
+            sample: the bytes of its parts by name, with ``__key__``, ``__shard__``, ``__restore_key__`` and
+                ``__sources__``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a load_sample of its own")
+
+    def sample_loader_of(self, source: AnySource) -> SampleLoader:
+        wanted = self.part_filter
+        parts = None if wanted is None else frozenset(name for name in source.part_names if wanted(name))
+        kind = self.__sample_type__
+        return FactoryLoader(
+            sample_type=kind if isinstance(kind, type) and issubclass(kind, Sample) else None,
+            part_filter=parts,
+            subflavors=self.subflavors,
+            decoder=None,
+            load_sample=self.load_sample,
+        )
 
 
 def _splits(

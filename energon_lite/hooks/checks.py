@@ -17,14 +17,20 @@ from energon_lite.hooks.hooks import is_generator, is_overridden
 
 __all__ = ["check_hooks", "check_stores"]
 
-#: Methods of Energon that build its pipeline.
-_BUILDERS = (
-    "build_batch",
-    "build_cook_crude_sample",
-    "build_encode_sample",
-    "build_train_datasets",
-    "build_val_datasets",
+_PIPELINE = (
+    "leave it out: blends, repetitions, shuffling and lengths are arguments of get_train_dataset and get_val_dataset, "
+    "and wrappers go around what these return. For batches of like lengths (a sort of a pool before the batch) write "
+    "a batch_group_criterion that returns (class of the length, None); or give, in place of batch_size, "
+    'batching=ByTokens(SortedWindow(Capacity(12_000, "padded_tokens")), length_column=None)'
 )
+#: Methods of Energon that build its pipeline, and what to do instead.
+_BUILDERS = {
+    "build_batch": "leave it out, and write batch, encode_batch, batch_group_criterion, or the hooks of packing",
+    "build_cook_crude_sample": "leave it out, and write cookers, or cook_crude_sample",
+    "build_encode_sample": "leave it out, and write encode_sample, or preencode_sample and postencode_sample",
+    "build_train_datasets": _PIPELINE,
+    "build_val_datasets": _PIPELINE,
+}
 
 _PACKING = ("select_samples_to_pack", "pack_selected_samples")
 
@@ -55,11 +61,11 @@ def check_hooks(encoder: TaskEncoder, *, packing_buffer_size: int | None = None)
 
 def _check_names(encoder: TaskEncoder) -> None:
     cls = type(encoder)
-    for name in _BUILDERS:
+    for name, fix in _BUILDERS.items():
         if hasattr(encoder, name) and not _only_calls_super(getattr(encoder, name)):
             raise UsageError(
                 f"{cls.__name__}.{name} would not be called: there is no pipeline of wrappers to build here",
-                fix="do it in encode_sample, batch or encode_batch",
+                fix=fix,
             )
     if places(encoder.cook_crude_sample) not in (1, 2, 3, None):
         raise UsageError(

@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast, overload
+from types import GenericAlias
+from typing import Any, ClassVar, TypeVar, cast, overload
 
 from energon_lite.errors import UsageError
 from energon_lite.hooks.stateless import stateless
@@ -28,6 +29,8 @@ class Cooker:
         has_subflavors: only for data sets whose subflavors contain all of these entries; None: for all.
         has_tags: the same by Energon 8's name.
     """
+
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # annotations may say what is in it
 
     cook: Callable[..., Any]
     has_subflavors: dict[str, Any] | None = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import GenericAlias
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 from typing_extensions import Self
@@ -38,6 +39,8 @@ class SavableDataLoader(DataLoader):
         >>> loader = get_savable_loader(dataset)  # in another process, another day, on other ranks
         >>> loader.restore_state_rank(torch.load("loader.pt"))
     """
+
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # annotations may say what is in it
 
     def save_state_rank(self) -> State | None:
         """The state of this rank; None on ranks whose state is saved by a peer (see ``WorkerConfig.from_mesh``)."""

@@ -26,6 +26,8 @@ __all__ = ["VideoReader"]
 _BACK = 2.0
 #: Seconds that are rather decoded than skipped by a search, where it is not known which pictures need no others.
 _FORWARD = 2.0
+#: Ticks by which a time may be beside its true value, which floating point cannot say.
+_FLOAT_ERROR = 1e-4
 #: Frames that memory is taken for, at most, before there are so many.
 _FIRST_ROOM = 256
 
@@ -58,8 +60,8 @@ class VideoReader:
         self._current: av.VideoFrame | None = None
 
     def ticks(self, seconds: float) -> int:
-        """The tick nearest to a time."""
-        return round(seconds / float(self.time_base))
+        """The tick nearest to a time; of two, the earlier: half a tick is the middle of a frame that lasts one."""
+        return math.ceil(seconds / float(self.time_base) - 0.5 - _FLOAT_ERROR)
 
     def read(
         self, start: int, stop: int | None, size: tuple[int, int] | None = None

@@ -15,7 +15,7 @@ import pytest
 
 import energon_lite
 from energon_lite.compat.install import resolve
-from energon_lite.compat.modules import COMMANDS, INTERNAL, MODULES, PACKAGE
+from energon_lite.compat.modules import COMMANDS, INTERNAL, MODULES, PACKAGE, PARTLY
 from energon_lite.compat.names import NAMES, meaning
 
 #: So many names may be absent at most.
@@ -63,7 +63,7 @@ def is_internal(module: str) -> bool:
 
 
 THEIRS = modules_of_energon()
-ALL = sorted({name for names in MODULES.values() for name in names.split()} - {"command"})
+ALL = sorted({name for names in (*MODULES.values(), *PARTLY.values()) for name in names.split()} - {"command"})
 
 
 def test_all_modules_and_names_are_in_the_table() -> None:
@@ -82,7 +82,7 @@ def test_all_modules_and_names_are_in_the_table() -> None:
 
 
 def test_no_module_is_made_up() -> None:
-    for below, names in MODULES.items():
+    for below, names in {**MODULES, **PARTLY}.items():
         if below in THEIRS:
             assert all(hasattr(THEIRS[below], name) for name in names.split()), below
         else:
@@ -119,6 +119,28 @@ def test_it_is_here_and_takes_what_it_takes_there(name: str) -> None:
     ours_positional = [one.name for one in taken if one.kind is one.POSITIONAL_OR_KEYWORD]
     if not any(one.kind is one.VAR_POSITIONAL for one in taken):
         assert ours_positional[: len(positional)] == positional
+
+
+GENERIC = [
+    (name, theirs)
+    for name in ALL
+    for theirs in [next((getattr(one, name) for one in THEIRS.values() if name in vars(one)), None)]
+    if isinstance(theirs, type) and issubclass(theirs, typing.Generic) and theirs.__parameters__  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("name", "theirs"), GENERIC)
+def test_what_takes_types_there_takes_them_here(name: str, theirs: Any) -> None:
+    found = meaning(name)
+    if found.ours is None:
+        return
+    ours, variables = resolve(name), tuple(typing.TypeVar(f"T{at}") for at in range(len(theirs.__parameters__)))
+    assert typing.get_origin(ours[variables]) is ours
+
+    class Derived(ours[variables], typing.Generic[variables]):  # type: ignore[misc, valid-type]
+        """As a program for Energon derives it."""
+
+    assert issubclass(Derived, ours) and typing.get_origin(Derived[variables]) is Derived  # type: ignore[valid-type]
 
 
 def parameters(value: Any) -> list[inspect.Parameter] | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from energon_lite.compat.modules import INTERNAL, MODULES  # noqa: E402
+from energon_lite.compat.modules import INTERNAL, MODULES, PARTLY  # noqa: E402
 from energon_lite.compat.names import meaning  # noqa: E402
 
 PAGE = ROOT / "docs" / "from-energon.md"
@@ -21,7 +21,7 @@ BEGIN, END = "<!-- made by tests/docs/energon_names.py -->", "<!-- made until he
 def tables() -> str:
     """What stands between the two marks."""
     names = sorted(
-        {name for names in MODULES.values() for name in names.split()} - {"command"},
+        {name for names in (*MODULES.values(), *PARTLY.values()) for name in names.split()} - {"command"},
         key=lambda name: (name.lower(), name),
     )
     same = [name for name in names if meaning(name).verdict == "same" and not meaning(name).note]
@@ -34,7 +34,7 @@ def tables() -> str:
             rows.setdefault((found.verdict if found.ours else "absent", found.note), []).append(name)
     for (verdict, note), alike in rows.items():
         lines.append(f"| {', '.join(f'`{name}`' for name in alike)} | {verdict} | {note} |")
-    modules = [f"`{name}`" for name in MODULES if name]
+    modules = [f"`{name}`" for name in (*MODULES, *PARTLY) if name]
     lines += ["", f"**Modules** below `megatron.energon` that can be imported: {', '.join(modules)}.", ""]
     lines += ["| module that is machinery of Energon's | instead |", "|---|---|"]
     lines += [f"| `{name}` | it {why} |" for name, why in INTERNAL.items()]

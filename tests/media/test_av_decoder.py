@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from media_files import BEEP, CONTAINERS, FPS, LEFT_OUT, RATE, SECONDS, SOUNDS, film, media, sound
+from media_files import BEEP, CONTAINERS, FPS, LEFT_OUT, RATE, SECONDS, SOUNDS, film, frame, media, sound
 
 from energon_lite import AVDecoder, FatalSampleError, UsageError, open_stream
 from energon_lite.errors import DecodeError
@@ -210,3 +211,19 @@ def test_without_pyav(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_beep_is_as_long_as_it_was_made() -> None:
     ((clip,), _) = decoder(sound("wav")).get_audio_clips([(1, 2)])
     assert int(clip.abs().ne(0).nonzero()[-1][1]) == pytest.approx(BEEP * RATE, abs=RATE // 1000)
+
+
+@pytest.mark.parametrize("count", [5, 39, 40])
+def test_frames_of_a_clock_with_one_tick_a_frame(count: int) -> None:
+    """The middle of a frame is half a tick there, as in AVI files: the last frame was lost to rounding."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="avi") as container:
+        stream = container.add_stream("mpeg4", rate=FPS, width=48, height=32, pix_fmt="yuv420p")
+        for number in range(40):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame(number), format="rgb24")))
+        container.mux(stream.encode(None))
+    decoder = AVDecoder(io.BytesIO(file.getvalue()))
+    frames, times = get_single_frames_uniform(decoder, count, return_timestamps=True)
+    assert len(frames) == len(times) == count and times[0] == 0 and times[-1] == pytest.approx(3.9)
+    if count == 40:
+        assert times == pytest.approx([number / FPS for number in range(40)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from types import GenericAlias
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 
@@ -63,6 +64,8 @@ class SavableDataset:
         once: there is one pass and no other, and it is no concern of a rank what the others still have: it gets no
             batch without samples, and ends when it has none left.
     """
+
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # annotations may say what is in it
 
     plan: Any
     leaves: Sequence[Leaf]
