@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from energon_lite.preview.site import Site
     from energon_lite.preview.steps import Place
 
-__all__ = ["command"]
+__all__ = ["command", "in_terminal"]
 
 _PARTS = "train,val,test"
 _COUNT, _FROM_0 = click.IntRange(min=1), click.IntRange(min=0)
@@ -97,6 +97,15 @@ def command(path: str, **asked: Any) -> None:
         _write(asked["file"], site, places, samples, leaf)
     else:
         _serve(site, places, samples, leaf, asked["port"])
+
+
+def _in_terminal(**asked: Any) -> None:
+    assert command.callback is not None
+    command.callback(**{**asked, "as_text": asked["file"] is None})
+
+
+#: The same with --text, as Energon's command is: programs call it, and a page would be served to them for ever.
+in_terminal = click.Command("preview", params=command.params, callback=_in_terminal, help=command.help)
 
 
 def _site(path: str, encoder: TaskEncoder | None, asked: Mapping[str, Any]) -> Site:

@@ -216,11 +216,13 @@ NAMES: dict[str, Name] = {
     "WorkerRng": _compat("rng:WorkerRng", "other", "for wrappers of your own; hooks have `self.rng`, the sample's own"),
     # -- commands, which have the names of their modules
     **{f"{module}.command": Name(f"energon_lite.cli.{module.partition('.')[2]}:command") for module in COMMANDS},
+    "tools.preview.command": Name("energon_lite.cli.preview:in_terminal"),
     "main": Name("energon_lite.cli.main:main", "better", "the commands of `energon-lite`"),
     **{
         f"{module.removeprefix('tools.')}_command": Name(f"energon_lite.cli.{module.removeprefix('tools.')}:command")
         for module in COMMANDS
     },
+    "preview_command": Name("energon_lite.cli.preview:in_terminal"),
     "MediaFilterConfig": Name("energon_lite.media:MediaFilterConfig"),
     "MediaFilterStrategy": Name("energon_lite.media:MediaFilterStrategy"),
     "prepare_filesystem_dataset": _compat("media:prepare_filesystem_dataset"),

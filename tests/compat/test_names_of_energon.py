@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import tarfile
 import types
 import typing
 import warnings
+from pathlib import Path
 from typing import Any
 
 import megatron.energon
@@ -165,3 +167,19 @@ def test_commands(module: str) -> None:
     import click
 
     assert isinstance(resolve("command", module), click.Command)
+
+
+def test_commands_are_run_by_click(tmp_path: Path, tools: Any) -> None:
+    from click.testing import CliRunner
+
+    with tarfile.open(tmp_path / "s.tar", "w") as tar:
+        tools.add(tar, "a.txt", b"words")
+        tools.add(tar, "a.png", tools.image_bytes(1, "png"))
+    tools.lite_prepare(tmp_path, "--split-ratio", "1,0,0")
+    tools.write_meta(tmp_path, "dataset.yaml", {"__module__": PACKAGE, "__class__": "CrudeWebdataset"})
+    run = CliRunner().invoke
+    shown = run(resolve("preview_command", "cli.main"), [str(tmp_path), "--split-parts=train"], input="n\n")
+    assert shown.exit_code == 0 and "__key__ (<class 'str'>): 'a'" in shown.output
+    media = run(resolve("prepare_media_command", "cli.main"), [str(tmp_path), "--media-metadata-by-extension"])
+    assert media.exit_code == 0, media.output
+    assert str(tmp_path) in run(resolve("main", "cli.main"), ["info", str(tmp_path)]).output
