@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +48,38 @@ def test_a_packing_encoder_with_its_own_cookers_and_the_script_that_writes_its_d
     keys = [sorted(key for batch in one for pack in batch["keys"] for key in pack.split(",")) for one in val]
     assert keys[0] == keys[1] and len(keys[0]) == 24
     assert ours == theirs and ours["generic"]
+
+
+def launch(how: list[Any], launcher: str, path: Path) -> list[dict[str, Any]]:
+    """What two processes of a launcher print."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank in range(2):
+        said: dict[str, str | int] = {"SLURM_PROCID": rank, "SLURM_NTASKS": 2, "SLURM_LOCALID": rank}
+        if launcher == "torchrun":
+            said = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = {**programs.ENVIRONMENT, **{name: str(value) for name, value in said.items()}}
+        arguments = [sys.executable, *map(str, how), str(programs.PROGRAMS / "launched.py"), launcher, str(path)]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(arguments, env=environment, cwd=programs.ROOT, **pipes))
+    try:
+        done = [(*one.communicate(timeout=200), one.returncode) for one in started]
+    finally:
+        for one in started:
+            one.kill()
+    assert [code for _, _, code in done] == [0, 0], done
+    return [json.loads(out.strip().splitlines()[-1]) for out, _, _ in done]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_ranks_as_a_launcher_says_them(tmp_path: Path, tools: Any, launcher: str) -> None:
+    programs.write_captions(tmp_path / "data", 6, 0, 10, 4, tools)
+    ours, theirs = (launch(how, launcher, tmp_path / "data") for how in (list(programs.OURS), []))
+    for found in (ours, theirs):
+        assert [one["place"] for one in found] == [[0, 2], [1, 2]]
+        assert sorted(found[0].pop("train") + found[1].pop("train")) == [f"k{number:03d}" for number in range(40)]
+        assert {one.pop("library") for one in found} in ({"energon_lite"}, {"megatron"})
+    assert ours == theirs and all(map(len, (one["val"] for one in ours)))
