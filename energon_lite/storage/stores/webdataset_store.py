@@ -26,10 +26,11 @@ _LISTED = 1 << 16
 
 
 class _Place(NamedTuple):
-    """Numbers of a sample, of a part in it, and of their shard; where the part begins there, and its bytes."""
+    """Numbers of a sample, of a part in it, and of their shard; the part's name, where it begins, and its bytes."""
 
     sample: int
     part: int
+    name: str
     shard: int
     offset: int
     size: int
@@ -67,7 +68,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         place, source = self._place(key)
         choice = self._source.choice
         data = self._source.store.read(*choice.shards[place.shard], place.offset, place.size)
-        choice.verify(np.array([place.sample]), [place.part], [key], [[data]])
+        choice.verify(np.array([place.sample]), [place.part], [place.name], [[data]])
         return data, source
 
     def locate(self, key: str) -> tuple[int, SourceInfo]:
@@ -83,7 +84,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         if not found:
             raise MissingEntryError(f"sample {key.rpartition('.')[0]!r} has no part {part!r}", where=self.get_path())
         offset, size, _ = rows[found[-1] : found[-1] + 3]  # of two parts with one name the last counts
-        place = _Place(sample, found[-1] // 3, shard, offset, size)
+        place = _Place(sample, found[-1] // 3, part, shard, offset, size)
         return place, self._source_of(sample, key, index.shard_names[shard])
 
     def get_path(self) -> str:
