@@ -83,3 +83,40 @@ def test_ranks_as_a_launcher_says_them(tmp_path: Path, tools: Any, launcher: str
         assert sorted(found[0].pop("train") + found[1].pop("train")) == [f"k{number:03d}" for number in range(40)]
         assert {one.pop("library") for one in found} in ({"energon_lite"}, {"megatron"})
     assert ours == theirs and all(map(len, (one["val"] for one in ours)))
+
+
+@pytest.mark.slow
+def test_a_multimodal_encoder_that_yields_with_wrapped_validation(tmp_path: Path, tools: Any) -> None:
+    programs.write_captions(tmp_path / "theirs", 6, 0, 10, 4, tools)
+    shutil.copytree(tmp_path / "theirs", tmp_path / "ours")
+    ours, theirs = both("yielding_encoder.py", [tmp_path / "ours"], [tmp_path / "theirs"])
+    for workers, different in (("0 workers", 5), ("2 workers", 6)):
+        assert ours[workers]["exact"] and ours[workers]["lengths"] == [[12, 12], [3, 3]]
+        assert ours[workers]["different"] == different
+    assert ours == theirs
+
+
+@pytest.mark.slow
+def test_torchrun_without_a_process_group_gives_no_sample_to_two_ranks(tmp_path: Path, tools: Any) -> None:
+    """Energon, and this library before, take each of the processes for the only one."""
+    programs.write_captions(tmp_path / "data", 6, 0, 10, 4, tools)
+    code = (
+        "import json, energon_lite as e\n"
+        "config = e.WorkerConfig.default_worker_config(num_workers=0)\n"
+        "class Keys(e.DefaultTaskEncoder):\n"
+        "    def batch(self, samples): return [sample.__key__ for sample in samples]\n"
+        f"data = e.get_val_dataset({str(tmp_path / 'data')!r}, split_part='val', batch_size=5, worker_config=config,"
+        " task_encoder=Keys())\n"
+        "print(json.dumps(list(e.get_savable_loader(data))))\n"
+    )
+    found = []
+    for rank in range(2):
+        said = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+        environment = {**programs.ENVIRONMENT, **said, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        arguments: dict[str, Any] = {"env": environment, "cwd": programs.ROOT, "capture_output": True, "text": True}
+        done = subprocess.run([sys.executable, "-c", code], timeout=200, **arguments)
+        if done.returncode:
+            assert "UsageError" in done.stderr and "rank" in done.stderr, done.stderr  # refused: fine, too
+            return
+        found += [key for batch in json.loads(done.stdout.splitlines()[-1]) for key in batch]
+    assert sorted(found) == [f"k{number:03d}" for number in range(40, 60)]

@@ -1,0 +1,143 @@
+"""A multimodal encoder that yields, as trainers write it for Energon: each kind of sample has an encoder, the hook is a
+generator, and validation is wrapped to a number of batches. Run under energon_lite.compat, and by Energon.
+
+Prints a line of JSON. Arguments: the data set's folder.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.energon import (
+    Batch,
+    CaptioningSample,
+    DefaultTaskEncoder,
+    LimitDataset,
+    OCRSample,
+    RepeatDataset,
+    Sample,
+    VQASample,
+    WorkerConfig,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_datasets,
+)
+
+BATCH, BATCHES = 4, 12
+
+
+@dataclass
+class Encoded(Sample):
+    """Pixels and tokens."""
+
+    pixels: torch.Tensor
+    tokens: torch.Tensor
+
+
+@dataclass
+class Rows(Batch):
+    """Padded rows of them."""
+
+    pixels: torch.Tensor
+    tokens: torch.Tensor
+
+
+class Encoder(DefaultTaskEncoder[Sample, Encoded, Rows, dict]):
+    """Yields for each sample what the encoder of its kind makes, for some of them nothing, for others two."""
+
+    def encode_sample(self, sample: Sample) -> Any:
+        if isinstance(sample, OCRSample):
+            yield self.encode_text(sample, sample.text)
+        elif isinstance(sample, CaptioningSample):
+            number = int(sample.caption.split()[-1])
+            if number % 7 == 3:
+                return
+            yield self.encode_text(sample, sample.caption)
+            if number % 5 == 0:
+                yield self.encode_text(sample, f"again {sample.caption}")
+        elif isinstance(sample, VQASample):
+            yield self.encode_text(sample, f"{sample.context} {sample.answers}")
+        else:
+            raise NotImplementedError(f"no encoder of {type(sample).__name__}")
+
+    def encode_text(self, sample: Any, text: str) -> Encoded:
+        pixels = torch.as_tensor(np.array(sample.image)).float() / 255.0
+        return Encoded(
+            __key__=sample.__key__,
+            __restore_key__=sample.__restore_key__,
+            __subflavors__=sample.__subflavors__,
+            pixels=pixels.flatten()[:3],
+            tokens=torch.tensor([ord(one) for one in text]),
+        )
+
+    def batch(self, samples: list) -> Rows:
+        return Rows(
+            __key__=[sample.__key__ for sample in samples],
+            __restore_key__=[sample.__restore_key__ for sample in samples],
+            pixels=torch.stack([sample.pixels for sample in samples]),
+            tokens=torch.nn.utils.rnn.pad_sequence([sample.tokens for sample in samples], batch_first=True),
+        )
+
+    def encode_batch(self, batch: Rows) -> dict:
+        return {"keys": batch.__key__, "tokens": batch.tokens, "pixels": batch.pixels}
+
+
+def datasets_provider(path: str, config: WorkerConfig) -> tuple:
+    shared: dict[str, Any] = {
+        "batch_size": BATCH,
+        "task_encoder": Encoder(),
+        "worker_config": config,
+        "packing_buffer_size": None,
+        "image_decode": "pil",
+    }
+    train = get_train_dataset(
+        path, virtual_epoch_length=1000, max_samples_per_sequence=100, shuffle_buffer_size=100, **shared
+    )
+    validation = [
+        LimitDataset(
+            RepeatDataset(one, worker_config=config), length=BATCHES, worker_config=config, reset_after_epoch=True
+        )
+        for one, _ in get_val_datasets(path, **shared)
+    ]
+    plain = [
+        LimitDataset(one, length=3, worker_config=config, reset_after_epoch=True)
+        for one, _ in get_val_datasets(path, **shared)
+    ]
+    return train, validation, plain
+
+
+def main(path: str) -> None:
+    found: dict = {"library": get_train_dataset.__module__.split(".")[0]}
+    for workers in (0, 2):
+        config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+        train, validation, plain = datasets_provider(path, config)
+        loader = get_savable_loader(train, worker_config=config)
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        state = loader.save_state_rank()
+        after = [next(batches)["keys"] for _ in range(4)]
+        again = get_savable_loader(datasets_provider(path, config)[0], worker_config=config)
+        again.restore_state_rank(state)
+        resumed = iter(again)
+        evaluated = [
+            [[{"keys": batch["keys"], "tokens": batch["tokens"].tolist()} for batch in loader] for _ in range(2)]
+            for one in (validation[0], plain[0])
+            for loader in [get_loader(one, worker_config=config)]
+        ]
+        found[f"{workers} workers"] = {
+            "exact": [next(resumed)["keys"] for _ in range(4)] == after,
+            "lengths": [[len(one) for one in passes] for passes in evaluated],
+            "different": len({json.dumps(batch) for batch in evaluated[0][0]}),
+            "evaluated": evaluated,
+        }
+    print(json.dumps(found))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
