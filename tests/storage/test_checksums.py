@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from conftest import TEXT_YAML, text_dataset
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shards_by_hand import TEXT_YAML, text_dataset
 
 from energon_lite import (
     ReadAhead,

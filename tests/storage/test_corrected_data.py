@@ -18,7 +18,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from conftest import write_tar
+from shards_by_hand import write_tar
 from tables_by_hand import write_mds, write_megatron
 
 from energon_lite import (

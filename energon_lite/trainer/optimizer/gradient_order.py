@@ -46,7 +46,8 @@ class AgreedCount:
             most, work = self._asked
             self._asked = None
             work.wait()
-            high, low = int(most[0]), -int(most[1])
+            counts = most.numpy()  # in the host's memory: no device is asked
+            high, low = int(counts[0]), -int(counts[1])
             if high != low:
                 what = f"a step has {low} micro-batches on one data-parallel rank and {high} on another"
                 raise UsageError(what, fix="give each as many, empty ones where there are no more")

@@ -102,7 +102,8 @@ def test_partial_sums_are_one_collective_over_slices(run_ranks: RunRanks, reduce
         return sent, sum(bucket.values.numel() for bucket in optimizer._queue)
 
     for sent, size in run_ranks(4, job):
-        assert sent == [(True, size // 2), (False, 1)], "the slices over tensor-parallel ranks, and the norm"
+        counts = [(False, 2)] * (reduce == "every")  # of micro-batches, over the hosts
+        assert sent == [*counts, (True, size // 2), (False, 1)], "the slices over tensor-parallel ranks, and the norm"
 
 
 @BOTH
