@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import write_tar
+from tests.shards_by_hand import write_tar
 from tests.prepare_by_command import run
 
 

@@ -20,7 +20,7 @@ from energon_lite import AVDecoder, SampleDecoder, get_clips_uniform, get_single
 from energon_lite.cli.main import main
 from energon_lite.media.content import guess_extension
 from energon_lite.storage.stores.media_table import MediaTable
-from tests.conftest import write_tar
+from tests.shards_by_hand import write_tar
 
 energon = pytest.importorskip("megatron.energon.av")
 
