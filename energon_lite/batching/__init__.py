@@ -1,1 +1,5 @@
 """Which samples go together: strategies and plans, which are integers, and collation of samples into a batch."""
+
+from energon_lite.lazy_exports import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -106,7 +106,7 @@ def pack_sequences(
     """Put samples one behind the other.
 
     No sample may see another one: use ``cu_seqlens`` with attention of variable lengths, ``position_ids`` with models
-    that find the boundaries in them, or ``segment_ids`` with :mod:`energon_lite.batching.segment_mask`.
+    that find the boundaries in them, or ``segment_ids`` with :mod:`energon_lite.batching.masks`.
 
     Args:
         samples: any number; none makes a batch of one row of length 0.

@@ -17,9 +17,9 @@ import numpy as np
 from energon_lite.batching.balance import assign
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.copies import keep_apart
-from energon_lite.batching.exchange import exchange_samples
 from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.batching.step_costs import StepCosts
+from energon_lite.extras.balance.exchange import exchange_samples
+from energon_lite.extras.balance.step_costs import StepCosts
 
 __all__ = ["STEP_VERSION", "even_step", "rank_slot", "whole_steps"]
 
@@ -121,8 +121,8 @@ def _halved(lengths: Ints, edges: list[int], count: int) -> list[Ints]:
 def even_step(batches: MicroBatches, capacity: Capacity | None, sample: Ints | None = None) -> MicroBatches:
     """The micro-batches of one step with attention cost, and tokens, as equal as can be found, costliest first.
 
-    Between packed ones, samples are exchanged (:func:`~energon_lite.batching.exchange.exchange_samples`). Padded ones
-    are only brought into order: an exchange would add padding. :func:`rank_slot` makes use of the order.
+    Between packed ones, samples are exchanged (:func:`~energon_lite.extras.balance.exchange.exchange_samples`).
+    Padded ones are only brought into order: an exchange would add padding. :func:`rank_slot` makes use of the order.
 
     Args:
         batches: those of one step.

@@ -25,11 +25,11 @@ __all__ = [
     "Strategy",
     "capacity_of",
     "describe",
-    "from_dict",
     "packing_capacity",
     "plan_in_chunks",
     "read_strategy",
     "register_strategy",
+    "strategy_from_dict",
     "to_dict",
 ]
 
@@ -136,7 +136,7 @@ def plan_in_chunks(
     return concatenate(parts, firsts)
 
 
-def from_dict(document: Mapping[str, Any], *, at: str = "batching") -> Strategy:
+def strategy_from_dict(document: Mapping[str, Any], *, at: str = "batching") -> Strategy:
     """The strategy that a document describes.
 
     Args:
@@ -148,7 +148,7 @@ def from_dict(document: Mapping[str, Any], *, at: str = "batching") -> Strategy:
         ConfigError: a key or a value is wrong; the message names it.
 
     Example:
-        >>> from_dict({"strategy": "best_fit", "capacity": 12000, "open_bins": 16})
+        >>> strategy_from_dict({"strategy": "best_fit", "capacity": 12000, "open_bins": 16})
         BestFit(capacity=Capacity(limit=12000, unit='packed_tokens', ...), open_bins=16, ...)
     """
     return read_strategy(from_plain(document, "", at))
@@ -158,7 +158,7 @@ def read_strategy(node: Node) -> Strategy:
     """The same of a document that was read, so that messages have its file and lines.
 
     Raises:
-        ConfigError: as :func:`from_dict`.
+        ConfigError: as :func:`strategy_from_dict`.
     """
     entries = node.entries()
     if "strategy" not in entries:
@@ -194,7 +194,7 @@ class _CapacityKeys:
 
 
 def to_dict(strategy: Strategy) -> dict[str, Any]:
-    """The document of a strategy, which :func:`from_dict` reads: plain values, all keys written out.
+    """The document of a strategy, which :func:`strategy_from_dict` reads: plain values, all keys written out.
 
     A cost function of the caller's own is named only, under ``cost``: a document cannot hold it.
     """

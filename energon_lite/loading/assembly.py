@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_lite.batching.chunks import ChunkPlan, default_chunk_size
-from energon_lite.batching.full_packs import PACK_VERSION
+from energon_lite.batching.pack_filling import PACK_VERSION
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import EmptyDatasetError, UsageError, check_choice
 from energon_lite.hooks import hooks_of, is_overridden

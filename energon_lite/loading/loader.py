@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from energon_lite.batching.set_digest import NO_SAMPLES
+from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import SampleError, UsageError
+from energon_lite.extras.inspect.quarantine import Quarantine
+from energon_lite.extras.inspect.tracing.trace_file import TraceFile
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.device import DeviceCopy
 from energon_lite.loading.device_prefetch import OneAhead
@@ -28,15 +30,13 @@ from energon_lite.loading.iterators.loops import going_through
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.planned_iterator import PlannedIterator
 from energon_lite.loading.makers.pipeline import Result
-from energon_lite.loading.makers.quarantine import Quarantine
 from energon_lite.loading.makers.report import Report
-from energon_lite.loading.makers.trace_file import TraceFile
 from energon_lite.loading.makers.user_frames import hide_own_frames
+from energon_lite.loading.metrics_sink import MetricsSink
 from energon_lite.loading.progress import Progress, Telling, setup_of, tokens_of
 from energon_lite.loading.rank_stats import gathered_stats
 from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_result
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
-from energon_lite.metrics.sink import MetricsSink
 from energon_lite.storage.stores.cache_pool import CachePool, checked_pool
 from energon_lite.worker_config import WorkerConfig
 
@@ -71,9 +71,10 @@ class DataLoader:
             batches that made it. Nothing else moves; planned steps are not read. Not part of the state.
         log_every: log a line about speed, waiting, its reason, and losses every so many batches; 0: never.
         metrics: get the numbers of :meth:`stats` every ``metrics_every`` batches; such as a
-            :class:`~energon_lite.PrometheusEndpoint`. Who made them closes them.
+            :class:`~energon_lite.extras.inspect.PrometheusEndpoint`. Who made them closes them.
         cache_pool: what cookers with ``need_cache=True`` get, and other hooks find as ``self.cache``; such as a
-            :class:`~energon_lite.FileStoreCachePool`. What it keeps on the disk goes when the loader is closed.
+            :class:`~energon_lite.extras.media.FileStoreCachePool`. What it keeps on the disk goes when the loader is
+            closed.
         trace: a file that gets a line for each batch: when it was asked for and delivered, who made it, seconds by
             stage, the samples. ``energon-lite trace`` shows them. Several ranks write several files.
         quarantine: a file that gets a line of JSON for each sample that is skipped or fails. Ranks may share it.

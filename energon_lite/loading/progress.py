@@ -19,7 +19,7 @@ from energon_lite.loading.forks import usable_cores
 from energon_lite.loading.loader_metrics import loader_metrics
 from energon_lite.loading.makers.leaf import reads_ahead
 from energon_lite.loading.makers.report import Report
-from energon_lite.metrics.sink import MetricsSink
+from energon_lite.loading.metrics_sink import MetricsSink
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 __all__ = ["Progress", "Telling", "setup_of", "tokens_of"]

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_lite.batching.capacity import Ints, at_least_one, checked_lengths
-from energon_lite.batching.cost_file import read_cost_model
-from energon_lite.batching.cost_model import IMAGES, TOKENS, CostModel
-from energon_lite.batching.step_costs import CostColumns
 from energon_lite.batching.steps import STEP_VERSION
 from energon_lite.batching.strategy import (
     CHUNK,
     PLAN_VERSION,
     STRATEGIES,
     Strategy,
-    from_dict,
     packing_capacity,
     read_strategy,
+    strategy_from_dict,
     to_dict,
 )
 from energon_lite.batching.token_lengths import Lengths
 from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.documents import load_yaml
 from energon_lite.errors import DataIndexError, TopologyError, UsageError
+from energon_lite.extras.balance.cost_file import read_cost_model
+from energon_lite.extras.balance.cost_model import IMAGES, TOKENS, CostModel
+from energon_lite.extras.balance.step_costs import CostColumns
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.makers.pipeline import Leaf
@@ -102,7 +102,7 @@ def token_batching(
     if isinstance(strategy, (str, os.PathLike)):
         strategy = read_strategy(load_yaml(strategy))
     elif isinstance(strategy, Mapping):
-        strategy = from_dict(strategy)
+        strategy = strategy_from_dict(strategy)
     elif not isinstance(strategy, tuple(STRATEGIES.values())):
         raise UsageError(
             f"batching is a {type(strategy).__name__}",

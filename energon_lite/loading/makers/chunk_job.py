@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from energon_lite.batching.set_digest import NO_SAMPLES
+from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.loading.makers.outcomes import Address, Outcome
 from energon_lite.order.orders import Addresses
 
@@ -183,7 +183,7 @@ class Made:
         trace: how it was made, if that was asked for.
         tail: the next batch, too, is one of what the chunk was handed, and begins here.
         carried: what is handed over.
-        digest: of the samples that are in the batch; see :mod:`energon_lite.batching.set_digest`.
+        digest: of the samples that are in the batch; see :mod:`energon_lite.batching.digests`.
     """
 
     batch: Any

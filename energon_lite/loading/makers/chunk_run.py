@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from energon_lite.batching.set_digest import address_hash, address_hashes, part_hash
+from energon_lite.batching.digests import address_hash, address_hashes, part_hash
 from energon_lite.errors import UnlikeError
 from energon_lite.hooks import HookContext
 from energon_lite.loading.makers.chunk_job import Carried, ChunkJob, Item, Origins, Reading

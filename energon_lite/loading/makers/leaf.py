@@ -11,16 +11,16 @@ from functools import cached_property
 from typing import Any
 
 from energon_lite.config.metadataset import LeafSpec
+from energon_lite.extras.energon.joins.joined_loader import JoinedLoader
+from energon_lite.extras.energon.joins.joined_reader import JoinedReader
+from energon_lite.extras.energon.joins.joined_source import JoinedSource
 from energon_lite.hooks import Cooker
 from energon_lite.loading.makers.columns import LeafFields
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.read.joined_reader import JoinedReader
-from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.samples.joined_loader import JoinedLoader
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.stores.file_store import FileStore
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from energon_lite.batching.set_digest import NO_SAMPLES
+from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import HOOK_ORDER
 
@@ -142,7 +142,7 @@ class Result:
         outcomes: what happened to its samples, in their order.
         tokens: that were planned for it, if they were.
         trace: how it was made, if that was asked for; see :mod:`energon_lite.loading.makers.stage_timer`.
-        digest: of the samples that are in it; see :mod:`energon_lite.batching.set_digest`.
+        digest: of the samples that are in it; see :mod:`energon_lite.batching.digests`.
     """
 
     batch: Any

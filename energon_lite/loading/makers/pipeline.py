@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_lite.batching.set_digest import set_digest
+from energon_lite.batching.digests import set_digest
 from energon_lite.errors import SampleError, UnlikeError
 from energon_lite.hooks import HookContext, TaskEncoder, failure_tolerances, hooks_of, returns_its_argument
 from energon_lite.loading.makers.columns import batch_of_rows, columns_of, has_default_hooks

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from energon_lite.extras.inspect.quarantine import Quarantine
 from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Failure, InARow, Mark, Outcome, Reasons
-from energon_lite.loading.makers.quarantine import Quarantine
 
 __all__ = ["Report"]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from energon_lite.errors import UsageError
+from energon_lite.extras.inspect.part_columns.part_columns import PartColumns
 from energon_lite.hooks import HookContext, TaskEncoder, hooks_of
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Outcome, Rejected, Result
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.makers.sample_maker import SampleMaker
-from energon_lite.loading.measuring.part_columns import PartColumns
 from energon_lite.loading.measuring.values import Costs, Values, columns_of
 from energon_lite.storage.index.columns import FAILED, SKIPPED
 

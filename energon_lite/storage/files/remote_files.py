@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from energon_lite.errors import DatasetError, FatalStorageError
-from energon_lite.storage.files.direct_ranges import direct_ranges
+from energon_lite.extras.remote.direct_ranges import direct_ranges
 from energon_lite.storage.files.remote_errors import kind_of, pauses
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 

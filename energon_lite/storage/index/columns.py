@@ -51,7 +51,7 @@ LENGTH, SKIP = "length", "skip"
 #: Values of the second one, beside 0: all is well.
 SKIPPED, FAILED = 1, 2
 
-#: The columns that the headers of images give: see :mod:`energon_lite.loading.measuring.image_headers`.
+#: The columns that the headers of images give: see :mod:`energon_lite.extras.inspect.part_columns.image_headers`.
 OF_IMAGES = ("images", "image_sizes", "image_patches", "patches", "squared_patches")
 
 #: The ragged column of the crc32 of each part, as int32. Where it is there, parts are verified when they are read.

@@ -123,8 +123,8 @@ def read_filter_index(root: str, index: PackedIndex, name: str) -> Int64:
         raise DataIndexError(
             f"the data set has no filter index {name!r}",
             where=json_path,
-            fix="make it with energon_lite.build_filter_index, correct the name, or write a comparison of columns "
-            "(tokens <= 4096)",
+            fix="make it with energon_lite.storage.build_filter_index, correct the name, or write a comparison of "
+            "columns (tokens <= 4096)",
         )
     counts = _counts(json_path)
     kept = np.fromfile(index_path, dtype="<u8")
@@ -139,7 +139,7 @@ def read_filter_index(root: str, index: PackedIndex, name: str) -> Int64:
         raise DataIndexError(
             f"the filter index {name!r} is damaged, or was made for another state of the data set",
             where=index_path,
-            fix="make it again: energon_lite.build_filter_index(..., overwrite=True)",
+            fix="make it again: energon_lite.storage.build_filter_index(..., overwrite=True)",
         )
     return found
 

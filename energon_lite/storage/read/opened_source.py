@@ -16,10 +16,10 @@ from energon_lite.errors import (
     UsageError,
     counted,
 )
+from energon_lite.extras.energon.joins.joined_source import JoinedSource
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.storage.index.sample_filter import SampleFilter
-from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.kept_samples import DenseExclusion
 from energon_lite.storage.read.sample_columns import Columns
 from energon_lite.storage.read.source import OpenSource, Source

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 from energon_lite.documents.paths import add_data_endings, is_url
+from energon_lite.entry_points import load, source_formats
 from energon_lite.errors import UsageError
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER
@@ -58,7 +60,35 @@ class _Kind:
     marker: str = ""
 
 
-_openers: dict[str, _Kind] = {}
+_registered: dict[str, _Kind] = {}
+
+
+def _kinds() -> dict[str, _Kind]:
+    """Return the kinds of sources by scheme: those of guests, and registered ones."""
+    return _kinds_of_guests() | _registered
+
+
+@cache
+def _kinds_of_guests() -> dict[str, _Kind]:
+    return {
+        scheme: _Kind(_OpenedBy(entry.target), entry.extensions, entry.marker)
+        for scheme, entry in source_formats().items()
+    }
+
+
+@dataclass(frozen=True)
+class _OpenedBy:
+    """Function that is imported when a data set is opened.
+
+    Args:
+        target: ``module:function``.
+    """
+
+    target: str
+
+    def __call__(self, path: str, split_part: str) -> Source:
+        source: Source = load(self.target)(path, split_part)
+        return source
 
 
 def register_source(scheme: str, open: OpenSource, *, extensions: tuple[str, ...] = (), marker: str = "") -> None:
@@ -85,7 +115,8 @@ def register_source(scheme: str, open: OpenSource, *, extensions: tuple[str, ...
         raise UsageError(f"{scheme!r} is no scheme of a source", fix="give a word, such as 'rows'")
     if any(not extension.startswith(".") or extension in (".tar", ".yaml") for extension in extensions):
         raise UsageError(f"{extensions} are no extensions of a source", fix="write them with a dot: ('.rows',)")
-    if _openers.setdefault(scheme, kind := _Kind(open, tuple(extensions), marker)) != kind:
+    kind = _Kind(open, tuple(extensions), marker)
+    if scheme in _kinds_of_guests() or _registered.setdefault(scheme, kind) != kind:
         raise UsageError(f"the scheme {scheme!r} is registered already", fix="give another one")
     add_data_endings(*extensions, *([f"/{marker}"] if marker else []))
 
@@ -93,19 +124,19 @@ def register_source(scheme: str, open: OpenSource, *, extensions: tuple[str, ...
 def has_own_scheme(path: str) -> bool:
     """Whether a URL's scheme is that of a registered source, so that it leads to no file."""
     scheme, separator, _ = path.partition("://")
-    return bool(separator) and scheme in _openers
+    return bool(separator) and scheme in _kinds()
 
 
 def source_opener(path: str) -> OpenSource | None:
     """The function that opens what is at ``path``; None: it is a data set of tar shards, or a JSONL file."""
     if has_own_scheme(path):
-        return _openers[path.partition("://")[0]].open
+        return _kinds()[path.partition("://")[0]].open
     if is_jsonl(path):
         return None  # also where its .idx, which is not Megatron's, lies beside it
     if os.path.exists(os.path.join(path, META_FOLDER, ".info.json")):
         return None  # prepared, whatever else lies there
     name = path.rstrip("/")
-    for kind in _openers.values():
+    for kind in _kinds().values():
         if kind.extensions and name.endswith(kind.extensions):
             return kind.open
         if kind.marker and name.endswith(f"/{kind.marker}"):
@@ -116,21 +147,21 @@ def source_opener(path: str) -> OpenSource | None:
 def _opener_of_folder(path: str) -> OpenSource | None:
     """By what is in a folder, or in one folder in it; or by files that begin with the path."""
     if not os.path.isdir(path):
-        for kind in _openers.values():  # of several files, as Megatron's; a JSONL file has an .idx beside it, too
+        for kind in _kinds().values():  # of several files, as Megatron's; a JSONL file has an .idx beside it, too
             if len(kind.extensions) > 1 and all(os.path.isfile(path + ending) for ending in kind.extensions):
                 return kind.open
         return None
     names = {entry.name for entry in os.scandir(path)}
     if any(name.endswith(".tar") for name in names):
         return None
-    for kind in _openers.values():
+    for kind in _kinds().values():
         if kind.marker in names or (kind.extensions and any(name.endswith(kind.extensions) for name in names)):
             return kind.open
     for name in sorted(names):
         folder = os.path.join(path, name)
         if not name.startswith(".") and os.path.isdir(folder):
             inside = {entry.name for entry in os.scandir(folder)}
-            for kind in _openers.values():
+            for kind in _kinds().values():
                 if kind.extensions and any(one.endswith(kind.extensions) for one in inside):
                     return kind.open
     return None

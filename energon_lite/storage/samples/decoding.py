@@ -11,8 +11,8 @@ extension                           becomes
 ==================================  ===============================================================================
 png jpg jpeg webp bmp gif tif ...   what ``image_decode`` says, see :data:`IMAGE_FORMS`; JPEG by simplejpeg if that is
                                     installed, else by Pillow: the pixels are the same
-mp4 avi mov webm mkv flv            what ``av_decode`` says: an :class:`~energon_lite.media.AVDecoder`, which decodes
-flac mp3 wav                        clips when it is asked for them
+mp4 avi mov webm mkv flv            what ``av_decode`` says: an :class:`~energon_lite.extras.media.AVDecoder`, which
+decodes flac mp3 wav                        clips when it is asked for them
 txt text transcript                 str (UTF-8)
 json jsn                            what JSON says
 cls cls2 index inx id               int
@@ -42,9 +42,9 @@ import msgpack
 import numpy as np
 
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError, did_you_mean
-from energon_lite.media.av_decoder import AV_EXTENSIONS, AV_FORMS, AVWebdatasetDecoder
-from energon_lite.media.container import INSTALL, has_pyav
-from energon_lite.media.content import guess_extension
+from energon_lite.extras.media.av_decoder import AV_EXTENSIONS, AV_FORMS, AVWebdatasetDecoder
+from energon_lite.extras.media.container import INSTALL, has_pyav
+from energon_lite.extras.media.content import guess_extension
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 from energon_lite.storage.read.range_stream import PartRange, RangeStream, StreamedParts
 from energon_lite.storage.samples.image_decoding import (
@@ -83,9 +83,10 @@ class SampleDecoder:
             :mod:`energon_lite.trust` says, which is no.
         handlers: own decoders by extension, such as ``{"tok": read_tokens}``; they come before the built-in ones. They
             must be importable functions if workers are started by spawn.
-        av_decode: what audio and video become: ``"AVDecoder"``, an :class:`~energon_lite.media.AVDecoder`; ``"torch"``,
-            an :class:`~energon_lite.media.AVData` with all of it decoded; ``"pyav"``, an open container of PyAV, which
-            cannot leave its process. None: they stay bytes.
+        av_decode: what audio and video become: ``"AVDecoder"``, an :class:`~energon_lite.extras.media.AVDecoder`;
+        ``"torch"``,
+            an :class:`~energon_lite.extras.media.AVData` with all of it decoded; ``"pyav"``, an open container of
+            PyAV, which cannot leave its process. None: they stay bytes.
         video_decode_audio: of a video, decode the sound as well, with ``av_decode="torch"``.
         guess_content: look at the first bytes of each part: a picture, sound or film is decoded as such, whatever the
             part is called.

@@ -70,7 +70,7 @@ class OptimizerConfig:
         schedule: ``cosine``, ``linear``, ``constant`` or ``wsd``.
         decay_share: of ``wsd``: which share of the run's steps, at its end, the learning rate goes down.
         scale_rule: how the learning rate follows the tokens of a step, where these vary: ``linear``, ``sqrt`` or
-            ``none``; see :func:`energon_lite.learning_rate_scale`.
+            ``none``; see :func:`energon_lite.batching.learning_rate_scale`.
         reference_tokens: tokens of the step for which ``lr`` was chosen; needed by ``scale_rule``.
         weight_decay: of matrices; norms and biases are not decayed.
         betas: decay rates of the two moments.

@@ -1,7 +1,7 @@
 """Images encoded by the ranks that have least to do: sent there and back within each turn, forward and backward.
 
 Data-parallel ranks have images of different sizes and numbers, whatever they do about tokens. In each turn the
-:class:`~energon_lite.EncoderPlan` says who encodes which; pixels go there, the tokens that they
+:class:`~energon_lite.extras.balance.EncoderPlan` says who encodes which; pixels go there, the tokens that they
 become come back, and on the way back their gradients go the same ways. What a step computes does not change.
 
 Every rank must know the sizes of all images of the step. They are told once, in a small message, and not taken from the
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from energon_lite import EncoderPlan
+from energon_lite.extras.balance import EncoderPlan
 from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel

@@ -3,7 +3,7 @@
 With one stage, :func:`_one_stage` is all of it. Else a stage goes through its :func:`pipeline_schedule`. Before an
 action it waits for what the action needs, and it never waits for what it sends, so no order of messages can block it. A
 micro-batch may have any shape: the first stage tells them before the step, and stages between need no data. It tells
-what they cost, too, and all stages take them in the :func:`~energon_lite.pipeline_order` of that.
+what they cost, too, and all stages take them in the :func:`~energon_lite.extras.balance.pipeline_order` of that.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from energon_lite import pipeline_order
 from energon_lite.errors import UsageError
+from energon_lite.extras.balance import pipeline_order
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel, Stream
 from energon_lite.trainer.models.sequence import local_length, whole_length
