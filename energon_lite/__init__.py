@@ -12,5 +12,4 @@ torch.save(loader.save_state_rank(), "loader.pt")  # later: loader.restore_state
 from energon_lite.lazy_exports import lazy_exports
 
 __version__ = "0.1.0"
-__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)
-__all__ += ["__version__"]
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -5,4 +5,4 @@ Its rooms, each of which uses those before it: files, tar, index, read, samples,
 
 from energon_lite.lazy_exports import lazy_exports
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -9,4 +9,4 @@ To read it, take the tour in ``docs/trainer.md``, from one GPU to four axes: it 
 
 from energon_lite.lazy_exports import lazy_exports
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

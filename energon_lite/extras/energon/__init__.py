@@ -12,4 +12,4 @@ All public names of Energon can be imported from here, too: the core's own, fact
 
 from energon_lite.lazy_exports import lazy_exports
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -7,4 +7,4 @@ why, is in ``docs/media.md``. PyAV does the decoding; it is imported when the fi
 
 from energon_lite.lazy_exports import lazy_exports
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

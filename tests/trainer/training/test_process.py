@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from energon_lite.errors import ConfigError, UsageError
-from energon_lite.trainer import process
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.training import process
 from energon_lite.trainer.training.config_file import config_from_dict
 from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
 from energon_lite.trainer.training.profiling import ProfileWindow

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.trainer import requests
 from energon_lite.trainer.parallel.mesh import build_mesh
+from energon_lite.trainer.training import requests
 from energon_lite.trainer.training.requests import Requests
 
 

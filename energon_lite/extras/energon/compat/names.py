@@ -227,12 +227,7 @@ NAMES: dict[str, Name] = {
     **{f"{module}.command": Name(_command(module)) for module in COMMANDS},
     "tools.preview.command": Name("energon_lite.extras.inspect.preview.command:in_terminal"),
     "main": Name("energon_lite.cli.main:main", "better", "the commands of `energon-lite`"),
-    **{
-        f"{module.removeprefix('tools.')}_command": Name(
-            _COMMANDS[module.removeprefix("tools.").replace("_", "-")].target
-        )
-        for module in COMMANDS
-    },
+    **{f"{module.removeprefix('tools.')}_command": Name(_command(module)) for module in COMMANDS},
     "preview_command": Name("energon_lite.extras.inspect.preview.command:in_terminal"),
     "MediaFilterConfig": Name("energon_lite.extras.media:MediaFilterConfig"),
     "MediaFilterStrategy": Name("energon_lite.extras.media:MediaFilterStrategy"),
@@ -266,8 +261,8 @@ NAMES: dict[str, Name] = {
     "serialize_media_metadata": Name("energon_lite.extras.media:serialize_media_metadata"),
     "deserialize_media_metadata": Name("energon_lite.extras.media:deserialize_media_metadata"),
     "FileStoreWrapper": Name("energon_lite.storage.stores:FileStoreWrapper"),
-    "JsonlFileStore": Name("energon_lite.storage.stores:JsonlFileStore"),
-    "WebdatasetFileStore": Name("energon_lite.storage.stores:WebdatasetFileStore"),
+    "JsonlFileStore": Name("energon_lite.extras.media:JsonlFileStore"),
+    "WebdatasetFileStore": Name("energon_lite.extras.media:WebdatasetFileStore"),
     **{
         name: _here(name, "other", _TYPED)
         for name in MODULES["flavors"].split()

@@ -9,7 +9,7 @@ import click
 from energon_lite.cli.job_options import job_options
 from energon_lite.cli.progress import progress
 from energon_lite.errors import counted
-from energon_lite.trainer.conversion.command import bytes_of
+from energon_lite.trainer.commands.convert_weights import bytes_of
 
 __all__ = ["command"]
 
