@@ -16,6 +16,7 @@ import megatron.energon
 import pytest
 
 import energon_lite
+import energon_lite.extras.energon
 from energon_lite.extras.energon.compat.install import resolve
 from energon_lite.extras.energon.compat.modules import COMMANDS, INTERNAL, MODULES, PACKAGE, PARTLY
 from energon_lite.extras.energon.compat.names import NAMES, meaning
@@ -159,7 +160,7 @@ def parameters(value: Any) -> list[inspect.Parameter] | None:
 
 def test_all_of_its_top_level_is_ours() -> None:
     for name in megatron.energon.__all__:
-        assert hasattr(energon_lite, name), name
+        assert hasattr(energon_lite.extras.energon, name), name
 
 
 @pytest.mark.parametrize("module", COMMANDS)
