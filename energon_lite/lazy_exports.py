@@ -16,7 +16,7 @@ def lazy_exports(package: str, file: str) -> tuple[Callable[[str], object], Call
     """Return ``__getattr__`` and ``__dir__`` of a package whose public names stand in its stub, ``__init__.pyi``.
 
     The stub serves type checkers, too. Its lines are imports: ``from .greedy import Greedy as Greedy``. The module of a
-    name is imported at the first use of the name, so that a command needs no torch and a first script needs few modules.
+    name is imported at its first use, so that a command needs no torch and a first script needs few modules.
     ``__all__`` has the names of the stub, sorted. Idea: :pep:`562`, and ``attach_stub`` of ``lazy_loader``.
 
     Example:
