@@ -1,1 +1,1 @@
-"""Which samples go together: strategies and plans, which are integers, and collation of samples into a batch."""
+"""Strategies and plans, which decide by integers alone which samples share a batch, and collation into a batch."""
