@@ -1,4 +1,4 @@
-"""Who may see whom in a packed row: each position the earlier ones of its own sample, and nothing else."""
+"""Attention masks of packed rows: each position attends to the earlier ones of its own sample only."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["flex_segment_mask", "segment_mask"]
 
 
 def segment_mask(segment_ids: torch.Tensor) -> torch.Tensor:
-    """A causal mask for ``scaled_dot_product_attention``: ``[rows, length]`` -> bool ``[rows, 1, length, length]``.
+    """Causal mask for ``scaled_dot_product_attention``: ``[rows, length]`` -> bool ``[rows, 1, length, length]``.
 
-    It is quadratic in the length; for long rows use ``cu_seqlens`` or :func:`flex_segment_mask`.
+    Its size is quadratic in the length; for long rows use ``cu_seqlens`` or :func:`flex_segment_mask`.
 
     Example:
         >>> segment_mask(torch.tensor([[0, 0, 1]]))[0, 0].int()
@@ -28,7 +28,7 @@ def segment_mask(segment_ids: torch.Tensor) -> torch.Tensor:
 def flex_segment_mask(
     segment_ids: torch.Tensor,
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The same as a ``mask_mod`` for ``torch.nn.attention.flex_attention.create_block_mask``, which skips whole blocks.
+    """Mask function for ``torch.nn.attention.flex_attention.create_block_mask``, which skips whole blocks.
 
     Example:
         >>> length = batch.tokens.shape[1]

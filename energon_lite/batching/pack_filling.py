@@ -1,8 +1,8 @@
-"""Packs of a stream of samples, without a rest: so many samples from its beginning as fill whole packs.
+"""Packs without a partly filled last one: packing of as many samples of a stream as fill whole packs.
 
-Whoever packs a buffer to its end closes a last pack that is half empty. But where the buffer ends is nobody's wish. So
-of the samples that came, in their order, those up to a good place are packed, longest first, each where it leaves the
-least room; the others wait for more. What waits is the end of the stream, so one number says what it is.
+Packing a whole buffer leaves a last pack that is partly empty, although the end of the buffer has no meaning. So only
+the samples up to a suitable cut are packed, longest first, each where it leaves the smallest gap; the others wait for
+more. The waiting samples are the end of the stream, so one number describes them.
 """
 
 from __future__ import annotations
@@ -16,35 +16,38 @@ from energon_lite.errors import UsageError
 
 __all__ = ["PACK_VERSION", "full_packs"]
 
-#: Raised when the same lengths make other packs.
+#: Version of the algorithm; raised when the same lengths would give other packs.
 PACK_VERSION = 1
 
-#: Good enough: no other place is looked for.
+#: Fill at which the search for a better cut stops.
 _FULL = 0.995
-#: Numbers of packs that are tried, and for each of them, places.
-_COUNTS, _PLACES = 6, 5
+#: Numbers of packs that are tried.
+_COUNTS = 6
+#: Cuts that are tried for each number of packs.
+_PLACES = 5
 
 
-#: A sample, and which copy of it.
+#: A sample, and the number of its copy.
 Owner = tuple[Hashable, Hashable]
 
 
 def full_packs(
     lengths: Sequence[int], capacity: int, owners: Sequence[Owner | None] | None = None
 ) -> tuple[list[list[int]], int]:
-    """Packs of the first samples of a stream, and how many samples these are.
+    """Pack the first samples of a stream, and return the packs and the number of packed samples.
 
-    At least half of what fits into whole packs is packed, and at least one sample. Samples that together fill no pack
-    are one.
+    At least half of the samples that fit into whole packs are packed, and at least one sample. Samples that together
+    fill no pack make one pack.
 
     Args:
-        lengths: of the samples, in their order, in tokens.
+        lengths: lengths of the samples in tokens, in stream order.
         capacity: tokens of a pack.
-        owners: which sample each is, and which copy of it: two copies are not put into one pack. None: nobody's.
+        owners: the sample and the copy at each position: two copies of a sample are not put into one pack. None: no
+            sample repeats.
 
     Returns:
-        Packs of places in ``lengths``, as their longest samples came, and a number of samples: those before it are in
-        packs, those from it on are in none.
+        Packs of indices into ``lengths``, in stream order of their first samples, and the cut: samples before it are in
+        packs, later ones are not.
 
     Raises:
         UsageError: a sample is longer than a pack.
@@ -81,10 +84,10 @@ def full_packs(
 
 
 def _packed(lengths: Sequence[int], capacity: int, owners: Sequence[Owner | None]) -> list[list[int]]:
-    """The samples in packs, longest first, each where it leaves the least room, and no other copy of it is."""
+    """Best fit decreasing packs, with no two copies of a sample in one pack."""
     packs: list[list[int]] = []
-    copies: list[dict[Hashable, Hashable]] = []  # in each pack
-    rooms: list[tuple[int, int]] = []  # of each pack, ascending
+    copies: list[dict[Hashable, Hashable]] = []  # sample -> its copy, for each pack
+    rooms: list[tuple[int, int]] = []  # (free tokens, pack), ascending
     for sample in sorted(range(len(lengths)), key=lambda place: (-lengths[place], place)):
         at, owner = bisect_left(rooms, (lengths[sample], -1)), owners[sample]
         while owner and at < len(rooms) and copies[rooms[at][1]].get(owner[0], owner[1]) != owner[1]:
@@ -99,6 +102,6 @@ def _packed(lengths: Sequence[int], capacity: int, owners: Sequence[Owner | None
         if owner:
             copies[pack][owner[0]] = owner[1]
         insort(rooms, (room - lengths[sample], pack))
-    # In the order in which their longest samples came: else the longest, or the shortest, would be delivered first of
-    # each buffer, on all ranks at the same time.
+    # Stream order of the packs: otherwise the fullest or the emptiest of each buffer would be delivered first, on all
+    # ranks at the same time.
     return [sorted(pack) for pack in sorted(packs)]

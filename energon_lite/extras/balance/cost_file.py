@@ -1,4 +1,4 @@
-"""A cost model as a file: its coefficients, and how they were found; and the file of measured micro-batches."""
+"""Files of cost models (coefficients and their origin) and of measured micro-batches."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _FORMAT = 1
 def write_cost_model(
     path: str | os.PathLike[str], model: CostModel | CostFit, about: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a cost model, whole or not at all.
+    """Write a cost model atomically.
 
     Args:
         path: the file.
-        model: the model, or what a fit has found.
-        about: further plain data for who reads the file; it decides nothing.
+        model: the model, or the result of a fit.
+        about: further plain data for readers of the file; it has no effect.
 
     Example:
         >>> write_cost_model("costs.json", CostModel(Quadratic(a=2_000_000, b=5_000_000_000)), {"device": "H100"})
@@ -41,10 +41,10 @@ def write_cost_model(
 
 
 def read_cost_model(path: str | os.PathLike[str]) -> CostModel:
-    """The cost model that :func:`write_cost_model` wrote, or somebody by hand: YAML will do, too.
+    """Read a cost model that :func:`write_cost_model` or a person wrote; YAML is accepted, too.
 
     Raises:
-        ConfigError: there is no such file, or it is none of these.
+        ConfigError: the file does not exist, or is no cost model.
     """
     node = load_yaml(path)
     entries = node.mapping(["format", "coefficients"], ["unit", "about", "micro_batches", "error", "error_95"])
@@ -54,16 +54,16 @@ def read_cost_model(path: str | os.PathLike[str]) -> CostModel:
         raise entries["unit"].error("coefficients are in attoseconds (10**-18 s)", "write unit: attoseconds")
     coefficients: Node = entries["coefficients"]
     with located(coefficients):
-        return CostModel.from_features({name: one.integer() for name, one in coefficients.entries().items()})
+        return CostModel.from_features({name: node.integer() for name, node in coefficients.entries().items()})
 
 
 class MeasuredMicroBatches(NamedTuple):
-    """What a run has measured: the arguments of :func:`fit_costs`.
+    """Measurements of a run: the arguments of :func:`fit_costs`.
 
     Attributes:
-        sizes: by name, ``[micro-batches]``.
-        seconds: ``[micro-batches]``.
-        prior: what the run expected, by the shape of its model; None: it did not say.
+        sizes: sizes by name, ``[micro-batches]`` each.
+        seconds: time of each micro-batch, ``[micro-batches]``.
+        prior: cost model that the run expected from the shape of its model; None: not in the file.
     """
 
     sizes: dict[str, list[int]]
@@ -72,20 +72,20 @@ class MeasuredMicroBatches(NamedTuple):
 
 
 def read_micro_batches(path: str | os.PathLike[str]) -> MeasuredMicroBatches:
-    """What a run has measured, for :func:`fit_costs`: sizes by name, and seconds, of all micro-batches in a file.
+    """Read the measured micro-batches of a run, for :func:`fit_costs`: sizes by name, and seconds.
 
-    Each line is the JSON of a step: ``{"seconds": [0.5, ...], "sizes": {"tokens": [900, ...], ...}}``, with ``"prior"``
-    beside them, if there is one: coefficients by name. The reference trainer writes it; another one may. Micro-batches
-    without any time are left out, and so is a last line that was cut. Lines may say of what ``"place"`` they are, a
-    layout and a device: of several, those of the last line's place are read.
+    Each line is the JSON of a step: ``{"seconds": [0.5, ...], "sizes": {"tokens": [900, ...], ...}}``, optionally with
+    ``"prior"``: coefficients by name. The reference trainer writes this file; other trainers may. Micro-batches without
+    a positive time are left out, and so is a truncated last line. Lines may name their ``"place"``, a layout and a
+    device: if there are several places, only lines of the last line's place are read.
 
     Args:
         path: the file.
 
     Raises:
-        UsageError: there is no such file, or a line is not like that.
+        UsageError: the file does not exist, or a line has another form.
     """
-    found: list[tuple[dict[str, int], float]] = []
+    measured: list[tuple[dict[str, int], float]] = []
     last, prior = "", None
     try:
         with open(path, encoding="utf-8") as stream:
@@ -94,8 +94,8 @@ def read_micro_batches(path: str | os.PathLike[str]) -> MeasuredMicroBatches:
                     break
                 place, prior, more = _micro_batches(line, f"{os.fspath(path)}, line {number}")
                 if place != last:
-                    found.clear()
-                found += more
+                    measured.clear()
+                measured += more
                 last = place
     except OSError as error:
         raise UsageError(
@@ -103,19 +103,20 @@ def read_micro_batches(path: str | os.PathLike[str]) -> MeasuredMicroBatches:
             where=os.fspath(path),
             fix="measure some steps: train.measure_costs=10",
         ) from None
-    names = sorted({name for sizes, _ in found for name in sizes})
-    columns = {name: [sizes.get(name, 0) for sizes, _ in found] for name in names}
-    return MeasuredMicroBatches(columns, [seconds for _, seconds in found], prior)
+    names = sorted({name for sizes, _ in measured for name in sizes})
+    columns = {name: [sizes.get(name, 0) for sizes, _ in measured] for name in names}
+    return MeasuredMicroBatches(columns, [seconds for _, seconds in measured], prior)
 
 
 def _micro_batches(line: str, where: str) -> tuple[str, CostModel | None, list[tuple[dict[str, int], float]]]:
-    """The place of a line, its prior, and its micro-batches."""
+    """The place of a line, its prior, and the sizes and seconds of its micro-batches."""
     try:
         step = json.loads(line)
-        seconds, sizes = [float(one) for one in step["seconds"]], step["sizes"]
+        seconds = [float(value) for value in step["seconds"]]
+        sizes = step["sizes"]
         place = str(step.get("place", ""))
         prior = CostModel.from_features(step["prior"]) if "prior" in step else None
-        columns = {str(name): [int(one) for one in values] for name, values in sizes.items()}
+        columns = {str(name): [int(value) for value in values] for name, values in sizes.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"that is no measured step: {type(error).__name__}: {error}", where=where, fix=_LIKE) from None
     if any(len(values) != len(seconds) for values in columns.values()):
@@ -124,9 +125,9 @@ def _micro_batches(line: str, where: str) -> tuple[str, CostModel | None, list[t
         place,
         prior,
         [
-            ({name: values[number] for name, values in columns.items()}, one)
-            for number, one in enumerate(seconds)
-            if one > 0
+            ({name: values[number] for name, values in columns.items()}, duration)
+            for number, duration in enumerate(seconds)
+            if duration > 0
         ],
     )
 

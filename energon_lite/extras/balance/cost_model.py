@@ -1,4 +1,4 @@
-"""How long a training step takes for a sample: for its tokens, its images and its loss, in nanoseconds."""
+"""Cost model of a training step: the time of a sample's tokens, images and loss, in nanoseconds."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from energon_lite.extras.balance.transformer_shape import TransformerShape
 __all__ = ["IMAGES", "LOSS_TOKENS", "MICRO_BATCH_NUMBERS", "PATCHES", "SQUARED_PATCHES", "TOKENS"]
 __all__ += ["CostModel", "Quadratic"]
 
-#: Names of the numbers of a sample that a cost is made of. A user's own may have any other name.
-TOKENS, IMAGES, PATCHES, SQUARED_PATCHES, LOSS_TOKENS = "tokens", "images", "patches", "squared_patches", "loss_tokens"
+#: Names of the sizes of a sample from which its cost is computed. Further sizes may have any other name.
+TOKENS = "tokens"
+IMAGES = "images"
+PATCHES = "patches"
+SQUARED_PATCHES = "squared_patches"
+LOSS_TOKENS = "loss_tokens"
 _KNOWN = (TOKENS, IMAGES, PATCHES, SQUARED_PATCHES, LOSS_TOKENS)
-#: The numbers of a micro-batch that coefficients multiply: sums over its segments and images.
+#: The sizes of a micro-batch that coefficients multiply: sums over its segments and images.
 MICRO_BATCH_NUMBERS = ("squared_tokens", TOKENS, "segments", SQUARED_PATCHES, PATCHES, IMAGES, LOSS_TOKENS)
-#: Coefficients count attoseconds, costs nanoseconds.
+#: Attoseconds (the unit of coefficients) in a nanosecond (the unit of costs).
 _UNIT = 1_000_000_000
-#: No cost is larger, so that sums of millions of them fit into a word: a quarter of an hour.
+#: Largest cost in nanoseconds, about 18 minutes, so that sums over millions of samples fit into 64 bits.
 _MOST = 1 << 40
-#: Operations in a second that a shape is reckoned with, where nobody measured them: an H100 at 40 % of its peak.
+#: Assumed operations per second, if they were not measured: an H100 at 40 % of its peak.
 _FLOPS = 4e14
 
 
@@ -33,7 +37,7 @@ class Quadratic:
     """The time ``a n^2 + b n + c`` for a sequence of ``n`` positions.
 
     Args:
-        a, b, c: in attoseconds (10**-18 s), integers of at least 0.
+        a, b, c: coefficients in attoseconds (10**-18 s), integers of at least 0.
 
     Example:
         >>> Quadratic(a=2_000_000_000, b=5_000_000_000)  # 2 ns for each pair, 5 ns for each position
@@ -50,20 +54,20 @@ class Quadratic:
 
 @dataclass(frozen=True)
 class CostModel:
-    """How long each sample keeps a rank busy, forward and backward, by kind of work.
+    """Time that each sample keeps a rank busy, forward and backward, by kind of work.
 
-    A sample is one segment of a packed row, with so many tokens (those that images become among them), and any number
-    of images. The kinds of work are ``language``, ``encoder`` and ``head``, and one for each name in ``columns``.
+    A sample is one segment of a packed row, with its tokens (the tokens of its images included) and any number of
+    images. The kinds of work are ``language``, ``encoder`` and ``head``, and one for each name in ``columns``.
 
-    All of it is integers, so that ranks on different machines come to the same costs, and so to the same plan.
-    Coefficients are in attoseconds (10**-18 s), costs in nanoseconds. Only their proportions decide a plan.
+    All numbers are integers, so that ranks on different machines compute the same costs, and so the same plan.
+    Coefficients are in attoseconds (10**-18 s), costs in nanoseconds. Only their proportions affect a plan.
 
     Args:
-        language: for a segment of ``n`` tokens.
-        encoder: for an image of ``n`` patches.
-        head: for each token that the loss counts.
-        micro_batch: for each micro-batch, whatever is in it. It is the same for all, and is in no sample's cost.
-        columns: for each unit of other numbers of a sample, by name: seconds of audio, say.
+        language: time for a segment of ``n`` tokens.
+        encoder: time for an image of ``n`` patches.
+        head: time for each token that the loss counts.
+        micro_batch: fixed time of each micro-batch. It is equal for all, and is part of no sample's cost.
+        columns: time for each unit of other sizes of a sample, by name, such as seconds of audio.
 
     Raises:
         UsageError: a coefficient is no integer, or below 0.
@@ -100,14 +104,14 @@ class CostModel:
         encoder_trained: bool = True,
         flops: float = _FLOPS,
     ) -> CostModel:
-        """The cost model that follows from what a model computes. A fitted one knows more: kernels are not all as fast.
+        """Cost model derived from the operations of a model. A fitted one is more accurate: kernels differ in speed.
 
         Args:
             language: the shape of the language model.
-            encoder: that of the image encoder; None: images cost nothing but the tokens that they become.
-            logits_of_loss_only: the output layer computes logits only of tokens that the loss counts; False: of all.
+            encoder: the shape of the image encoder; None: images cost only the tokens that they become.
+            logits_of_loss_only: True: the output layer computes logits only of tokens that the loss counts.
             encoder_trained: False: it is frozen, and its backward pass is left out.
-            flops: operations in a second, to have times in nanoseconds; proportions do not depend on it.
+            flops: operations per second, for times in nanoseconds; proportions do not depend on it.
 
         Example:
             >>> shape = TransformerShape(hidden_size=4096, num_layers=32, num_heads=32, kv_heads=8, ffn_size=14336)
@@ -131,22 +135,22 @@ class CostModel:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names of the numbers of a sample that :meth:`costs` must have; those whose coefficient is 0 are not."""
+        """Names of the sizes of a sample that :meth:`costs` requires: those with a coefficient above 0."""
         return tuple(dict.fromkeys(name for _, name, _, coefficient in self._terms() if name and coefficient))
 
     def costs(self, sizes: Mapping[str, Any]) -> Ints:
-        """How long each sample takes, by kind of work.
+        """Time of each sample, by kind of work.
 
         Args:
             sizes: by name, integers ``[samples]``: ``tokens`` of the segment, ``images``, ``patches`` and
-                ``squared_patches`` (sums over its images), ``loss_tokens``, and others that are in ``columns``. What
-                is missing counts as 0 where its coefficient is 0, and so do names that the model does not know.
+                ``squared_patches`` (sums over its images), ``loss_tokens``, and others that are in ``columns``. Sizes
+                whose coefficient is 0 may be missing; names that the model does not know are ignored.
 
         Returns:
             int64 ``[kinds, samples]``, in nanoseconds, rounded down.
 
         Raises:
-            UsageError: numbers that the model needs are missing, negative, or so large that a sample takes too long.
+            UsageError: a required size is missing, negative, or so large that the cost exceeds the limit.
         """
         given = {name: checked_lengths(values, name) for name, values in sizes.items() if name in self.needs}
         if missing := [name for name in self.needs if name not in given]:
@@ -163,25 +167,25 @@ class CostModel:
         return costs
 
     def image_costs(self, patches: Any) -> Ints:
-        """How long the encoder takes for each image, in nanoseconds: int64 ``[images]``.
+        """Encoder time for each image, in nanoseconds: int64 ``[images]``.
 
         Args:
-            patches: of each image, ``[images]``.
+            patches: patches of each image, ``[images]``.
 
         Example:
             >>> CostModel(Quadratic(), encoder=Quadratic(a=10**9, c=7 * 10**9)).image_costs([4, 16]).tolist()
             [23, 263]
         """
-        patches, one = checked_lengths(patches, PATCHES), self.encoder
-        terms = ((one.a, 2), (one.b, 1), (one.c, 0))
+        patches = checked_lengths(patches, PATCHES)
+        terms = ((self.encoder.a, 2), (self.encoder.b, 1), (self.encoder.c, 0))
         return sum((_scaled(k, patches, power, PATCHES) for k, power in terms), np.zeros_like(patches))
 
     def micro_batch_costs(self, sizes: Mapping[str, Any]) -> Ints:
-        """How long micro-batches take, given what is in them: the prediction that a fitted model is judged by.
+        """Time of each micro-batch, predicted from its sizes; used to judge a fit.
 
         Args:
-            sizes: sums over the samples of each, as in :meth:`costs`, and ``squared_tokens`` and ``segments``:
-                integers ``[micro-batches]``.
+            sizes: sums over the samples of each micro-batch, named as in :meth:`costs`, and ``squared_tokens`` and
+                ``segments``: integers ``[micro-batches]``.
 
         Returns:
             int64 ``[micro-batches]``, in nanoseconds.
@@ -198,7 +202,7 @@ class CostModel:
         return total + self.micro_batch // _UNIT
 
     def by_feature(self) -> dict[str, int]:
-        """The coefficients by the number of a micro-batch that each one multiplies, in attoseconds."""
+        """The coefficients in attoseconds, by the size of a micro-batch that each one multiplies."""
         return {
             "micro_batches": self.micro_batch,
             "squared_tokens": self.language.a,
@@ -213,7 +217,7 @@ class CostModel:
 
     @classmethod
     def from_features(cls, coefficients: Mapping[str, int]) -> CostModel:
-        """The model whose :meth:`by_feature` these are; what is missing is 0.
+        """Build the model from coefficients as :meth:`by_feature` returns them; missing ones are 0.
 
         Example:
             >>> CostModel.from_features({"tokens": 5, "images": 3, "seconds": 2}).columns
@@ -229,7 +233,7 @@ class CostModel:
         )
 
     def _terms(self) -> Iterator[tuple[int, str, int, int]]:
-        """Row, name, power and coefficient of each term; without name, it is for the sample itself."""
+        """Row, name, power and coefficient of each term; an empty name means a constant for each sample."""
         yield 0, TOKENS, 2, self.language.a
         yield 0, TOKENS, 1, self.language.b
         yield 0, "", 0, self.language.c
@@ -245,7 +249,7 @@ def _quadratic(shape: TransformerShape, position: int, flops: float) -> Quadrati
     # A causal row of n positions has n (n + 1) / 2 pairs.
     pairs = shape.pair_flops / (2 if shape.causal else 1)
     linear = position + (pairs if shape.causal else 0)
-    return Quadratic(*(round(one / flops * 1e18) for one in (pairs, linear, shape.sequence_flops)))
+    return Quadratic(*(round(time / flops * 1e18) for time in (pairs, linear, shape.sequence_flops)))
 
 
 def _check_coefficients(**coefficients: int) -> None:
@@ -255,7 +259,7 @@ def _check_coefficients(**coefficients: int) -> None:
 
 
 def _scaled(coefficient: int, values: Ints, power: int, name: str) -> Ints:
-    """``coefficient * values ** power`` in nanoseconds, rounded down, without leaving 64 bits on the way."""
+    """``coefficient * values ** power`` in nanoseconds, rounded down, without overflow of 64 bits."""
     most = int(values.max(initial=0)) ** power
     if coefficient * most // _UNIT > _MOST or most > 1 << 62:
         raise UsageError(

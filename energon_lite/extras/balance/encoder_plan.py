@@ -1,9 +1,9 @@
-"""Which rank encodes which image: the image encoder's work, dealt apart from that of the language model.
+"""Assignment of images to ranks for encoding, independent of the ranks that use them.
 
-Micro-batches are put together by tokens, so ranks have images of different sizes and numbers. The encoder does not care
-whose images it has: they are sent to where there is least to do, and what becomes of them is sent back. Who sends what
-to whom is arithmetic over the images of a turn (one micro-batch for each rank), the same on every rank; so nothing has
-to be agreed on, and the exchange itself, an all-to-all there and back, is all that is left.
+Micro-batches are grouped by tokens, so ranks have images of different sizes and numbers. The encoder can process any
+rank's images: images are sent to the least loaded rank, and their embeddings are sent back. Senders and receivers are
+computed from the images of a turn (one micro-batch for each rank), equally on every rank. So no communication is needed
+to agree on them; only the exchange itself, an all-to-all there and back, remains.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from energon_lite.errors import TopologyError, UsageError
 
 __all__ = ["EncoderPlan"]
 
-#: An image is sent away only if that takes one part in so many from the rank with most to do.
+#: Tolerance: a rank may exceed its share by this fraction (1/50) before an image is sent away.
 _WORTH = 50
 
 
 @dataclass(frozen=True)
 class EncoderPlan:
-    """Who encodes the images of one turn.
+    """Assignment of the images of one turn to encoding ranks.
 
     Args:
-        owner: the rank in whose micro-batch each image is, ascending, ``[images]``.
+        owner: the rank whose micro-batch has the image, ascending, ``[images]``.
         encoder: the rank that encodes it, ``[images]``.
-        ranks: how many there are.
+        ranks: number of ranks.
 
     Example:
         >>> plan = EncoderPlan.of(owner=np.array([0, 0, 0, 1]), costs=np.array([4, 9, 5, 1]), ranks=2)
@@ -47,19 +47,19 @@ class EncoderPlan:
 
     @classmethod
     def of(cls, owner: Ints, costs: Ints, ranks: int) -> EncoderPlan:
-        """The plan that makes encoding as even as can be found, with as few images sent as that takes.
+        """Balance the encoding work with as few transfers as possible, by a greedy heuristic.
 
-        The costliest go first: each stays where it is while its rank has less than its share, and goes to the rank that
-        has least otherwise.
+        Images are placed by descending cost: each stays on its rank while that rank is below its share; otherwise it
+        goes to the least loaded rank.
 
         Args:
-            owner: the rank in whose micro-batch each image is, ascending, ``[images]``.
-            costs: of encoding each, integers ``[images]``.
-            ranks: how many there are.
+            owner: the rank whose micro-batch has the image, ascending, ``[images]``.
+            costs: cost of encoding each image, integers ``[images]``.
+            ranks: number of ranks.
 
         Raises:
-            TopologyError: an image is on a rank that there is not, or owners do not ascend.
-            UsageError: costs are no integers, negative, or not one for each image.
+            TopologyError: an owner is no valid rank, or owners do not ascend.
+            UsageError: costs are not integers, are negative, or do not match the images.
         """
         owner = np.asarray(owner, dtype=np.int64)
         if len(owner) and (owner.min() < 0 or owner.max() >= ranks or (np.diff(owner) < 0).any()):
@@ -77,7 +77,9 @@ class EncoderPlan:
         share = -(-int(costs.sum()) // max(1, ranks))
         allowed = max(share, int(costs.max(initial=0)))
         allowed += allowed // _WORTH
-        encoder, loads, left = owner.copy(), [0] * ranks, []
+        encoder = owner.copy()
+        loads = [0] * ranks
+        left = []
         order = np.argsort(-costs, kind="stable").tolist()
         for image in order:
             mine, cost = int(owner[image]), int(costs[image])
@@ -94,34 +96,36 @@ class EncoderPlan:
         return cls(owner, encoder, ranks)
 
     def loads(self, costs: Ints) -> Ints:
-        """What each rank has to encode, ``[ranks]``."""
+        """Encoding cost of each rank, ``[ranks]``."""
         loads = np.zeros(self.ranks, dtype=np.int64)
         np.add.at(loads, self.encoder, costs)
         return loads
 
     def send(self, rank: int) -> list[list[int]]:
-        """For each rank, which of this rank's images go there, numbered as they are in its micro-batch; those that it
-        encodes itself are in its own list."""
+        """Images that this rank sends to each rank, numbered as in its micro-batch.
+
+        Images that it encodes itself are in the list for its own rank.
+        """
         mine = self.encoder[self._own(rank)]
         return [np.flatnonzero(mine == to).tolist() for to in range(self.ranks)]
 
     def receive(self, rank: int) -> list[int]:
-        """How many images come from each rank, this one among them."""
+        """Number of images that this rank gets from each rank, itself included."""
         counts: list[int] = self._table[:, rank].tolist()
         return counts
 
     def encoded(self, rank: int) -> list[int]:
-        """The images that this rank encodes, numbered over all ranks, in the order in which they come."""
+        """Images that this rank encodes, numbered over all ranks, in order of arrival."""
         images: list[int] = np.flatnonzero(self.encoder == rank).tolist()
         return images
 
     def give_back(self, rank: int) -> list[list[int]]:
-        """For each rank, which of the images that this rank has encoded go back there, as they came."""
+        """Encoded images that this rank returns to each rank, numbered in order of arrival."""
         ends = np.cumsum([0, *self.receive(rank)]).tolist()
         return [list(range(first, stop)) for first, stop in pairwise(ends)]
 
     def order_back(self, rank: int) -> list[int]:
-        """What has come back to this rank, in the order of its images: the place of each among all that came."""
+        """Permutation that brings returned images into this rank's own order: index of each among the returned ones."""
         sent = [image for images in self.send(rank) for image in images]
         order: list[int] = np.argsort(np.array(sent, dtype=np.int64), kind="stable").tolist()
         return order

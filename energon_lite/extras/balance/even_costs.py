@@ -1,19 +1,19 @@
-"""Putting the samples of a step together anew, so that every kind of work is even, for any number of ranks.
+"""Rebalancing of a step: samples are redistributed so that every kind of work is balanced, for any number of ranks.
 
-Attention grows with the square of a document's length, the image encoder's work with that of each image, the output
+Attention grows with the square of a document's length, the image encoder's work with the size of each image, the output
 layer's with the tokens that the loss counts: micro-batches of equal numbers of tokens differ in all of them. Here the
-samples of a step are dealt to its micro-batches anew:
+samples of a step are redistributed over its micro-batches:
 
-1. a sample that is most of a rank's share by itself gets company that costs least
-   (:mod:`~energon_lite.extras.balance.outsized_samples`); of all others the costliest first, each to the micro-batch
-   that has least of what it is made of and still holds it. "Has" is asked of all columns that a place is in
-   (:mod:`~energon_lite.batching.rank_columns`), so micro-batches and the sums of ranks are evened out at once, without
-   a word about how many ranks there are;
-2. samples change places between pairs of micro-batches, all pairs at once, while that makes the whole more even;
-3. sets of up to two samples are exchanged (:func:`~energon_lite.extras.balance.exchange.best_trade`), as between full
-   micro-batches only what has as many tokens can be exchanged for something else.
+1. A sample that takes most of a rank's share by itself gets the cheapest companions
+   (:mod:`~energon_lite.batching.outsized_samples`). All others are placed by descending cost, each into the micro-batch
+   with room for it whose load, weighted by the sample's own kinds of cost, is lowest. The load is summed over all
+   columns that a place belongs to (:mod:`~energon_lite.batching.rank_columns`), so micro-batches and the sums of ranks
+   are balanced at once, for every number of ranks.
+2. Single samples are swapped between pairs of micro-batches, all pairs at once, while that improves the balance.
+3. Sets of up to two samples are swapped (:func:`~energon_lite.batching.exchange.best_trade`), since between full
+   micro-batches only sets with equal numbers of tokens can be swapped.
 
-What is costly to even out weighs more. Everything is integers, and a function of the step.
+Kinds of work that are hard to balance get more weight. All arithmetic is on integers, and a function of the step alone.
 """
 
 from __future__ import annotations
@@ -30,39 +30,43 @@ from energon_lite.extras.balance.outsized_samples import place_outsized
 
 __all__ = ["arrange_costs", "even_costs", "fit_limits"]
 
-#: Samples of a micro-batch that are dealt one by one; smaller ones in as many bundles, and as many again.
+#: Samples of a micro-batch that are placed one by one. Smaller ones are placed in the same number of bundles.
 _SINGLE = 16
-#: Micro-batches that are dealt to at once; those of a larger step are divided into so many columns first.
+#: Largest number of micro-batches that are balanced together. A larger step is first divided into blocks.
 _TOGETHER = 256
-#: Rounds of exchanging single samples; rounds of trades, of an eighth of the micro-batches each, at least.
-_ROUNDS, _TRADES = 16, 10
-#: Samples of a micro-batch that are considered in trades, where there is room for many exchanges, and where for few.
-_FEW, _MANY = 10, 16
-#: Tries to make the worst columns of each level better; fewer where there are few columns.
+#: Rounds of swapping single samples.
+_ROUNDS = 16
+#: Least number of rounds of swapping sets, each over an eighth of the micro-batches.
+_TRADES = 10
+#: Samples of a micro-batch that are considered for sets, where there is room for many swaps.
+_FEW = 10
+#: The same, where micro-batches are nearly full and few swaps are possible.
+_MANY = 16
+#: Attempts to improve the worst columns of each level; a small step gets fewer.
 _TRIES = 48
-#: A limit is a row of costs as well, unless micro-batches are so full (in hundredths) that it keeps them even.
+#: Fill, in percent, from which tokens need no row of costs, because the limit itself keeps them balanced.
 _FULL = 97
 
 
 def even_costs(
     costs: Ints, sizes: Ints, limits: Sequence[int], home: Ints, count: int, owner: Ints | None = None
 ) -> Ints:
-    """The micro-batch for each sample of a step, so that all rows of costs are even.
+    """Assign the samples of a step to micro-batches, such that all rows of costs are balanced.
 
     Args:
-        costs: integers ``[rows, samples]``; each row is evened out by itself, whatever its unit. What runs one after
-            the other without waiting for other ranks may be added up before.
-        sizes: what samples take up, ``[limits, samples]``.
-        limits: what a micro-batch may hold, for each row of sizes. The first are tokens: evened out, too, where they
-            leave room.
-        home: the micro-batch that each sample is in, within the limits, ``[samples]``; a sample that is above a limit
-            by itself is alone, and stays so.
+        costs: integers ``[rows, samples]``; each row is balanced separately, in any unit. Kinds of work that run in
+            sequence without waiting for other ranks may be summed into one row.
+        sizes: sizes of the samples, ``[limits, samples]``.
+        limits: most that a micro-batch may hold, for each row of sizes. The first are tokens: they are balanced, too,
+            unless micro-batches are full.
+        home: the current micro-batch of each sample, within the limits, ``[samples]``; a sample that exceeds a limit by
+            itself is alone, and stays so.
         count: micro-batches of the step.
-        owner: equal where samples are copies of one, which go into different micro-batches, unless that fits nowhere,
-            ``[samples]``; None: there are none.
+        owner: equal for copies of one sample, which go into different micro-batches where possible, ``[samples]``;
+            None: there are no copies.
 
     Returns:
-        ``[samples]``: numbers of micro-batches, which are places of the step.
+        Number of the micro-batch of each sample, which is its place in the step, ``[samples]``.
 
     Example:
         >>> lengths = np.array([8, 8, 4, 4, 4, 4])
@@ -78,7 +82,7 @@ def even_costs(
     if not len(costs):
         return home
     alone = (sizes > bounds[:, None]).any(axis=0)
-    sizes = np.where(alone, bounds[:, None], sizes)  # then nothing else fits beside it
+    sizes = np.where(alone, bounds[:, None], sizes)  # then no other sample fits into its micro-batch
     shares = shares_of(costs, count)
     blocks = _blocks(count)
     of_homes = loads_of(shares, home, count)
@@ -88,24 +92,24 @@ def even_costs(
     for block in range(blocks):
         mine = np.flatnonzero(block_of == block)
         owners = None if owner is None else owner[mine]
-        found = _even_block(shares[:, mine], sizes[:, mine], bounds, count // blocks, owners)
-        if found is None:
+        inside = _even_block(shares[:, mine], sizes[:, mine], bounds, count // blocks, owners)
+        if inside is None:
             homes, own = np.unique(home[mine], return_inverse=True)
-            found = _arranged(of_homes[:, homes], count // blocks)[own]
-        place[mine] = block + blocks * found
+            inside = _arranged(of_homes[:, homes], count // blocks)[own]
+        place[mine] = block + blocks * inside
     if np.bincount(place, minlength=count).min() == 0 < np.bincount(home, minlength=count).min():
-        return arrange_costs(of_homes)[home]  # no rank is to have nothing
+        return arrange_costs(of_homes)[home]  # no micro-batch may become empty
     return place
 
 
 def arrange_costs(costs: Ints) -> Ints:
-    """A place of the step for each of its micro-batches, as they are, so that the sums of ranks are even.
+    """Place of each micro-batch in the step, contents unchanged, such that the sums of ranks are balanced.
 
     Args:
-        costs: of the micro-batches, ``[rows, micro-batches]``.
+        costs: costs of the micro-batches, ``[rows, micro-batches]``.
 
     Returns:
-        ``[micro-batches]``
+        int64 ``[micro-batches]``.
 
     Example:
         >>> arrange_costs(np.array([[8, 8, 2, 2]])).tolist()  # two ranks have places 0 and 2, and 1 and 3
@@ -117,11 +121,11 @@ def arrange_costs(costs: Ints) -> Ints:
 
 
 def fit_limits(sizes: Ints, limits: Sequence[int], home: Ints, count: int) -> Ints:
-    """A micro-batch for each sample, so that all limits are kept; further ones where that needs more of them.
+    """Assign samples to micro-batches such that all limits are kept, with additional micro-batches if necessary.
 
     Args:
-        sizes, limits: see :func:`even_costs`. Only the first limit need be kept so far.
-        home: the micro-batch that each sample is in, ``[samples]``.
+        sizes, limits: see :func:`even_costs`. The current assignment need only keep the first limit.
+        home: the current micro-batch of each sample, ``[samples]``.
         count: micro-batches.
     """
     bounds = np.asarray(limits, dtype=np.int64)
@@ -132,7 +136,7 @@ def fit_limits(sizes: Ints, limits: Sequence[int], home: Ints, count: int) -> In
     if bins.mend():
         return bins.place()
     place = bins.place()
-    held = [list(one) for one in bins.held.T.tolist()]
+    held = [list(sizes_held) for sizes_held in bins.held.T.tolist()]
     taken = sizes.T.tolist()
     left = []
     for number in np.argsort(-sizes[1:].max(axis=0), kind="stable").tolist():
@@ -141,7 +145,7 @@ def fit_limits(sizes: Ints, limits: Sequence[int], home: Ints, count: int) -> In
             held[here] = [load - size for load, size in zip(held[here], taken[number], strict=True)]
             left.append(number)
     for number in left:
-        for here, loads in enumerate(held):  # the first that holds it
+        for here, loads in enumerate(held):  # first fit
             after = [load + size for load, size in zip(loads, taken[number], strict=True)]
             if all(load <= limit for load, limit in zip(after, limits, strict=True)):
                 held[here] = after
@@ -154,8 +158,9 @@ def fit_limits(sizes: Ints, limits: Sequence[int], home: Ints, count: int) -> In
 
 
 def _arranged(shares: Ints, places: int) -> Ints:
-    """A place for each micro-batch as it is, as many for each: ``[micro-batches]``."""
-    ones, limits = np.ones((1, shares.shape[1]), dtype=np.int64), np.array([shares.shape[1] // places])
+    """Place of each micro-batch, ``[micro-batches]``, with the same number of micro-batches in each of ``places``."""
+    ones = np.ones((1, shares.shape[1]), dtype=np.int64)
+    limits = np.array([shares.shape[1] // places])
     bins = MovableSamples(shares, ones, limits, _deal(shares, ones, limits, places), places)
     for turn in range(_ROUNDS):
         bins.exchange_singles(turn)
@@ -163,7 +168,7 @@ def _arranged(shares: Ints, places: int) -> Ints:
 
 
 def _blocks(count: int) -> int:
-    """Into how many columns a large step is divided before anything else."""
+    """Number of columns into which a large step is divided first."""
     blocks = 1
     while count // blocks > _TOGETHER:
         step = next((prime for prime in (2, 3, 5, 7) if count // blocks % prime == 0), None)
@@ -190,21 +195,25 @@ def _even_block(shares: Ints, sizes: Ints, limits: Ints, count: int, owner: Ints
 def _deal(
     shares: Ints, sizes: Ints, limits: Ints, count: int, reserved: Ints | None = None, owner: Ints | None = None
 ) -> Ints:
-    """The costliest first, each to the micro-batch whose columns have least of what it is made of; where none holds it,
-    to the one that it overfills least. What is reserved is where it is. Copies go to different ones while there are."""
+    """Initial assignment, ``[samples]``: greedy, by descending cost.
+
+    Each sample goes to the micro-batch with room for it whose columns have the lowest weighted load; if none has room,
+    to the one with the least relative overflow. Reserved samples keep their place. Copies go to different micro-batches
+    while possible.
+    """
     columns = RankColumns(shares, count)
     place = np.full(shares.shape[1], -1, dtype=np.int64) if reserved is None else reserved.copy()
     pull = columns.pulls(loads_of(shares, place, count)).T.copy()
     room = limits - loads_of(sizes, place, count).T
     order = np.argsort(-shares.max(axis=0), kind="stable")
-    copies: dict[int, set[int]] = defaultdict(set)  # where those of an owner are
+    copies: dict[int, set[int]] = defaultdict(set)  # owner -> micro-batches of its copies
     for bundle in _bundles(order[place[order] < 0], count):
         cost, size = shares[:, bundle].sum(axis=1), sizes[:, bundle].sum(axis=1)
         fullness = pull @ cost
         fits = (room >= size).all(axis=1)
         owners = [] if owner is None else owner[bundle].tolist()
         apart = fits.copy()
-        apart[[one for each in owners for one in copies[each]]] = False
+        apart[[number for copied in owners for number in copies[copied]]] = False
         fits = apart if apart.any() else fits
         if fits.any():
             fullness[~fits] = np.iinfo(np.int64).max
@@ -212,17 +221,17 @@ def _deal(
         else:
             best = int(((size - room) * UNIT // np.maximum(limits, 1)).max(axis=1).argmin())
         place[bundle] = best
-        for each in owners:
-            copies[each].add(best)
-            if len(copies[each]) == count:
-                copies[each].clear()
+        for copied in owners:
+            copies[copied].add(best)
+            if len(copies[copied]) == count:
+                copies[copied].clear()
         pull += columns.near_to(best) * cost
         room[best] -= size
     return place
 
 
 def _bundles(order: Ints, count: int) -> list[Ints]:
-    """Single samples, and bundles of small ones: the work then grows with the micro-batches."""
+    """Single samples, then bundles of small ones, such that the work is linear in the number of micro-batches."""
     single = min(len(order), _SINGLE * count)
     rest = order[single:]
     parts = min(len(rest), _SINGLE * count)

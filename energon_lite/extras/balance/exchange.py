@@ -1,11 +1,11 @@
-"""Exchanging samples between the micro-batches of a step, until attention costs the same in all of them.
+"""Swaps of samples between the micro-batches of a step, until all have the same attention cost.
 
 Packed micro-batches have equal numbers of tokens by construction, but attention grows with the square of a sample's
 length: one sample of 4,096 tokens costs as much as sixteen of 1,024. So a few samples of the costliest micro-batch are
-exchanged for as many tokens, in other lengths, of a cheaper one. The step keeps its samples and no micro-batch exceeds
-the capacity, so the optimizer sees the same step.
+swapped for the same number of tokens, in other lengths, of a cheaper one. The step keeps its samples and no micro-batch
+exceeds the capacity, so the optimizer sees the same step.
 
-The aim, and the limit to what a step already holds, are those of Skrull (arXiv 2505.19609).
+The objective, and the restriction to the samples of a step, are from Skrull (arXiv 2505.19609).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from energon_lite.errors import UsageError
 
 __all__ = ["Sets", "Trade", "best_trade", "exchange_samples", "spread"]
 
-#: A micro-batch is good enough at this many thousandths above the mean cost.
+#: Accepted excess of a micro-batch's cost over the mean, in thousandths.
 _TOLERANCE = 20
 #: Samples of a micro-batch that are considered; all sets of one and two of them are tried.
 _CONSIDERED = 32
@@ -31,7 +31,7 @@ _CONSIDERED = 32
 
 @dataclass
 class _Bin:
-    """The samples of one micro-batch while they are moved."""
+    """Samples of one micro-batch, during the swaps."""
 
     entries: Ints
     size: int
@@ -39,18 +39,18 @@ class _Bin:
 
 
 def exchange_samples(batches: MicroBatches, capacity: Capacity, *, step: int) -> MicroBatches:
-    """Even out the attention cost of the micro-batches of each step.
+    """Balance the attention cost over the micro-batches of each step.
 
     Args:
         batches: packed micro-batches, in the order of the steps.
-        capacity: what a micro-batch may hold; the one they were planned with.
-        step: micro-batches in a step; a last, shorter one is evened out as well.
+        capacity: the capacity with which the micro-batches were planned.
+        step: micro-batches in a step; a last, shorter one is balanced as well.
 
     Returns:
-        As many micro-batches, each step with the samples that it had.
+        The same number of micro-batches; each step keeps its samples.
 
     Raises:
-        UsageError: the micro-batches are padded: their cost depends on the longest sample only, and an exchange adds
+        UsageError: the micro-batches are padded. Their cost depends on the longest sample only, and a swap adds
             padding.
 
     Example:
@@ -72,7 +72,7 @@ def exchange_samples(batches: MicroBatches, capacity: Capacity, *, step: int) ->
             entries = np.arange(start, stop, dtype=np.int64)
             bins.append(_Bin(entries, int(sizes[start:stop].sum()), int(costs[start:stop].sum())))
         _even_out(bins, sizes, costs, capacity.limit)
-        parts += [one.entries for one in bins]
+        parts += [micro_batch.entries for micro_batch in bins]
     if not parts:
         return batches
     order = np.concatenate(parts)
@@ -82,14 +82,14 @@ def exchange_samples(batches: MicroBatches, capacity: Capacity, *, step: int) ->
 
 
 def _even_out(bins: list[_Bin], sizes: Ints, costs: Ints, limit: int) -> None:
-    """Move samples from the costliest bin until it is near the mean, or no exchange makes it cheaper."""
+    """Swap samples of the costliest bin until it is near the mean, or no swap makes it cheaper."""
     # A sample above the capacity stays alone.
-    free = [one for one in bins if one.size <= limit]
+    free = [micro_batch for micro_batch in bins if micro_batch.size <= limit]
     if len(free) < 2:
         return
-    enough = sum(one.cost for one in free) * (1000 + _TOLERANCE) // (1000 * len(free))
+    enough = sum(micro_batch.cost for micro_batch in free) * (1000 + _TOLERANCE) // (1000 * len(free))
     for _ in range(8 * len(free)):
-        free.sort(key=lambda one: one.cost)
+        free.sort(key=lambda micro_batch: micro_batch.cost)
         heavy = free[-1]
         if heavy.cost <= enough:
             return
@@ -98,15 +98,16 @@ def _even_out(bins: list[_Bin], sizes: Ints, costs: Ints, limit: int) -> None:
 
 
 def _trade(heavy: _Bin, light: _Bin, sizes: Ints, costs: Ints, limit: int) -> bool:
-    """Make the exchange after which the costlier of the two is cheapest; False if there is none that helps."""
-    mine, yours = (_sets(one.entries, sizes, costs) for one in (heavy, light))
+    """Apply the swap that minimizes the larger cost of the two bins; False if no swap helps."""
+    mine, yours = (_sets(micro_batch.entries, sizes, costs) for micro_batch in (heavy, light))
     room = np.array([limit - heavy.size]), np.array([limit - light.size])
-    found = best_trade(
+    trade = best_trade(
         mine, yours, room, lambda moved: np.maximum(heavy.cost - moved[0], light.cost + moved[0]) - heavy.cost
     )
-    if found is None:
+    if trade is None:
         return False
-    (give, take), size, moved = found.samples(mine, yours), found.size(mine, yours), found.moved(mine, yours)
+    give, take = trade.samples(mine, yours)
+    size, moved = trade.size(mine, yours), trade.moved(mine, yours)
     _move(heavy, give, light, take, int(size[0]), int(moved[0]))
     return True
 
@@ -120,19 +121,19 @@ def _move(heavy: _Bin, give: Ints, light: _Bin, take: Ints, size: int, cost: int
 
 
 def _sets(entries: Ints, sizes: Ints, costs: Ints) -> Sets:
-    """Sets of up to two of the bin's samples, by their places in it."""
+    """All sets of up to two of the bin's considered samples, by their indices in the bin."""
     places = spread(sizes[entries], _CONSIDERED)
     chosen = entries[places]
     return Sets.of(places, sizes[None, chosen], costs[None, chosen])
 
 
 def spread(sizes: Ints, considered: int, shift: int = 0) -> Ints:
-    """Places of some samples of every length: to try all would take long, and where there are so many, some are enough.
+    """Indices of a selection of samples, spread evenly over the lengths; trying all samples would take too long.
 
     Args:
-        sizes: of the samples.
-        considered: how many are wanted.
-        shift: less than ``considered``; others have other ones.
+        sizes: sizes of the samples, ``[samples]``.
+        considered: size of the selection.
+        shift: offset below ``considered``; different offsets select different samples.
     """
     places = np.arange(len(sizes), dtype=np.int64)
     if len(places) <= considered:
@@ -143,12 +144,12 @@ def spread(sizes: Ints, considered: int, shift: int = 0) -> Ints:
 
 @dataclass(frozen=True)
 class Sets:
-    """All sets of up to two of some samples.
+    """All sets of up to two samples out of a selection.
 
     Args:
-        numbers: of the samples, ``[sets, 2]``, -1 for none.
-        sizes: what they take up together, ``[limits, sets]``.
-        costs: of them, ``[rows, sets]``.
+        numbers: the samples of each set, ``[sets, 2]``, -1 for none.
+        sizes: total sizes of each set, ``[limits, sets]``.
+        costs: total costs of each set, ``[rows, sets]``.
     """
 
     numbers: Ints
@@ -157,51 +158,56 @@ class Sets:
 
     @classmethod
     def of(cls, numbers: Ints, sizes: Ints, costs: Ints) -> Sets:
-        """Sets of samples, whose sizes are ``[limits, samples]`` and costs ``[rows, samples]``."""
+        """Build the sets of samples whose sizes are ``[limits, samples]`` and costs ``[rows, samples]``."""
         chosen = _pairs(len(numbers))
-        made = []
+        sums = []
         for values in (sizes, costs):
             with_none = np.zeros((len(values), len(numbers) + 1), dtype=np.int64)
             with_none[:, :-1] = values
-            made.append(with_none[:, chosen[:, 0]] + with_none[:, chosen[:, 1]])
-        return cls(np.append(numbers, -1)[chosen], *made)
+            sums.append(with_none[:, chosen[:, 0]] + with_none[:, chosen[:, 1]])
+        return cls(np.append(numbers, -1)[chosen], *sums)
 
 
 @dataclass(frozen=True)
 class Trade:
-    """Which set goes for which."""
+    """Swap of one set for another.
+
+    Args:
+        give: index of the first micro-batch's set.
+        take: index of the second micro-batch's set.
+    """
 
     give: int
     take: int
 
     def samples(self, mine: Sets, yours: Sets) -> tuple[Ints, Ints]:
-        """The samples of both."""
+        """Samples that leave the first and the second micro-batch."""
         give, take = mine.numbers[self.give], yours.numbers[self.take]
         return give[give >= 0], take[take >= 0]
 
     def size(self, mine: Sets, yours: Sets) -> Ints:
-        """How much less is held, for each limit."""
+        """Net size that leaves the first micro-batch, ``[limits]``."""
         less: Ints = mine.sizes[:, self.give] - yours.sizes[:, self.take]
         return less
 
     def moved(self, mine: Sets, yours: Sets) -> Ints:
-        """How much of each cost goes."""
+        """Net cost that leaves the first micro-batch, ``[rows]``."""
         less: Ints = mine.costs[:, self.give] - yours.costs[:, self.take]
         return less
 
 
 def best_trade(mine: Sets, yours: Sets, room: tuple[Ints, Ints], worth: Callable[[Ints], Ints]) -> Trade | None:
-    """The exchange of a set for another one that is worth most; None if none is worth anything.
+    """Find the swap of two sets with the best value; None if no swap has a value below 0.
 
     Args:
         mine, yours: the sets of two micro-batches.
-        room: what each of them can take up beside what it holds, ``[limits]`` both.
-        worth: costs ``[rows, exchanges]`` that would go from mine to yours -> a number for each, the smaller the
-            better, below 0 where it helps.
+        room: free capacity of each of them, ``[limits]`` both.
+        worth: objective: costs ``[rows, swaps]`` that would move from mine to yours -> one number for each swap; lower
+            is better, and below 0 is an improvement.
     """
     order = np.argsort(yours.sizes[0], kind="stable")
     ordered = yours.sizes[0][order]
-    # Both must stay within the capacity: your size is in [mine - room of yours, mine + room of mine].
+    # Both must stay within the capacity: the size of your set is in [mine - room of yours, mine + room of mine].
     low = np.searchsorted(ordered, mine.sizes[0] - room[1][0], side="left")
     high = np.searchsorted(ordered, mine.sizes[0] + room[0][0], side="right")
     many = np.maximum(high - low, 0)
@@ -213,13 +219,13 @@ def best_trade(mine: Sets, yours: Sets, room: tuple[Ints, Ints], worth: Callable
         first, second = first[fits], second[fits]
     if not len(first):
         return None
-    found = worth(mine.costs[:, first] - yours.costs[:, second])
-    best = int(found.argmin())
-    return Trade(int(first[best]), int(second[best])) if int(found[best]) < 0 else None
+    values = worth(mine.costs[:, first] - yours.costs[:, second])
+    best = int(values.argmin())
+    return Trade(int(first[best]), int(second[best])) if int(values[best]) < 0 else None
 
 
 @lru_cache(maxsize=_CONSIDERED)
 def _pairs(count: int) -> Ints:
-    """All sets of up to two of ``count`` things, ``[sets, 2]``; the number ``count`` stands for nothing."""
+    """All sets of up to two of ``count`` elements, ``[sets, 2]``; the number ``count`` stands for no element."""
     first, second = np.triu_indices(count + 1, k=1)
     return np.append(np.stack([first, second], axis=1), [[count, count]], axis=0)

@@ -1,4 +1,4 @@
-"""How many patches an encoder makes of an image of some size."""
+"""Number of patches that an encoder makes of an image."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["ImagePatches"]
 
 @dataclass(frozen=True)
 class ImagePatches:
-    """The number of patches of an image, as its preprocessing leaves it.
+    """Function from image sizes to numbers of patches, after the encoder's preprocessing.
 
     Args:
         patch_size: height and width of a patch, in pixels.
-        image_size: each image is brought to a square of so many pixels; None: images keep their sizes.
-        multiple: height and width are rounded to the nearest multiple of this, at least to one, as Qwen2-VL does with
-            twice its patch size; None: what is over at the edges is cut off.
-        min_pixels, max_pixels: images of fewer or more pixels are scaled, their proportions kept; None: they are not.
+        image_size: each image is scaled to a square of this width in pixels; None: images keep their sizes.
+        multiple: height and width are rounded to the nearest positive multiple of this number, as Qwen2-VL does with
+            twice its patch size; None: incomplete patches at the edges are cut off.
+        min_pixels, max_pixels: images of fewer or more pixels are scaled in proportion; None: no scaling.
             With ``multiple``, scaled sides are rounded up for the first, down for the second.
 
     Example:
@@ -51,7 +51,7 @@ class ImagePatches:
             raise UsageError("image_size goes together with no other size", fix="leave out multiple and pixels")
 
     def __call__(self, sizes: Any) -> Ints:
-        """Patches of each image.
+        """Number of patches of each image.
 
         Args:
             sizes: height and width in pixels, ``[images, 2]``.
@@ -62,18 +62,18 @@ class ImagePatches:
         sizes = np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
         if self.image_size is not None:
             return np.full(len(sizes), (self.image_size // self.patch_size) ** 2, dtype=np.int64)
-        made: Ints = (self._scaled(sizes) // self.patch_size).prod(axis=1)
-        return made
+        patches: Ints = (self._scaled(sizes) // self.patch_size).prod(axis=1)
+        return patches
 
     def _scaled(self, sizes: Ints) -> Ints:
         multiple = self.multiple or 1
-        found = np.maximum(np.rint(sizes / multiple).astype(np.int64), 1) * multiple
-        pixels, given = found.prod(axis=1), sizes.prod(axis=1)
+        scaled = np.maximum(np.rint(sizes / multiple).astype(np.int64), 1) * multiple
+        pixels, given = scaled.prod(axis=1), sizes.prod(axis=1)
         for limit, wrong, rounded in (
             (self.max_pixels, pixels > (self.max_pixels or 0), np.floor),
             (self.min_pixels, pixels < (self.min_pixels or 0), np.ceil),
         ):
             if limit is not None and wrong.any():
                 scale = np.sqrt(limit / np.maximum(given[wrong], 1))[:, None]
-                found[wrong] = np.maximum(rounded(sizes[wrong] * scale / multiple).astype(np.int64), 1) * multiple
-        return found
+                scaled[wrong] = np.maximum(rounded(sizes[wrong] * scale / multiple).astype(np.int64), 1) * multiple
+        return scaled

@@ -1,4 +1,4 @@
-"""The samples of a step while they are moved between its micro-batches."""
+"""State of a step's samples while a rebalancing moves them between micro-batches."""
 
 from __future__ import annotations
 
@@ -13,40 +13,47 @@ from energon_lite.order.hashing import mix64_array
 
 __all__ = ["MovableSamples"]
 
-#: Samples of a micro-batch that are looked at in a round of exchanging single ones, and none.
-_LOOKED_AT = 13
-#: Samples that are considered where something is too full, and for the worst columns.
-_IN_NEED, _IN_RELIEF = 24, 16
-#: Micro-batches that are tried for one that is too full, or for a column that is the worst.
+#: Candidates of a micro-batch in a round of swapping single samples, one of which is "no sample".
+_CANDIDATES = 13
+#: Samples of a micro-batch that are considered for sets, to repair an overfull micro-batch.
+_CONSIDERED_REPAIR = 24
+#: The same, to improve the worst columns.
+_CONSIDERED_WORST = 16
+#: Micro-batches that are tried as partners of an overfull one, or of one in the worst column.
 _PARTNERS = 24
-#: A column is even enough at so many thousandths above the mean.
+#: Excess over the mean, in thousandths, up to which a column counts as balanced.
 _EVEN = 8
-#: The level before, with narrower columns, may become uneven by so many.
+#: Excess, in thousandths, that columns of the previous, narrower level may get.
 _ALLOWED = 2 * _EVEN
-#: A column is tried so often; then it is the turn of others, which may be easier to even out.
-_PATIENCE = 8
-#: What is worth more than any evenness: to be less full; to be full no longer.
-_MENDS, _MENDED = 1 << 45, 1 << 61
+#: Attempts on one column before it counts as stalled; then other columns follow, which may be easier to balance.
+_ATTEMPTS = 8
+#: Value of a swap that leaves a micro-batch less overfull: above every value of balance.
+_LESS_OVERFULL = 1 << 45
+#: Value of a swap after which a micro-batch is no longer overfull.
+_REPAIRED = 1 << 61
 
 
 class MovableSamples:
-    """The samples of a step while they are moved between micro-batches.
+    """Assignment of a step's samples to micro-batches, with operations that swap samples.
 
     Attributes:
-        table: the samples of each micro-batch, ``[count, width]``; behind the last one, a number for none.
-        filled: how many these are, ``[count]``.
-        loads: what each micro-batch costs, ``[rows, count]``.
-        pull: of each place (:meth:`RankColumns.pulls`), ``[rows, count]``.
-        held: what each micro-batch holds, ``[limits, count]``.
-        owner: equal where samples are copies of one, ``[samples]``; None: there are none.
+        table: the samples of each micro-batch, ``[count, width]``, filled up with the number ``none``.
+        filled: number of samples of each micro-batch, ``[count]``.
+        loads: cost of each micro-batch, ``[rows, count]``.
+        pull: weighted load of the columns of each place (:meth:`RankColumns.pulls`), ``[rows, count]``.
+        held: size of each micro-batch, ``[limits, count]``.
+        owner: equal for copies of one sample, ``[samples]``; None: there are no copies.
     """
 
     def __init__(self, shares: Ints, sizes: Ints, limits: Ints, place: Ints, count: int, owner: Ints | None = None):
-        self.none, self.count, self.limits = len(place), count, limits
+        self.none = len(place)
+        self.count = count
+        self.limits = limits
         self.owner = None if owner is None else owner.tolist()
+        # Largest number of copies of a sample that one micro-batch may hold.
         self.most = [] if owner is None else (-(-np.bincount(owner) // count)).tolist()
         self.columns = RankColumns(shares, count)
-        # The number for none has no cost and takes up nothing.
+        # The number ``none`` stands for a sample without cost and size.
         self.shares, self.sizes = (np.pad(values, ((0, 0), (0, 1))) for values in (shares, sizes))
         self.filled = np.bincount(place, minlength=count)
         self.table = np.full((count, 2 * int(self.filled.max()) + 2), self.none, dtype=np.int64)
@@ -65,14 +72,15 @@ class MovableSamples:
         return place[:-1]
 
     def exchange_singles(self, turn: int) -> None:
-        """Exchange a sample, or nothing, for one of another micro-batch, in as many pairs as there are."""
+        """Swap single samples, or a sample and "no sample", between disjoint pairs of micro-batches."""
         half = self.count // 2
         if not half:
             return
         order = self._order(turn)
         heavy, light = order[::-1][:half], order[:half]
-        mine, yours = self._looked_at(heavy, turn), self._looked_at(light, turn // 3 + 1)
-        gain = np.zeros((half, _LOOKED_AT, _LOOKED_AT), dtype=np.int64)
+        mine = self._candidates(heavy, turn)
+        yours = self._candidates(light, turn // 3 + 1)
+        gain = np.zeros((half, _CANDIDATES, _CANDIDATES), dtype=np.int64)
         apart = (self.columns.near[0] - self.columns.near[(heavy - light) % self.count]).T
         for row, weight, pull in zip(self.shares, apart, self.pull[:, heavy] - self.pull[:, light], strict=True):
             moved = row[mine][:, :, None] - row[yours][:, None, :]
@@ -80,38 +88,45 @@ class MovableSamples:
         allowed = gain > 0
         for row, held, limit in zip(self.sizes, self.held, self.limits.tolist(), strict=True):
             moved = row[mine][:, :, None] - row[yours][:, None, :]
-            more = self._overfull(held[heavy, None, None], -moved, limit)
-            more += self._overfull(held[light, None, None], moved, limit)
-            # What is too full is mended at any price, and nothing is made so.
+            more = self._overflow(held[heavy, None, None], -moved, limit)
+            more += self._overflow(held[light, None, None], moved, limit)
+            # A swap that reduces overflow is always allowed; one that increases it never is.
             allowed = (allowed & (more <= 0)) | (more < 0)
             gain -= more * (UNIT * UNIT // max(1, limit)) * 64
         gain[~allowed] = np.iinfo(np.int64).min
         flat = gain.reshape(half, -1)
         best = flat.argmax(axis=1)
-        found = flat[np.arange(half), best]
-        for pair in np.argsort(found, kind="stable")[::-1].tolist():
-            i, j = divmod(int(best[pair]), _LOOKED_AT)
+        gains = flat[np.arange(half), best]
+        for pair in np.argsort(gains, kind="stable")[::-1].tolist():
+            i, j = divmod(int(best[pair]), _CANDIDATES)
             if not allowed[pair, i, j]:
                 break
             self._swap(int(heavy[pair]), [int(mine[pair, i])], int(light[pair]), [int(yours[pair, j])])
 
     def trade(self, turn: int, *, pairs: int, considered: int) -> None:
-        """Exchange sets of samples between micro-batches whose columns have most of a cost, and those with least."""
+        """Swap sets of samples between micro-batches whose columns have the highest and the lowest load.
+
+        Args:
+            turn: number of the round, which selects the row of costs and the pairs.
+            pairs: number of pairs of micro-batches.
+            considered: samples of a micro-batch that are considered.
+        """
         order = np.argsort(self.pull[turn % len(self.pull)], kind="stable")
         heavy, light = order[::-1][:pairs].tolist(), order[:pairs].tolist()
         for number, high in enumerate(heavy):
             low = light[(number + turn) % pairs]
-            one, other = (self._sets(number, considered, turn) for number in (high, low))
-            self._trade(high, low, one, other)
+            mine, yours = (self._sets(number, considered, turn) for number in (high, low))
+            self._trade(high, low, mine, yours)
 
     def finish(self, tries: int, reserved: Ints) -> None:
-        """Exchange sets with micro-batches of the worst columns of each level, as long as the worst become better, and
-        those of the level before, with narrower columns, stay as they are.
+        """Swap sets with micro-batches of the worst columns of each level, as long as that lowers the worst load.
+
+        Columns of the previous, narrower level may not get worse.
 
         Args:
-            tries: for each level.
-            reserved: the micro-batches of samples that were placed on purpose, -1 for others, ``[samples]``. No column
-                need have less than the fullest of these.
+            tries: number of attempts for each level.
+            reserved: the micro-batches of samples with a fixed place, -1 for others, ``[samples]``. The load of the
+                fullest column of these is a lower bound for all columns.
         """
         loads = loads_of(self.shares[:, :-1], reserved, self.count)
         largest, before = self.shares.max(axis=1), self.count
@@ -121,42 +136,51 @@ class MovableSamples:
         }
         for width in self.columns.levels:
             turns = self.count // width
-            tired = np.zeros((len(self.shares), width), dtype=np.int64)
+            stalled = np.zeros((len(self.shares), width), dtype=np.int64)
             for turn in range(tries if turns > 1 else tries // 4):
-                levels = [_above(self.loads, each, bounds[each]) for each in (width, before)]
-                above = np.where(tired < _PATIENCE, levels[0] * 1000 // (turns * UNIT), 0)
+                levels = [_above(self.loads, each_width, bounds[each_width]) for each_width in (width, before)]
+                above = np.where(stalled < _ATTEMPTS, levels[0] * 1000 // (turns * UNIT), 0)
                 row, column = divmod(int(above.argmax()), width)
                 if above[row, column] < _EVEN:
                     break
                 others = np.argsort(levels[0][row], kind="stable")[:_PARTNERS].tolist()
-                self._relieve(column, others, levels, turn)
-                tired[row, column] += 1
+                self._improve_column(column, others, levels, turn)
+                stalled[row, column] += 1
             before = width
 
-    def _relieve(self, column: int, others: list[int], levels: list[Ints], turn: int) -> None:
+    def _improve_column(self, column: int, others: list[int], levels: list[Ints], turn: int) -> None:
+        """Apply the first swap that lowers the load of a column, with the partner columns tried in turn.
+
+        Args:
+            column: the column with the highest load.
+            others: partner columns, by ascending load.
+            levels: excess of the columns on this level and on the previous one, ``[rows, width]`` each.
+            turn: number of the attempt, which selects the micro-batches of the columns.
+        """
         width, narrow = levels[0].shape[1], levels[1].shape[1]
         turns = self.count // width
         for number, other in enumerate(others):
-            high, low = (one + width * ((turn + number // size) % turns) for one, size in ((column, 1), (other, turns)))
+            high = column + width * ((turn + number) % turns)
+            low = other + width * ((turn + number // turns) % turns)
             room = (self.limits - self.held[:, high], self.limits - self.held[:, low])
-            if other == column or min(int(one.min()) for one in room) < 0:
+            if other == column or min(int(free.min()) for free in room) < 0:
                 continue
-            one, yours = (self._sets(place, _IN_RELIEF, turn) for place in (high, low))
+            mine, yours = (self._sets(place, _CONSIDERED_WORST, turn) for place in (high, low))
             here, before = (above[:, [high % above.shape[1], low % above.shape[1]]] for above in levels)
             allowed = self.count // narrow * UNIT * _ALLOWED // 1000
-            found = best_trade(one, yours, room, partial(_less_above, here=here, narrow=before, allowed=allowed))
-            if found is not None:
-                give, take = found.samples(one, yours)
+            trade = best_trade(mine, yours, room, partial(_less_above, here=here, narrow=before, allowed=allowed))
+            if trade is not None:
+                give, take = trade.samples(mine, yours)
                 self._swap(high, give.tolist(), low, take.tolist(), always=True)
                 return
 
     def mend(self) -> bool:
-        """Exchange sets of what is too full for sets of what has room, until all fits; whether it does."""
+        """Swap sets of overfull micro-batches for sets of others, until all limits are kept; False if that fails."""
         for high in np.flatnonzero((self.held > self.limits[:, None]).any(axis=0)).tolist():
             over = self.held[:, high] - self.limits
             worst = int((over * UNIT // np.maximum(self.limits, 1)).argmax())
             for turn, low in enumerate(np.argsort(self.held[worst], kind="stable")[:_PARTNERS].tolist()):
-                self._trade(high, low, *(self._sets(number, _IN_NEED, turn) for number in (high, low)))
+                self._trade(high, low, *(self._sets(number, _CONSIDERED_REPAIR, turn) for number in (high, low)))
                 over = self.held[:, high] - self.limits
                 if (over <= 0).all():
                     break
@@ -164,20 +188,21 @@ class MovableSamples:
                 return False
         return True
 
-    def _trade(self, high: int, low: int, one: Sets, other: Sets) -> None:
+    def _trade(self, high: int, low: int, mine: Sets, yours: Sets) -> None:
+        """Apply the best swap of sets between two micro-batches, if it improves the balance or repairs an overflow."""
         room = (self.limits - self.held[:, high], self.limits - self.held[:, low])
         if high == low or (room[1] < 0).any():
             return
         pull, apart = self.pull[:, high] - self.pull[:, low], self.columns.apart(high, low)
         worth = partial(_worth, pull=pull[:, None], apart=apart[:, None], over=np.maximum(-room[0], 0)[:, None])
-        # What is too full has to become less so.
-        found = best_trade(one, other, (np.where(room[0] < 0, -1, room[0]), room[1]), worth)
-        if found is not None:
-            give, take = found.samples(one, other)
+        # An overfull micro-batch has to become less overfull.
+        trade = best_trade(mine, yours, (np.where(room[0] < 0, -1, room[0]), room[1]), worth)
+        if trade is not None:
+            give, take = trade.samples(mine, yours)
             self._swap(high, give.tolist(), low, take.tolist())
 
     def _order(self, turn: int) -> Ints:
-        """Micro-batches so that first and last, second and last but one ... make pairs worth looking at."""
+        """Order of the micro-batches in which the first and the last, the second and the last but one are paired."""
         kind, number = turn % 3, turn // 3
         if kind == 1:
             return np.argsort(self.held[number % len(self.held)], kind="stable")
@@ -186,11 +211,11 @@ class MovableSamples:
         numbers = np.arange(self.count, dtype=np.uint64) + np.uint64(turn * self.count)
         return np.argsort(mix64_array(numbers), kind="stable")
 
-    def _looked_at(self, numbers: Ints, turn: int) -> Ints:
-        """Some samples of micro-batches, others each turn, and none at the end: ``[numbers, _LOOKED_AT]``."""
+    def _candidates(self, numbers: Ints, turn: int) -> Ints:
+        """Some samples of micro-batches, different ones each turn, and "no sample": ``[numbers, _CANDIDATES]``."""
         filled = self.filled[numbers][:, None]
-        inside = np.arange(_LOOKED_AT - 1)
-        places = np.where(inside < filled, (turn * (_LOOKED_AT - 1) + inside) % np.maximum(filled, 1), filled)
+        inside = np.arange(_CANDIDATES - 1)
+        places = np.where(inside < filled, (turn * (_CANDIDATES - 1) + inside) % np.maximum(filled, 1), filled)
         return self.table[numbers[:, None], np.concatenate([places, filled], axis=1)]
 
     def _sets(self, number: int, considered: int, turn: int) -> Sets:
@@ -199,22 +224,29 @@ class MovableSamples:
         return Sets.of(samples, size := self.sizes[:, samples], np.concatenate([self.shares[:, samples], size]))
 
     def _swap(self, high: int, give: list[int], low: int, take: list[int], *, always: bool = False) -> None:
-        """Exchange samples of two micro-batches, if it is still of use after others were exchanged."""
-        give, take = ([one for one in samples if one != self.none] for samples in (give, take))
+        """Swap samples of two micro-batches, if that is still an improvement after earlier swaps of the round.
+
+        Args:
+            high, low: the two micro-batches.
+            give: samples that ``high`` gives to ``low``.
+            take: samples that ``low`` gives to ``high``.
+            always: swap without an improvement, too, unless it increases overflow or joins copies.
+        """
+        give, take = ([sample for sample in samples if sample != self.none] for samples in (give, take))
         moved = self.shares[:, give].sum(axis=1) - self.shares[:, take].sum(axis=1)
         size = self.sizes[:, give].sum(axis=1) - self.sizes[:, take].sum(axis=1)
         before = self.held[:, [high, low]]
         after = before + np.stack([-size, size], axis=1)
-        over = self._overfull(before, after - before, self.limits[:, None])
+        over = self._overflow(before, after - before, self.limits[:, None])
         pull = self.pull[:, high] - self.pull[:, low] - self.columns.apart(high, low) * moved
         if over.sum() > 0 or (over.sum() == 0 and (over.any() or not (always or int((moved * pull).sum()) > 0))):
             return
         members = [
-            [one for one in self.table[number, : self.filled[number]].tolist() if one not in gone] + come
+            [sample for sample in self.table[number, : self.filled[number]].tolist() if sample not in gone] + come
             for number, gone, come in ((high, give, take), (low, take, give))
         ]
-        # What is too full is mended at any price.
-        if over.sum() == 0 and (self._meet(members[0], take) or self._meet(members[1], give)):
+        # Repair of an overflow takes precedence over the separation of copies.
+        if over.sum() == 0 and (self._has_copies(members[0], take) or self._has_copies(members[1], give)):
             return
         self.held[:, [high, low]] = after
         self.loads[:, [high, low]] += np.stack([-moved, moved], axis=1)
@@ -226,43 +258,43 @@ class MovableSamples:
             self.table[number, : len(kept)] = kept
             self.filled[number] = len(kept)
 
-    def _meet(self, members: list[int], come: list[int]) -> bool:
-        """Whether a micro-batch of these would have more copies of one that has come than it must."""
+    def _has_copies(self, members: list[int], come: list[int]) -> bool:
+        """True if a micro-batch with these members has too many copies of one of the samples that have come."""
         if self.owner is None:
             return False
-        owners = [self.owner[one] for one in members]
-        return any(owners.count(self.owner[one]) > self.most[self.owner[one]] for one in come)
+        owners = [self.owner[sample] for sample in members]
+        return any(owners.count(self.owner[sample]) > self.most[self.owner[sample]] for sample in come)
 
     @staticmethod
-    def _overfull(held: Ints, change: Ints, limit: int | Ints) -> Ints:
-        """How much more is above the limit after a change."""
+    def _overflow(held: Ints, change: Ints, limit: int | Ints) -> Ints:
+        """Increase of the overflow above the limit by a change."""
         more: Ints = np.maximum(held + change - limit, 0) - np.maximum(held - limit, 0)
         return more
 
 
 def _worth(moved: Ints, pull: Ints, apart: Ints, over: Ints) -> Ints:
-    """How much less even columns are after an exchange; where something is too full, that comes first.
+    """Value of swaps, lower is better: change of the imbalance; repair of an overflow takes precedence.
 
     Args:
-        moved: costs, and behind them sizes, ``[rows + limits, exchanges]``.
-        pull, apart: of the costs, ``[rows, 1]``.
-        over: what is above the limits, ``[limits, 1]``.
+        moved: costs, followed by sizes, ``[rows + limits, swaps]``.
+        pull, apart: difference of the weighted loads, and weight of the separate columns, ``[rows, 1]`` both.
+        over: overflow of the first micro-batch, ``[limits, 1]``.
     """
     costs, sizes = np.split(moved, [len(pull)])
     worth: Ints = (costs * (apart * costs - pull)).sum(axis=0)
     if not over.any():
         return worth
     left = np.maximum(over - sizes, 0).sum(axis=0)
-    return np.where(left > 0, left - _MENDS, worth - _MENDED)
+    return np.where(left > 0, left - _LESS_OVERFULL, worth - _REPAIRED)
 
 
 def _above(loads: Ints, width: int, bound: Ints) -> Ints:
-    """What columns have above the mean, or above what one of them cannot be without, ``[rows, width]``.
+    """Excess of columns over the mean, or over a lower bound if that is larger, ``[rows, width]``.
 
     Args:
-        loads: of micro-batches, ``[rows, count]``.
-        width: columns of the level.
-        bound: of each row.
+        loads: costs of micro-batches, ``[rows, count]``.
+        width: number of columns of the level.
+        bound: lower bound on the largest column of each row, ``[rows]``.
     """
     turns = loads.shape[1] // width
     above: Ints = column_sums(loads, width) - np.maximum(bound, turns * UNIT)[:, None]
@@ -270,13 +302,12 @@ def _above(loads: Ints, width: int, bound: Ints) -> Ints:
 
 
 def _less_above(moved: Ints, here: Ints, narrow: Ints, allowed: int) -> Ints:
-    """How much lower the worst of two columns is after an exchange; above 0 where narrower ones become worse.
+    """Value of swaps, lower is better: change of the worse column's excess; above 0 if narrower columns get worse.
 
     Args:
-        moved: costs, and behind them sizes, ``[rows + limits, exchanges]``.
-        here, narrow: how much of each cost two columns have above their bound, on a level and on the one before:
-            ``[rows, 2]``.
-        allowed: what narrower columns may have above it.
+        moved: costs, followed by sizes, ``[rows + limits, swaps]``.
+        here, narrow: excess of the two columns, on a level and on the previous one: ``[rows, 2]``.
+        allowed: largest accepted excess of narrower columns.
     """
     costs = moved[: len(here)]
     after, narrow_after = (np.maximum(pair[:, :1] - costs, pair[:, 1:] + costs).max(axis=0) for pair in (here, narrow))

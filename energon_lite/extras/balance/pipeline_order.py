@@ -1,4 +1,4 @@
-"""The order in which a pipeline's stages go through the micro-batches of a step."""
+"""Order of the micro-batches of a step in a pipeline."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ __all__ = ["pipeline_order"]
 
 
 def pipeline_order(times: Sequence[int]) -> list[int]:
-    """An order of a rank's micro-batches in which stages wait little for each other: from short to long and back.
+    """Order of a rank's micro-batches that keeps pipeline stages busy: from short to long and back.
 
-    Stages are idle while the first micro-batches fill the pipeline, and while the last ones leave it. So these are the
-    shortest; and neighbours take about as long, since a stage with a short one waits for its neighbour with a long one.
-    What the step computes does not depend on it.
+    Stages are idle while the first micro-batches fill the pipeline, and while the last ones leave it, so these are the
+    shortest. Neighbours take similar times, since a stage with a short one waits for its neighbour with a long one. The
+    order does not change the step's result.
 
     Args:
-        times: that each micro-batch takes, in any unit.
+        times: time of each micro-batch, in any unit.
 
     Returns:
-        Numbers of the micro-batches.
+        Indices of the micro-batches.
 
     Example:
         >>> pipeline_order([5, 9, 1, 7, 3])

@@ -1,4 +1,4 @@
-"""What the samples of a plan chunk cost, and steps whose micro-batches are even in all of it."""
+"""Costs of the samples of a plan chunk, and steps whose micro-batches are balanced in all of them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fi
 
 __all__ = ["CostColumns", "StepCosts", "even_step_costs", "within_image_limit"]
 
-#: Micro-batches among which images are exchanged so that none has too many.
+#: Micro-batches among which images are swapped, so that none exceeds the limit of images.
 _WINDOW = 128
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What each sample of a chunk costs.
+    """Costs of each sample of a chunk.
 
     Args:
-        rows: by kind of work, whatever the unit of each, ``[rows, samples]``.
-        lengths: of the samples in tokens, ``[samples]``; a piece of a sample costs that part of it.
-        images: of each sample, ``[samples]``; None: their number is not limited.
-        max_images: in a micro-batch.
+        rows: costs by kind of work, each in its own unit, ``[rows, samples]``.
+        lengths: lengths of the samples in tokens, ``[samples]``; a piece of a sample costs its share by length.
+        images: images of each sample, ``[samples]``; None: their number is not limited.
+        max_images: limit of images in a micro-batch.
     """
 
     rows: Ints
@@ -38,25 +38,26 @@ class StepCosts:
     max_images: int | None = None
 
     def of(self, batches: MicroBatches, multiple: int = 1) -> Ints:
-        """The costs of the entries of micro-batches, those of their attention first, ``[1 + rows, entries]``.
+        """Costs of the entries of micro-batches, ``[1 + rows, entries]``; the first row is attention.
 
-        Each is padded to a multiple, and with context parallelism cut into parts that cost the same: what is even for
-        all of it is even for the parts.
+        Each entry is padded to a multiple, and with context parallelism cut into parts of equal cost: a balance of the
+        whole entries is a balance of the parts.
         """
-        whole, length = np.maximum(self.lengths[batches.sample], 1), batches.length
+        whole = np.maximum(self.lengths[batches.sample], 1)
+        length = batches.length
         rows = self.rows[:, batches.sample]
         part = np.where(length == whole, rows, rows // whole * length + rows % whole * length // whole)
         padded = -(-length // multiple) * multiple
         return np.concatenate([(padded * padded)[None], part])
 
     def of_batches(self, batches: MicroBatches) -> Ints:
-        """The costs of micro-batches, tokens and attention with padding first, ``[2 + rows, micro-batches]``."""
+        """Costs of micro-batches, ``[2 + rows, micro-batches]``; the first two are tokens and attention, padded."""
         costs = self.of(batches)[1:]
         ends = np.concatenate([np.zeros((len(costs), 1), dtype=np.int64), np.cumsum(costs, axis=1)], axis=1)
         return np.concatenate([batches.space()[None], batches.attention()[None], np.diff(ends[:, batches.offsets])])
 
     def sizes(self, batches: MicroBatches, capacity: Capacity) -> tuple[Ints, list[int]]:
-        """What entries take up, ``[limits, entries]``, and what a micro-batch may hold of each."""
+        """Sizes of entries, ``[limits, entries]``, and the limit of a micro-batch for each row."""
         sizes, limits = [capacity.sizes(batches.length)], [capacity.limit]
         if self.images is not None and self.max_images is not None:
             sizes.append(self.images[batches.sample])
@@ -66,12 +67,12 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class CostColumns:
-    """Where the costs of a leaf's samples come from.
+    """Source of the costs of a leaf's samples.
 
     Args:
-        model: what makes costs of the columns; None: the number of images is limited, and that is all.
-        columns: values of the leaf's samples, by the names that the model knows; tokens are the plan's lengths.
-        max_images: images of a micro-batch.
+        model: the cost model; None: only the number of images is limited.
+        columns: values of the leaf's samples, by the size names of the model; tokens are the plan's lengths.
+        max_images: limit of images in a micro-batch.
 
     Example:
         >>> model = CostModel.from_features({"tokens": 10**9, "images": 5 * 10**9})
@@ -85,35 +86,34 @@ class CostColumns:
     max_images: int | None = None
 
     def rows(self, index: Ints, lengths: Ints) -> Ints:
-        """The costs of samples ``index``, which have these lengths, by kind of work: ``[rows, samples]``."""
+        """Costs of samples ``index`` with these lengths, by kind of work: ``[rows, samples]``."""
         if self.model is None:
             return np.zeros((0, len(index)), dtype=np.int64)
         needed = {name: self.values(name, index) for name in self.model.needs if name != TOKENS}
         return self.model.costs({TOKENS: lengths, **needed})
 
     def values(self, name: str, index: Ints) -> Ints:
-        """A column's values of samples, ``[samples]``."""
+        """Values of a column for samples ``index``, ``[samples]``."""
         return checked_lengths(self.columns[name][index], name)
 
     def images(self, index: Ints) -> Ints | None:
-        """The images of samples, ``[samples]``; None: their number is not limited."""
+        """Numbers of images of samples ``index``, ``[samples]``; None: they are not limited."""
         return None if self.max_images is None else self.values(IMAGES, index)
 
 
 def even_step_costs(
     batches: MicroBatches, capacity: Capacity | None, costs: StepCosts, sample: Ints | None = None
 ) -> MicroBatches:
-    """The micro-batches of one step with all costs as even as can be found, in an order in which the sums of ranks are
-    even, too: in turn ``t``, rank ``r`` of ``w`` takes number ``t * w + r``.
+    """Balance all costs over the micro-batches of one step, in an order in which the sums of ranks are balanced, too.
 
-    The samples of packed micro-batches are put together anew
-    (:func:`~energon_lite.extras.balance.even_costs.even_costs`); padded ones are only brought into order.
+    In turn ``t``, rank ``r`` of ``w`` takes micro-batch ``t * w + r``. The samples of packed micro-batches are
+    redistributed (:func:`~energon_lite.batching.even_costs.even_costs`); padded micro-batches are only reordered.
 
     Args:
-        batches: those of one step.
-        capacity: what a packed micro-batch may hold; None: nothing is exchanged.
-        costs: of the chunk that they are from.
-        sample: the number of the sample at each position of the chunk; None: none comes twice.
+        batches: the micro-batches of one step.
+        capacity: capacity of a packed micro-batch; None: no samples are swapped.
+        costs: costs of the chunk that the step belongs to.
+        sample: the number of the sample at each position of the chunk; None: no sample repeats.
     """
     if batches.packed and capacity is not None and len(batches.sample):
         even = _evened(batches, capacity, costs, sample)
@@ -123,12 +123,12 @@ def even_step_costs(
 
 
 def _evened(batches: MicroBatches, capacity: Capacity, costs: StepCosts, sample: Ints | None) -> MicroBatches | None:
-    """Micro-batches evened out, in the order of their places; None if copies of a sample cannot be kept apart then."""
+    """Balanced micro-batches, in the order of their places; None if copies of a sample cannot be kept apart."""
     sizes, limits = costs.sizes(batches, capacity)
     home = np.repeat(np.arange(len(batches)), batches.rows())
     owner = None if sample is None else np.unique(sample[batches.sample], return_inverse=True)[1]
     if owner is not None and int(owner.max()) + 1 == len(owner):
-        owner = None  # no sample comes twice in this step
+        owner = None  # no sample repeats in this step
     place = even_costs(costs.of(batches, capacity.multiple), sizes, limits, home, len(batches), owner)
     even = _put(batches, place, len(batches))
     if sample is None or owner is None:
@@ -147,16 +147,16 @@ def _evened(batches: MicroBatches, capacity: Capacity, costs: StepCosts, sample:
 def within_image_limit(
     batches: MicroBatches, capacity: Capacity, costs: StepCosts, edges: Sequence[int] = (0,)
 ) -> MicroBatches:
-    """Micro-batches none of which has too many images; a sample that has too many by itself is alone.
+    """Micro-batches that keep the limit of images; a sample that exceeds it by itself is alone.
 
-    Images are exchanged for text with neighbours of the same epoch, which stay within the capacity. Where all of them
-    have many, there are more micro-batches than before.
+    Images are swapped for text with neighbours of the same epoch, which stay within the capacity. If all of them have
+    many images, the number of micro-batches grows.
 
     Args:
-        batches: of a chunk.
-        capacity: what they may hold.
-        costs: of the chunk; they limit images, or nothing is done.
-        edges: of the chunk's stretches (:class:`~energon_lite.batching.epochs.Stretches`), which stay apart.
+        batches: the micro-batches of a chunk.
+        capacity: capacity of a micro-batch.
+        costs: costs of the chunk; without a limit of images, the micro-batches are returned unchanged.
+        edges: boundaries of the chunk's stretches (:class:`~energon_lite.batching.epochs.Stretches`), which stay apart.
     """
     sizes, limits = costs.sizes(batches, capacity)
     if len(limits) < 2 or not batches.packed or not len(batches):
@@ -180,7 +180,7 @@ def within_image_limit(
 
 
 def _put(batches: MicroBatches, place: Ints, count: int) -> MicroBatches:
-    """The entries in other micro-batches."""
+    """Micro-batches with the entries moved to the given places, ``[entries]``."""
     return batches.regrouped(
         np.argsort(place, kind="stable"), np.bincount(place, minlength=count), later=len(batches.sample)
     )

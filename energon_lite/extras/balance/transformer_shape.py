@@ -1,4 +1,4 @@
-"""What a transformer computes, counted from its shape."""
+"""Operations of a transformer, counted from its shape."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ __all__ = ["TransformerShape"]
 
 @dataclass(frozen=True)
 class TransformerShape:
-    """The sizes of a transformer that decide how much it computes: of a language model, or of an image encoder.
+    """Sizes of a transformer, a language model or an image encoder, that determine its number of operations.
 
-    Floating point operations are those of a training step: 6 for each weight of a matrix that a position goes through
-    (a multiplication and an addition, once forward and twice backward), and 12 for each layer, attention channel and
-    pair of positions that see each other.
+    Floating point operations are those of a training step: 6 for each weight of a matrix that a position is multiplied
+    with (a multiplication and an addition, once forward and twice backward), and 12 for each layer, attention channel
+    and pair of positions that attend to each other.
 
     Args:
         hidden_size: width of the residual stream.
-        num_layers: number of blocks; 0: there are none, only the matrices of ``outer_weights``.
+        num_layers: number of blocks; 0: only the matrices of ``outer_weights``.
         num_heads: query heads.
         ffn_size: inner width of the feed-forward part.
         kv_heads: key and value heads; None: as many as query heads.
         head_width: width of a head; None: ``hidden_size / num_heads``.
         gated: the feed-forward part has three matrices, as in SwiGLU; False: two.
-        causal: a position sees itself and earlier ones; False: all of its sequence.
+        causal: a position attends to itself and earlier ones; False: to all of its sequence.
         vocab_size: number of tokens of the output layer; 0: it has none.
-        outer_weights: weights of other matrices that each position goes through, such as those of patches.
-        once_weights: weights of matrices that a sequence goes through once, such as those behind a pooling.
+        outer_weights: weights of other matrices that are applied to each position, such as those of patches.
+        once_weights: weights of matrices that are applied once to a sequence, such as those after a pooling.
 
     Example:
         >>> shape = TransformerShape(hidden_size=4096, num_layers=32, num_heads=32, kv_heads=8, ffn_size=14336)
@@ -54,7 +54,7 @@ class TransformerShape:
 
     @property
     def position_flops(self) -> int:
-        """Operations for each position, but for attention and the output layer."""
+        """Operations for each position, without attention and the output layer."""
         width = self.hidden_size // self.num_heads if self.head_width is None else self.head_width
         kv_heads = self.num_heads if self.kv_heads is None else self.kv_heads
         attention = self.hidden_size * width * (2 * self.num_heads + 2 * kv_heads)
@@ -63,7 +63,7 @@ class TransformerShape:
 
     @property
     def pair_flops(self) -> int:
-        """Operations for each pair of a position and one that it sees."""
+        """Operations for each pair of positions of which one attends to the other."""
         width = self.hidden_size // self.num_heads if self.head_width is None else self.head_width
         return 12 * self.num_layers * self.num_heads * width
 
@@ -74,5 +74,5 @@ class TransformerShape:
 
     @property
     def sequence_flops(self) -> int:
-        """Operations for each sequence, however long it is."""
+        """Operations for each sequence, independent of its length."""
         return 6 * self.once_weights
