@@ -119,7 +119,8 @@ class BlendFile:
     """
 
     def __init__(self, document: str, asked: Any, opener: LeafOpener):
-        self._document, self._opener = document, opener
+        self._document = document
+        self._opener = opener
         text = json.dumps([document, asked, HASHING, os.path.expanduser("~")], default=repr)
         name = f"{os.path.basename(document)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.blend"
         self.path = os.path.join(cache_folder(), "blends", name)
@@ -223,7 +224,8 @@ class BlendFile:
 
     def _renewed(self, stored: _Stored, changed: Sequence[int]) -> KnownBlend | None:
         """The blend after some leaves were opened again; None: all of it has to be made again."""
-        began, blend = time.time_ns(), stored.blend
+        began = time.time_ns()
+        blend = stored.blend
         old = [blend.specs[number] for number in changed]
         # Who reads the documents again says where in them a leaf stands that is gone.
         gone = not all(os.path.exists(spec.path) for spec in old)
@@ -231,11 +233,13 @@ class BlendFile:
             return None
         _log.info("%s: %d data sets have changed, and are opened again", self._document, len(changed))
         opened = self._opened(old, began)
-        new, facts = LeafFacts.joined([one for one, _, _ in opened]), {}
+        new = LeafFacts.joined([one for one, _, _ in opened])
+        facts = {}
         for name, values in vars(blend.facts).items():
             facts[name] = values.copy()
             facts[name][changed] = vars(new)[name]
-        layouts, layout_of = [tuple(one) for one in stored.layouts], stored.layout_of.copy()
+        layouts = [tuple(one) for one in stored.layouts]
+        layout_of = stored.layout_of.copy()
         for number, files in zip(changed, (one for _, those, _ in opened for one in those), strict=True):
             layouts += [] if files in layouts else [files]
             layout_of[number] = layouts.index(files)
@@ -271,7 +275,8 @@ class BlendFile:
     @staticmethod
     def _stored(path: str) -> _Stored:
         arrays, meta = read_arrays(path, BLEND_FILE)
-        packed, start = [], 0
+        packed = []
+        start = 0
         data = arrays.pop("specs").tobytes()
         for size in arrays.pop("sizes").tolist():
             packed.append(data[start : start + size])

@@ -60,7 +60,8 @@ class SavableDataLoader(DataLoader):
         try:
             self._forget_ahead()
             self._dataset_iterator.restore(state)
-            self._in_step, self._delivered = False, self._dataset_iterator.cursor
+            self._in_step = False
+            self._delivered = self._dataset_iterator.cursor
         finally:
             self._turn.holder = None
 

@@ -165,5 +165,6 @@ class InlineExecutor(Executor):
     def batches(self, ticket: Any) -> Iterator[Made]:
         """The same, a batch at a time."""
         assert isinstance(self._pipeline, ChunkPipeline)
-        context, made = copy_context(), lending(self._pipeline.batches(ticket))
+        context = copy_context()
+        made = lending(self._pipeline.batches(ticket))
         return iter(lambda: self._timed(lambda: context.run(next, made, None)), None)

@@ -62,7 +62,8 @@ class ThreadHandle(WorkerHandle):
 
     def __init__(self, number: int, pipeline: JobRunner, *, trace: bool, peers: int):
         channel = _ThreadChannel()
-        name, args = f"energon-lite-thread-{number}", (channel, _own(pipeline), number, trace, peers)
+        name = f"energon-lite-thread-{number}"
+        args = (channel, _own(pipeline), number, trace, peers)
         thread = threading.Thread(target=_work, args=args, name=name, daemon=True)
         super().__init__(number, channel, _ThreadNotes(), thread)
 

@@ -181,7 +181,8 @@ class Channel:
 
     def __init__(self, connection: Connection, segments: SegmentReader):
         os.set_blocking(connection.fileno(), False)
-        self._connection, self._segments = connection, segments
+        self._connection = connection
+        self._segments = segments
         self._unsent: Message = []
         self._received = _receiving(connection.fileno(), segments)
 

@@ -73,7 +73,8 @@ def broadcast_bytes(own: torch.Tensor | None, source: int, group: ProcessGroup |
 
 def gather_plain(value: Any, *, group: ProcessGroup | None) -> list[Any]:
     """The values of all ranks of the group, on every rank."""
-    size, device = dist.get_world_size(group), device_of(group)
+    size = dist.get_world_size(group)
+    device = device_of(group)
     data = json.dumps(value).encode()
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
     dist.all_gather(lengths, torch.tensor([len(data)], dtype=torch.int64, device=device), group=group)
@@ -112,15 +113,18 @@ def check_place(config: WorkerConfig) -> None:
     """
     if config.replica is not None or not config.loads_data:
         return
-    group, own = config.data_parallel_group, (config.rank, config.world_size)
+    group = config.data_parallel_group
+    own = (config.rank, config.world_size)
     if is_running():
-        place, by = (dist.get_rank(group), dist.get_world_size(group)), "the process group"
+        place = (dist.get_rank(group), dist.get_world_size(group))
+        by = "the process group"
         fix = "give WorkerConfig.default_worker_config(data_parallel_group=...), made after init_process_group"
     else:
         launched = launched_place()
         if launched is None:
             return
-        place, by = launched[:2], " and ".join(launched.names)
+        place = launched[:2]
+        by = " and ".join(launched.names)
         fix = (
             f"give WorkerConfig(rank={place[0]}, world_size={place[1]}); or unset {by}, if they are not this process's"
         )

@@ -133,7 +133,8 @@ class Identity:
             for name, what in (("leaves", "number of data sets"), ("samples", "samples in all data sets"))
             if saved.get(name) != here[name]
         ]
-        marks, length = saved.get("marks"), len(self._leaf_marks) // max(1, len(self.leaves))
+        marks = saved.get("marks")
+        length = len(self._leaf_marks) // max(1, len(self.leaves))
         if not length or not isinstance(marks, str) or len(marks) != len(self._leaf_marks):
             return counts
         different = [

@@ -88,9 +88,13 @@ class DatasetIterator(ABC):
     ):
         self.dataset: Any = dataset
         self._unchanged = dataset
-        self._workers, self._prefetch_factor, self._report, self._skip = workers, prefetch_factor, report, skip
+        self._workers = workers
+        self._prefetch_factor = prefetch_factor
+        self._report = report
+        self._skip = skip
         self._config = config = dataset.worker_config
-        self._world, self._reads = config.world_size, config.reads
+        self._world = config.world_size
+        self._reads = config.reads
         self.restore(None)
 
     @property

@@ -129,7 +129,8 @@ def read_lanes(state: Mapping[str, Any]) -> tuple[int, dict[int, LanePlace]]:
     Raises:
         StateError: they are damaged.
     """
-    lanes, rows = state.get("lanes"), state.get("cursors")
+    lanes = state.get("lanes")
+    rows = state.get("cursors")
     if not is_count(lanes, MAX_LANES + 1) or not lanes:
         raise damaged("lanes", lanes)
     if not isinstance(rows, (list, tuple)):

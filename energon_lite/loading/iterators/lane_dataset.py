@@ -57,7 +57,8 @@ class LaneDataset(SavableDataset):
     @cached_property
     def hooks(self) -> Hooks:
         """The hooks that are in force."""
-        packing, batched = self.plan.packing_buffer_size is not None, self.plan.batch_size is not None
+        packing = self.plan.packing_buffer_size is not None
+        batched = self.plan.batch_size is not None
         return hooks_of(self.task_encoder, packing=packing, batched=batched, by_tokens=self.bundling is not None)
 
     def stride(self, lanes: int) -> int:
@@ -79,7 +80,8 @@ class LaneDataset(SavableDataset):
         Args:
             stride, carried: see :class:`~energon_lite.loading.makers.chunk_job.ChunkJob`.
         """
-        offset, count = 0 if self.hooks.whole_chunks else first.unit, self.plan.count(pass_number)
+        offset = 0 if self.hooks.whole_chunks else first.unit
+        count = self.plan.count(pass_number)
         samples = self.plan.addresses(number, pass_number, offset, stride)
         is_last = count is not None and number + stride >= count
         rules = self.plan.pushback, self.plan.fills_buffers
@@ -149,7 +151,8 @@ class LaneDataset(SavableDataset):
 
     def _check_batch_size(self, state: State) -> None:
         """Refuse a state that only has another batch size, and say what can be done."""
-        size, here = saved_batch_size(state), self.plan.batch_size
+        size = saved_batch_size(state)
+        here = self.plan.batch_size
         if None in (size, here) or size == here:
             return
         other = replace(self.identity, settings={**self.identity.settings, BATCH_SIZE: size})
@@ -168,11 +171,14 @@ class LaneDataset(SavableDataset):
     def behind_begun(self, state: State) -> Moved:
         """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`. Lanes that are behind pass over the
         chunks before that place."""
-        cursor, size = self.cursor(state, whole=True), self.plan.chunk
+        cursor = self.cursor(state, whole=True)
+        size = self.plan.chunk
         begun = [
             at.chunk if any(at.place[2:]) or at.place.unit > 0 else at.chunk - cursor.lanes for at in cursor.at.values()
         ]
-        first, given_up, places = max(0, max(begun) + 1), 0, {}
+        first = max(0, max(begun) + 1)
+        given_up = 0
+        places = {}
         for lane, (chunk, place, tails, begins) in cursor.at.items():
             left = len(range(chunk, first, cursor.lanes))
             given_up += left * size - (place.unit if left or place.unit < 0 else 0)
@@ -196,9 +202,12 @@ class LaneDataset(SavableDataset):
     def _batch_at(self, pass_number: int, number: int, numbers: list[int], pipeline: ChunkPipeline) -> Any:
         """The batch that begins at a place of a chunk. One that goes on in another chunk has the way to it in its
         key."""
-        place, stride = Place(*numbers[: len(Place._fields)]), sum(numbers[len(Place._fields) :])
+        place = Place(*numbers[: len(Place._fields)])
+        stride = sum(numbers[len(Place._fields) :])
         count = self.plan.count(pass_number)
-        chunk, first, carried = number, place, None
+        chunk = number
+        first = place
+        carried = None
         while count is None or chunk < count:
             job = self.job(pass_number, chunk, first, stride=stride, carried=carried)
             made = next((one for one in pipeline.batches(job) if one.is_batch or one.carried), None)
@@ -206,7 +215,9 @@ class LaneDataset(SavableDataset):
                 break
             if made.is_batch:
                 return made.batch
-            chunk, first, carried = chunk + stride, START, made.carried
+            chunk = chunk + stride
+            first = START
+            carried = made.carried
         raise SampleError(
             f"there is no batch at {tuple(place)} of chunk {number} in pass {pass_number}",
             fix="give the __restore_key__ of a batch as it was delivered, with the hooks that it was made with",

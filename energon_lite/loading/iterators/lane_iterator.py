@@ -89,11 +89,14 @@ class LaneIterator(DatasetIterator):
     def advance(self) -> None:
         lane = (self._step + self._config.rank) % self.cursor.lanes
         self._move([lane] if self._taken is not None else [], self._step + self._world)
-        self._taken, self._delivered = None, True
+        self._taken = None
+        self._delivered = True
 
     def _move(self, lanes: Sequence[int], position: int) -> None:
         """Go to a position; what was looked at in these lanes is delivered."""
-        feed, at, lost = self.feed, dict(self.cursor.at), list[Outcome]()
+        feed = self.feed
+        at = dict(self.cursor.at)
+        lost = list[Outcome]()
         with self._feeding():
             for lane in lanes:
                 assert feed is not None
@@ -127,7 +130,8 @@ class LaneIterator(DatasetIterator):
 
     def _next_step(self) -> int | None:
         """The position at which the first step begins that is not empty on all ranks; None: the pass is over."""
-        world, group = self._world, self._config.data_parallel_group
+        world = self._world
+        group = self._config.data_parallel_group
         if not self._reads:
             raise UsageError(
                 "a rank that loads no data cannot know how many batches a pass has whose content decides",
@@ -168,7 +172,9 @@ class LaneIterator(DatasetIterator):
 
     def _own_next_step(self) -> int:
         """The position at which the first step begins for which this rank has a micro-batch."""
-        position, lanes, world = self.cursor.position, self.cursor.lanes, self._world
+        position = self.cursor.position
+        lanes = self.cursor.lanes
+        world = self._world
         steps = range(position, position + lanes, world)  # each lane of this rank once
         return next((step for step in steps if self._peek(step) is not None), _NONE)
 
@@ -211,7 +217,8 @@ class LaneIterator(DatasetIterator):
         return self.feed
 
     def _loop_is_over(self) -> bool:
-        length, cursor = self.dataset.loop_length * self._world, self.cursor
+        length = self.dataset.loop_length * self._world
+        cursor = self.cursor
         return bool(length) and cursor.position - cursor.loop_start >= length
 
     def _begin_pass(self, pass_number: int) -> None:
@@ -231,7 +238,8 @@ class LaneIterator(DatasetIterator):
         return {"truncated_samples": self._report.truncated, "split_samples": self._report.split}
 
     def restore(self, state: State | None) -> None:
-        config, dataset = self._config, self._unchanged.at(state)
+        config = self._config
+        dataset = self._unchanged.at(state)
         if state is None:
             lanes = default_lanes(config.world_size) if dataset.lanes is None else dataset.lanes
             check_topology(lanes, config.world_size)

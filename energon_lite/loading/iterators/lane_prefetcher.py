@@ -48,9 +48,14 @@ class LanePrefetcher:
     def __init__(
         self, executor: Executor, dataset: LaneDataset, *, ahead: int, check: Callable[[Sequence[Outcome]], None]
     ):
-        self._executor, self._dataset, self._ahead, self._check = executor, dataset, ahead, check
+        self._executor = executor
+        self._dataset = dataset
+        self._ahead = ahead
+        self._check = check
         self._patience = dataset.task_encoder.failure_tolerance
-        self._lanes, self._pass, self._stride = 1, 0, 0
+        self._lanes = 1
+        self._pass = 0
+        self._stride = 0
         self._count: int | None = None
         self._streams: dict[int, _Stream] = {}
         self._barren = 0
@@ -78,7 +83,9 @@ class LanePrefetcher:
             assert stream.batches is not None
             made = next(stream.batches)
             if made.is_batch:
-                stream.next, stream.had_batches, self._barren = made, True, 0
+                stream.next = made
+                stream.had_batches = True
+                self._barren = 0
             else:
                 self._end_chunk(stream, made)
         return stream.next
@@ -87,15 +94,19 @@ class LanePrefetcher:
         """The batch that was peeked at is delivered, if there was any: where the lane is now, and what happened to
         samples in chunks that have ended since."""
         stream = self._streams[lane]
-        at, made = stream.at, stream.next
+        at = stream.at
+        made = stream.next
         if made is not None and made.tail is not None:
             at = at._replace(tails=(*self._other_tails(at), made.tail))
         elif made is not None and made.after is not None:
             at = LanePlace(at.chunk, made.after, self._other_tails(at), at.begins)
         elif made is not None:
-            at, stream.batches = at.next(self._lanes, self._other_tails(at), at.begins), None
-        stream.at, stream.next = at, None
-        lost, stream.lost = stream.lost, []
+            at = at.next(self._lanes, self._other_tails(at), at.begins)
+            stream.batches = None
+        stream.at = at
+        stream.next = None
+        lost = stream.lost
+        stream.lost = []
         return at, lost
 
     def is_over(self, lane: int) -> bool:
@@ -126,7 +137,8 @@ class LanePrefetcher:
         if not stream.tickets and not self._submit(stream):
             return False
         self._look_ahead(lane)
-        stream.batches, stream.had_batches = self._executor.batches(stream.tickets.popleft()), False
+        stream.batches = self._executor.batches(stream.tickets.popleft())
+        stream.had_batches = False
         if self._stride and self._executor.makes_all_batches:
             made = deque(stream.batches)
             self._know(stream, made[-1].carried if made else None)
@@ -135,7 +147,9 @@ class LanePrefetcher:
         return True
 
     def _end_chunk(self, stream: _Stream, made: Made) -> None:
-        chunk, tails, begins = stream.at.chunk, self._other_tails(stream.at), stream.at.begins
+        chunk = stream.at.chunk
+        tails = self._other_tails(stream.at)
+        begins = stream.at.begins
         if made.carried is not None:
             later = chunk + self._stride
             tails = (*tails, *filter(None, [made.carried.tail]))
@@ -193,7 +207,8 @@ class LanePrefetcher:
             if (number - chunk) % self._stride == 0:
                 while chunk < number:
                     job = self._dataset.job(self._pass, chunk, first, stride=self._stride, carried=job)
-                    chunk, first = chunk + self._stride, START
+                    chunk = chunk + self._stride
+                    first = START
         return job
 
     def _look_ahead(self, lane: int) -> None:

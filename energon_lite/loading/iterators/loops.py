@@ -77,7 +77,8 @@ class LoopedIterator(DatasetIterator):
         report: Report,
         skip: Collection[tuple[int, int]] = (),
     ):
-        self._inner, self._loops = inner(dataset, workers, prefetch_factor, report), dataset.loops
+        self._inner = inner(dataset, workers, prefetch_factor, report)
+        self._loops = dataset.loops
         self._inner.tells_ends = True
         super().__init__(dataset, workers, prefetch_factor, report, skip)
 
@@ -93,7 +94,8 @@ class LoopedIterator(DatasetIterator):
 
     def start_loop(self) -> None:
         # A loop that was left, or restored, behind its last step is over: the next one begins.
-        self._may_be_over, self._barren = self._is_begun and not self._is_over, 0
+        self._may_be_over = self._is_begun and not self._is_over
+        self._barren = 0
         if self._is_over:
             self._is_over = False
             self._begin(len(self._loops))
@@ -114,7 +116,8 @@ class LoopedIterator(DatasetIterator):
     def _take(self) -> Result | None:
         while not self._has_ended():
             if (result := self._inner.take()) is not None:
-                self._may_be_over, self._barren = False, 0
+                self._may_be_over = False
+                self._barren = 0
                 return result
             self._end(0)
         return None
@@ -193,7 +196,8 @@ class LoopedIterator(DatasetIterator):
         if state is None:
             self._go_to([0] * len(self._loops), self._world)
             return
-        counts, ranks = state.get("loops"), state.get("ranks")
+        counts = state.get("loops")
+        ranks = state.get("ranks")
         if not isinstance(counts, Sequence) or len(counts) != len(self._loops):
             raise damaged("loops", counts)
         if not all(is_count(count, _MOST) for count in counts) or not is_count(ranks, _MOST) or not ranks:
@@ -207,7 +211,9 @@ class LoopedIterator(DatasetIterator):
         self._go_to(list(counts), ranks, is_begun=True)
 
     def _go_to(self, counts: list[int], ranks: int, *, is_begun: bool = False) -> None:
-        self._counts, self._ranks, self._is_begun = counts, ranks, is_begun
+        self._counts = counts
+        self._ranks = ranks
+        self._is_begun = is_begun
         self._is_over = self._may_be_over = False
         self._barren = 0
         self._keep_place()

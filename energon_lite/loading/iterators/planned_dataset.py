@@ -87,7 +87,8 @@ class PlannedDataset(SavableDataset):
         place, moved = self.plan.ahead(cursor.pass_number, cursor.place, wanted)
         if moved < (world if self.drop_last else 1):  # all ranks or none
             return None
-        passes, position = cursor.pass_number, cursor.position + moved
+        passes = cursor.pass_number
+        position = cursor.position + moved
         return Cursor(place, pass_number=passes, position=position, loop_start=cursor.loop_start, ranks=cursor.ranks)
 
     def takes(self, cursor: Cursor, after: Cursor, rank: int) -> bool:
@@ -123,9 +124,11 @@ class PlannedDataset(SavableDataset):
             return super().state_at(position)
         if position < 0:
             raise UsageError(f"there is no micro-batch {position}", fix="count from 0")
-        world, passes = self.worker_config.world_size, 0
+        world = self.worker_config.world_size
+        passes = 0
         while not self.is_endless and position >= (steps := self._steps(passes)) * world and steps:
-            passes, position = passes + 1, position - steps * world
+            passes = passes + 1
+            position = position - steps * world
         if not self.is_endless:
             position -= position % world  # a pass goes by whole steps
         place, position = self.plan.ahead(passes, self.plan.start, position)
@@ -159,7 +162,8 @@ class PlannedDataset(SavableDataset):
         if type(self.plan) is not FixedPlan or size == self.plan.batch_size:
             return self
         settings = {**self.identity.settings, BATCH_SIZE: size}
-        plan, identity = replace(self.plan, batch_size=size), replace(self.identity, settings=settings)
+        plan = replace(self.plan, batch_size=size)
+        identity = replace(self.identity, settings=settings)
         before = replace(self, plan=plan, identity=identity)
         try:
             before._cursor(state)
@@ -176,7 +180,9 @@ class PlannedDataset(SavableDataset):
         Raises:
             StateMismatchError: no micro-batch of this size begins there.
         """
-        old, new, number = before.plan.chunk, self.plan.chunk, cursor.pass_number
+        old = before.plan.chunk
+        new = self.plan.chunk
+        number = cursor.pass_number
         if self.limit is not None and cursor.position and old != new:
             raise StateMismatchError(
                 f"batch_size: {old} in the state, {new} here, in the middle of a pass with a limit of batches",

@@ -44,7 +44,8 @@ class PlannedIterator(DatasetIterator):
             self.cursor = Cursor(self.dataset.plan.start, pass_number=at_end.pass_number + 1)
 
     def rewind(self) -> None:
-        self.cursor, self._counted = Cursor(self.dataset.plan.start), (0, 0)
+        self.cursor = Cursor(self.dataset.plan.start)
+        self._counted = (0, 0)
 
     def is_over(self) -> bool:
         if self._skip:
@@ -62,7 +63,8 @@ class PlannedIterator(DatasetIterator):
             self._workers.executor()  # before anything is planned: who is forked should not inherit a thread at work
         if self._skip:
             self._pass_over()
-        cursor, after = self.cursor, self._following()
+        cursor = self.cursor
+        after = self._following()
         if after is None:
             return None
         if self._by_tokens:
@@ -85,7 +87,8 @@ class PlannedIterator(DatasetIterator):
         self.cursor = after
 
     def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
-        near, dataset = self.cursor, self.dataset
+        near = self.cursor
+        dataset = self.dataset
         number = near.pass_number if pass_number is None else pass_number
         if number != near.pass_number:
             near = Cursor(dataset.plan.start, pass_number=number)
@@ -104,7 +107,8 @@ class PlannedIterator(DatasetIterator):
         )
 
     def loop_steps(self) -> int | None:
-        dataset, cursor = self.dataset, self.cursor
+        dataset = self.dataset
+        cursor = self.cursor
         if not self._by_tokens or dataset.is_endless:
             return None
         return int(dataset.loop_steps(cursor.pass_number + (dataset.step(cursor) is None)))
@@ -115,7 +119,8 @@ class PlannedIterator(DatasetIterator):
     def restore(self, state: State | None) -> None:
         dataset = self._unchanged.at(state)
         cursor = Cursor(dataset.plan.start) if state is None else dataset.cursor(state)
-        self.dataset, self.cursor = dataset, cursor
+        self.dataset = dataset
+        self.cursor = cursor
         self._counted = cursor.pass_number, cursor.place[0]  # the first of its plan chunks that is not in `counts`
 
     def close(self) -> None:
@@ -123,14 +128,16 @@ class PlannedIterator(DatasetIterator):
 
     def _jobs_from(self, cursor: Cursor) -> Iterator[Job]:
         """The jobs of this rank from a cursor to the end of its pass."""
-        dataset, following = self.dataset, self.dataset.step(cursor)
+        dataset = self.dataset
+        following = self.dataset.step(cursor)
         while following is not None:
             places: list[Place] = []
             while following is not None and len(places) < dataset.plan.together:
                 skipped = bool(self._skip) and self._is_skipped(cursor.pass_number, cursor.position)
                 if not skipped and dataset.takes(cursor, following, self._config.rank):
                     places.append(dataset.place(cursor, self._config.rank))
-                cursor, following = following, dataset.step(following)
+                cursor = following
+                following = dataset.step(following)
             yield from dataset.jobs(cursor.pass_number, places)
 
     def _pass_over(self) -> None:
@@ -142,14 +149,16 @@ class PlannedIterator(DatasetIterator):
 
     def _following(self) -> Cursor | None:
         """The cursor behind the step that comes, which is kept for :meth:`advance`; None: the loop is over."""
-        length, cursor = self.dataset.loop_length, self.cursor
+        length = self.dataset.loop_length
+        cursor = self.cursor
         if length and cursor.position - cursor.loop_start >= length * self._world:
             return None
         if self._stepped is None or self._stepped[0] is not cursor:
             after = self.dataset.step(cursor)
             if after is not None and not self.dataset.takes(cursor, after, self._config.rank):
                 self._move(after)  # the last samples are others'
-                cursor, after = after, None
+                cursor = after
+                after = None
             self._stepped = cursor, after
         return self._stepped[1]
 

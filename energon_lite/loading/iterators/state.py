@@ -138,7 +138,8 @@ def checked(state: Any, kind: str | None = None) -> Numbers:
             f"{ORDER_VERSION}: the same positions would be other samples",
             fix="resume with the release that saved it, or start afresh",
         )
-    found, ranks = kind_of(state), state.get("ranks")
+    found = kind_of(state)
+    ranks = state.get("ranks")
     if not isinstance(found, str) or found not in KINDS:
         raise damaged("kind", found)
     given = {name: state.get(name) for name in ("pass_number", "position", "loop_start")}

@@ -58,7 +58,9 @@ class BundlesByCount:
             if len(some) == self.size:
                 following = Place(*item.after, begin.bundle + (tail is None))
                 yield Bundle(some, *(tail or (job.number, begin)), following)
-                some, begin, tail = [], following, None
+                some = []
+                begin = following
+                tail = None
         chunk, place = tail or (job.number, begin)
         if some and job.hands_over:
             yield Bundle(some, chunk, place, None, is_filled=False)
@@ -77,7 +79,8 @@ class BundlesByGroup:
     size: int | None
 
     def bundles(self, items: Iterator[Item], run: ChunkRun) -> Iterator[Bundle]:
-        job, number = run.job, 0
+        job = run.job
+        number = 0
         groups: dict[Hashable, tuple[int, list[Item]]] = {}
         for item in items:
             run.at = item.start

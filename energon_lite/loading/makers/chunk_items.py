@@ -132,13 +132,15 @@ class ChunkItems:
         """Each result of packing."""
         job = run.job
         start = (0, 0) if self.hooks.whole_chunks else (job.first.unit, job.first.item)
-        run.buffer, run.packs = start, 0
+        run.buffer = start
+        run.packs = 0
         yield from self._packs_of_buffers(run, start)
         run.filled(run.selects())  # what was read for none
 
     def _packs_of_buffers(self, run: ChunkRun, start: tuple[int, int]) -> Iterator[Item]:
         """The packs of one buffer after the other; the first one begins at ``start``."""
-        job, turn = run.job, 0
+        job = run.job
+        turn = 0
         buffer: list[Item] = []
         fresh, is_over = 0, False  # samples at the buffer's end that came one after the other; no others come
         goes_on = job.pushback and job.hands_over
@@ -146,7 +148,8 @@ class ChunkItems:
             if sample.start[:2] < start:
                 continue
             buffer.append(sample)
-            fresh, is_over = fresh + 1, False
+            fresh = fresh + 1
+            is_over = False
             if len(buffer) == self.buffer_size:
                 is_over = goes_on and sample.after[:2] >= job.end[:2]
                 buffer = yield from self._packs(buffer, start, turn, sample.after, run, fresh, is_last=is_over)
@@ -171,7 +174,8 @@ class ChunkItems:
                 run.left = buffer
                 return
         while buffer:  # all that is behind its last sample was lost, and is told with its packs
-            before, buffer = len(buffer), (yield from self._packs(buffer, start, turn, job.end, run))
+            before = len(buffer)
+            buffer = yield from self._packs(buffer, start, turn, job.end, run)
             turn += 1
             if len(buffer) >= before:
                 why = dropped("select_samples_to_pack", "it was pushed back at the end of a chunk", name="a sample")
@@ -200,7 +204,8 @@ class ChunkItems:
             fresh: samples at its end that came one after the other.
             is_last: the last one of the chunk: what it pushes back goes on, if that is the end of what was read.
         """
-        first, place = run.packs, run.selects()
+        first = run.packs
+        place = run.selects()
         run.at = (*start, first, 0)
         packs, pushed_back = self._select(buffer, start, turn, run)
         run.is_end = not pushed_back or (run.job.pushback and _is_end(buffer, pushed_back, fresh))
@@ -268,7 +273,8 @@ class ChunkItems:
         """The samples of a pack after ``postencode_sample``, without those that fail; and where they come from."""
         origins: Origins = [_origin(value, known.get(id(value))) for value in pack]
         for hook in self.hooks.selected:
-            encoded, encoded_origins = list[Any](), list[Address | None]()
+            encoded = list[Any]()
+            encoded_origins = list[Address | None]()
             for place, (value, origin) in enumerate(zip(pack, origins, strict=True)):
                 # A sample's own randomness; an object that the selection made itself has that of its place.
                 item = known.get(id(value))
@@ -281,7 +287,8 @@ class ChunkItems:
                     made = run.apply(hook, value, name="a sample", origins=(failing,))
                 encoded += made
                 encoded_origins += [origin] * len(made)
-            pack, origins = encoded, encoded_origins
+            pack = encoded
+            origins = encoded_origins
         return pack, origins
 
 

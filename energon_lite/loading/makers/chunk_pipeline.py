@@ -60,9 +60,11 @@ class ChunkPipeline:
         keep_remainder: bool = True,
         bundler: Bundler | None = None,
     ):
-        packing, batched = packing_buffer_size is not None, batch_size is not None
+        packing = packing_buffer_size is not None
+        batched = batch_size is not None
         hooks = hooks_of(encoder, packing=packing, batched=batched, by_tokens=bundler is not None)
-        self.hooks, self.keep_remainder = hooks, keep_remainder
+        self.hooks = hooks
+        self.keep_remainder = keep_remainder
         self.samples = SampleMaker(leaves, encoder, hooks, seed=seed, error_handler=error_handler)
         self._items = ChunkItems(hooks, packing_buffer_size, pack_selection(encoder))
         self._bundler = bundler or (BundlesByGroup(batch_size) if hooks.groups else BundlesByCount(batch_size or 1))
@@ -138,11 +140,14 @@ class ChunkPipeline:
         tail = job.carried.tail if isinstance(job.carried, Carried) else None
         told = tail or Tail(job.number, job.first)
         for bundle in self._bundler.bundles(self._items.of(run), run):
-            begin, own = bundle.begin, bundle.chunk == job.number
+            begin = bundle.begin
+            own = bundle.chunk == job.number
             if own and begin.bundle < job.first.bundle:
                 continue  # only with groups: delivered, and needed only to know what is in the others
             if not bundle.is_filled:
-                items, outcomes, left = bundle.items, run.take(), _moved(run.left, job.end[0])
+                items = bundle.items
+                outcomes = run.take()
+                left = _moved(run.left, job.end[0])
                 handed_over = Carried(told, Tail(bundle.chunk, begin), items, outcomes, left)
                 added = len(items) - len(job.carried_items) + len(left)
                 yield Made(None, is_batch=False, rows=added, carried=handed_over)
@@ -157,7 +162,8 @@ class ChunkPipeline:
             for sub, batch in enumerate(batches[begin.sub :], begin.sub):
                 # A batch that goes on in another chunk can be made again only if it is known which one that is.
                 set_restore_key(batch, (*key, sub) if own and start[0] >= 0 else (*key, sub, job.stride))
-                after, tail = bundle.following, None
+                after = bundle.following
+                tail = None
                 if sub + 1 < len(batches):
                     after = begin._replace(sub=sub + 1)
                     if not own:
@@ -165,7 +171,8 @@ class ChunkPipeline:
                 rows = rows_of(batch, len(bundle.items)) if self._batches_yield else len(bundle.items)
                 digest = run.digest(bundle.items, sub)
                 yield Made(batch, run.take(origins), after, rows=rows, tail=tail, digest=digest)
-                origins, told = (), tail or Tail(job.number, after or START)
+                origins = ()
+                told = tail or Tail(job.number, after or START)
         if run.left:
             yield self._handed_over(run)
 
@@ -179,7 +186,8 @@ class ChunkPipeline:
         run.items = bundle.items
         origins = origins_of(bundle.items)
         read, run.at = run.at, BEHIND  # what becomes of a bundle was not told before
-        name, number = f"{len(bundle.items)} samples", bundle.begin.bundle
+        name = f"{len(bundle.items)} samples"
+        number = bundle.begin.bundle
         with run.of_batch(_BUNDLE, bundle.chunk, number):
             raw = run.apply("batch", [item.value for item in bundle.items], name=name, origins=origins)
         batches = []
@@ -199,7 +207,9 @@ class ChunkPipeline:
             self._likeness = next((made for made in self._made(whole) if made.is_batch), None)
         if self._likeness is None:
             return []
-        like, rows, origin = self._likeness.batch, self._likeness.rows, (_BUNDLE, job.pass_number, job.number)
+        like = self._likeness.batch
+        rows = self._likeness.rows
+        origin = (_BUNDLE, job.pass_number, job.number)
         with self.samples.context() as context:
             batch = self.samples.empty_batch(like, rows, context, *origin)
         set_restore_key(batch, ("empty",))

@@ -46,7 +46,9 @@ class ChunkRun:
     """
 
     def __init__(self, job: ChunkJob, samples: SampleMaker, *, keep_remainder: bool = True):
-        self.job, self.samples, self.keep_remainder = job, samples, keep_remainder
+        self.job = job
+        self.samples = samples
+        self.keep_remainder = keep_remainder
         self.context = samples.context()
         self.at: Reading = (0, 0, 0, 0)
         self.buffer: tuple[int, int] | None = None
@@ -70,17 +72,21 @@ class ChunkRun:
             origin: tells it from others of the chunk.
             number: of the thing, for the index that hooks can ask for.
         """
-        job, index = self.job, (self.job.number << 20) + number
+        job = self.job
+        index = (self.job.number << 20) + number
         return self.context.move(self.samples.seed, tag, job.pass_number, job.number, *origin, sample_index=index)
 
     def of_batch(self, tag: int, chunk: int, number: int, *origin: int) -> HookContext:
         """The context, moved to a batch: one of so many that begin in a chunk."""
-        of_pass, index = self.job.pass_number, chunk << 20 | number
+        of_pass = self.job.pass_number
+        index = chunk << 20 | number
         return self.context.move(self.samples.seed, tag, of_pass, chunk, number, *origin, batch_index=index)
 
     def of_sample(self, tag: int, address: Address, *origin: int) -> HookContext:
         """The context, moved to a sample."""
-        leaf, index, epoch = self.samples.leaves[address[0]], address[1], address[2]
+        leaf = self.samples.leaves[address[0]]
+        index = address[1]
+        epoch = address[2]
         sample_index = epoch * leaf.length + index
         return self.context.move(self.samples.seed, tag, leaf.key, epoch, index, *origin, sample_index=sample_index)
 
@@ -91,7 +97,8 @@ class ChunkRun:
             leaf, name: for messages: where the argument comes from, and what it is called.
             origins: addresses of the samples that the argument stands for.
         """
-        function, guarded = getattr(self.samples.encoder, hook), self.samples.guarded
+        function = getattr(self.samples.encoder, hook)
+        guarded = self.samples.guarded
         names = name if leaf != "*" else SampleNames(name, origins, self.samples.leaves)
         results: list[Any] = []
         try:
@@ -120,7 +127,8 @@ class ChunkRun:
         elif self.buffer is None:
             self.at = (unit, 0, 0, 0)
         else:
-            self.at, self._unit = self._in_buffer(unit), unit
+            self.at = self._in_buffer(unit)
+            self._unit = unit
 
     def _in_buffer(self, unit: int) -> Reading:
         """Where a position is read. One whose results began in the buffer before this one belongs to that buffer."""
@@ -169,7 +177,8 @@ class ChunkRun:
 
     def take(self, origins: Origins = ()) -> list[Outcome]:
         """All outcomes since the last time, and those of the samples that are delivered now."""
-        outcomes, self._outcomes = self._outcomes, []
+        outcomes = self._outcomes
+        self._outcomes = []
         return outcomes + [None if origin is None else origin[0] for origin in origins]
 
     def has_outcomes(self) -> bool:
@@ -185,7 +194,8 @@ class ChunkRun:
         if (known := self._hashes) is None:
             found = address_hashes(*self.job.samples.columns()).tolist()
             known = self._hashes = dict(zip(self.job.samples.rows(), found, strict=True))
-        total, get = 0, known.get
+        total = 0
+        get = known.get
         for item in items:  # quickly, as there are some for each batch
             part = item.result
             if part is None:

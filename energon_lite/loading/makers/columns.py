@@ -68,7 +68,9 @@ class LeafFields:
         Args:
             only_bytes: parts may be other values than bytes, which are not decoded.
         """
-        kind, field_map, decoder = loader.sample_type, loader.field_map, loader.decoder
+        kind = loader.sample_type
+        field_map = loader.field_map
+        decoder = loader.decoder
         if kind is None or field_map is None or loader.sample_loader is not None:
             return None
         if decoder is not None and (type(decoder) is not SampleDecoder or decoder.handlers):
@@ -95,7 +97,8 @@ class Rows:
     """
 
     def __init__(self, leaf: Leaf, indices: Sequence[int]):
-        self.leaf, self.indices = leaf, indices
+        self.leaf = leaf
+        self.indices = indices
         self.columns: Columns | None = None
         self._steps: list[tuple[list[bytes], Callable[[bytes], Any] | None, list[tuple[str, Access | None]]]] = []
         self._sources: list[SourceInfo] = []
@@ -125,7 +128,8 @@ class Rows:
         """One of them as an object, decoded now; None: that takes a sample loader."""
         if not self._steps:
             return None
-        fields, columns = self.leaf.fields, self.columns
+        fields = self.leaf.fields
+        columns = self.columns
         assert fields is not None and columns is not None
         given: dict[str, Any] = {
             "__key__": columns.keys[at],
@@ -148,13 +152,16 @@ class Rows:
         Raises:
             Exception: that takes a sample loader, which says what is wrong.
         """
-        fields, columns, values = self.leaf.fields, self.columns, self.fields()
+        fields = self.leaf.fields
+        columns = self.columns
+        values = self.fields()
         if fields is None or columns is None or not values:
             raise LookupError
         names = ("__key__", "__restore_key__", "__sources__", *values)
         sources = zip(self._sources or self._all_sources(columns), strict=True)  # a tuple of one for each
         every = zip(columns.keys, restore_keys, sources, *values.values(), strict=True)
-        kind, copy = fields.kind, fields.labels.copy
+        kind = fields.kind
+        copy = fields.labels.copy
         return [kind(**dict(zip(names, own, strict=True)), __subflavors__=copy()) for own in every]
 
     def fields(self) -> dict[str, list[Any]]:
@@ -195,14 +202,16 @@ def batch_of_rows(
         padding: of the task encoder.
     """
     plans = [None if those.leaf.cooker else those.leaf.fields for those in rows.values()]
-    first, columns = plans[0], next(iter(fields.values()))
+    first = plans[0]
+    columns = next(iter(fields.values()))
     if first is None or any(one is None or one.kind is not first.kind or not one.can_collate for one in plans):
         return None
     if not columns or any(one.keys() != columns.keys() for one in fields.values()):
         return None
     if len(rows) == 1:
         ((those, found),) = _found(rows)
-        keys, subflavors = found.keys, [first.labels.copy() for _ in found.keys]
+        keys = found.keys
+        subflavors = [first.labels.copy() for _ in found.keys]
         sources = SourceList(those.leaf.source.path, those.indices, found.shards, keys, found.names)
     else:
         keys, sources, subflavors = _merged(rows, places)

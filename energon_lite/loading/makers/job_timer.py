@@ -63,7 +63,8 @@ class _StageCounter:
     def step(self, stage: str, leaf: str, key: str) -> None:
         now = time.monotonic()
         self.close(now)
-        self._at, self._since = (stage, leaf), now
+        self._at = (stage, leaf)
+        self._since = now
         self.steps += 1
 
     def end(self, addresses: Sequence[Address | None]) -> None:
@@ -101,13 +102,16 @@ class JobTimer:
 
     def run(self, samples: _Watched, make: Callable[[], T]) -> T:
         """What ``make`` returns; it is timed."""
-        counter, before = _StageCounter(), samples.observers
+        counter = _StageCounter()
+        before = samples.observers
         samples.observers = (*before, counter)
-        began, cpu = time.monotonic(), time.thread_time()
+        began = time.monotonic()
+        cpu = time.thread_time()
         try:
             return make()
         finally:
-            cpu, ended = time.thread_time() - cpu, time.monotonic()
+            cpu = time.thread_time() - cpu
+            ended = time.monotonic()
             counter.close(ended)
             samples.observers = before
             self.due = began + (counter.steps + _EVERY_JOB) * _STEP / _SHARE
@@ -115,7 +119,8 @@ class JobTimer:
             for (step, leaf), seconds in counter.seconds.items():
                 stage = stage_of(step), leaf
                 steps[stage] = steps.get(stage, 0.0) + seconds
-            sent, self.sent = self.sent, 0.0
+            sent = self.sent
+            self.sent = 0.0
             self._tell(
                 Times(ended - began, [(*of, seconds) for of, seconds in steps.items()], cpu, sent, COUNTS.take())
             )

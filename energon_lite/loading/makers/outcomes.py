@@ -172,7 +172,8 @@ class InARow:
     """
 
     def __init__(self, tolerance: int, hooks: Mapping[str, int]):
-        self._tolerance, self._limits = tolerance, hooks
+        self._tolerance = tolerance
+        self._limits = hooks
         self._early = self._late = 0  # samples lost in hooks of single samples, and behind them
         self._calls = dict.fromkeys(hooks, 0)
 
@@ -192,10 +193,12 @@ class InARow:
         if stage not in self._limits or failure.skipped:
             self._early += place < _SELECTION
             self._late += place >= _SELECTION
-            count, limit = self._early + self._late, self._tolerance
+            count = self._early + self._late
+            limit = self._tolerance
         else:
             self._calls[stage] += not failure.shared
-            count, limit = self._calls[stage], self._limits[stage]
+            count = self._calls[stage]
+            limit = self._limits[stage]
         if not limit and count in _TOLD:
             logger.warning("without end, since there is no limit: %s", too_many_failures(count, failure, self._limits))
         return too_many_failures(count, failure, self._limits) if 0 < limit <= count else None
@@ -221,7 +224,8 @@ def too_many_failures(count: int, failure: Failure | None, hooks: Mapping[str, i
         hooks: tolerances of single hooks.
     """
     if failure is None:
-        what, more = f"{count} samples in a row were skipped or failed", "failure_tolerance of the task encoder"
+        what = f"{count} samples in a row were skipped or failed"
+        more = "failure_tolerance of the task encoder"
     elif failure.stage in (hooks or {}) and not failure.skipped:
         what = f"{failure.stage} failed {count} times in a row; the last time: {failure.reason}"
         more = "failure_tolerance of its @stateless(...)"

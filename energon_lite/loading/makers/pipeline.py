@@ -85,7 +85,8 @@ class Pipeline:
         hooks = hooks_of(encoder, packing=False, batched=batched)
         self.samples = SampleMaker(leaves, encoder, hooks, seed=seed, error_handler=error_handler)
         self.refill = refill
-        self.batched, self.empty = batched, empty
+        self.batched = batched
+        self.empty = empty
         self._batch_hooks = [name for name in ("batch", "encode_batch") if not returns_its_argument(encoder, name)]
         self._by_fields = batched and has_default_hooks(encoder)
         self._tolerances = failure_tolerances(encoder)
@@ -97,7 +98,8 @@ class Pipeline:
         Raises:
             FatalSampleError: a hook asked for the end, or one place failed ``failure_tolerance`` times in a row.
         """
-        result, samples = Result(None), self.samples
+        result = Result(None)
+        samples = self.samples
         for observer in samples.observers:
             observer.begin()
         # Not ``samples.context()``: each call counts here.
@@ -188,7 +190,8 @@ class Pipeline:
         if together is not None:
             outcomes += [address[0] for address in addresses]
             return together, addresses
-        samples, places = list[Any](), list[Address]()
+        samples = list[Any]()
+        places = list[Address]()
         first = attempt and attempt * max(1, self.samples.encoder.failure_tolerance, *self._tolerances.values())
         batch_index = number if self.batched else None
         for address, made in zip(addresses, self.samples.make(addresses, context, first, batch_index), strict=True):
@@ -235,7 +238,8 @@ class Pipeline:
     def _make_example(self, context: HookContext) -> tuple[Any, int]:
         """A batch that shows what batches of this data look like, of the first samples that work; and its size."""
         failure: Failure | None = None
-        tried, tolerance = 0, self.samples.encoder.failure_tolerance
+        tried = 0
+        tolerance = self.samples.encoder.failure_tolerance
         for number, leaf in enumerate(self.samples.leaves):
             found: list[Any] = []
             places: list[Address] = []
@@ -253,7 +257,8 @@ class Pipeline:
                         return self._batch(found, places, Job(0, -1, ()), context), len(found)
                     except Rejected as rejected:  # others may go together
                         failure = rejected.failure
-                        found, places = found[1:], places[1:]
+                        found = found[1:]
+                        places = places[1:]
                 if is_last:
                     break
         raise too_many_failures(tried, failure)

@@ -40,7 +40,9 @@ class Quarantine:
     """
 
     def __init__(self, path: str | os.PathLike[str], leaves: Sequence[Leaf], rank: int):
-        self.path, self._leaves, self._rank = os.fspath(path), leaves, rank
+        self.path = os.fspath(path)
+        self._leaves = leaves
+        self._rank = rank
         self.written = self.lost = 0
         self._read = 0  # bytes of the file that are known
         self._known: set[int] = set()
@@ -109,7 +111,9 @@ class Quarantine:
         key = failure.key
         if leaf is not None and index is not None:
             source = self._leaves[leaf].source
-            key, path, shard = source.key(index), source.path, source.shard_names[source.locate(index)[0]]
+            key = source.key(index)
+            path = source.path
+            shard = source.shard_names[source.locate(index)[0]]
         return {
             "key": key,
             "leaf": failure.leaf if leaf is None else self._leaves[leaf].name,

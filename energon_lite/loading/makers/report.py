@@ -43,7 +43,8 @@ class Report:
         *,
         hooks: Mapping[str, int] | None = None,
     ):
-        self._leaves, self._quarantine = leaves, quarantine
+        self._leaves = leaves
+        self._quarantine = quarantine
         self._in_a_row = InARow(tolerance, hooks or {})
         self.batches = 0
         self.tokens = 0
@@ -168,7 +169,8 @@ class Report:
             kind = "dropped" if failure.dropped else "skipped" if failure.skipped else "failed"
             self._lost[failure.address[0], kind] += 1
         self.log.tell(failure)
-        lost, seen = sum(self.reasons.values()) - self.dropped, self.samples
+        lost = sum(self.reasons.values()) - self.dropped
+        seen = self.samples
         if not self._filter_told and lost + seen >= _FILTER_SAMPLES and lost > _FILTER_SHARE * (lost + seen):
             self._filter_told = True
             logger.warning(

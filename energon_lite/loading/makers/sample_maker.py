@@ -83,7 +83,10 @@ class SampleMaker:
         seed: int,
         error_handler: ErrorHandler | None = None,
     ):
-        self.leaves, self.encoder, self.hooks, self.seed = leaves, encoder, hooks, seed
+        self.leaves = leaves
+        self.encoder = encoder
+        self.hooks = hooks
+        self.seed = seed
         self.error_handler = error_handler
         self.failures: FailureLog | None = None
         self.observers: tuple[Observer, ...] = ()
@@ -226,7 +229,9 @@ class SampleMaker:
         batch_index: int | None = None,
     ) -> Any:
         """The sample at a place of ``rows``, or the :class:`Rejected` that says why there is none."""
-        leaf, index, epoch = rows.leaf, rows.indices[at], address[2]
+        leaf = rows.leaf
+        index = rows.indices[at]
+        epoch = address[2]
         number = epoch * leaf.length + index
         context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=number, batch_index=batch_index)
         try:

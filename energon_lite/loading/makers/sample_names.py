@@ -28,7 +28,9 @@ class SampleNames:
     """
 
     def __init__(self, text: str, addresses: Sequence[Address | None], leaves: Sequence[Leaf]):
-        self._text, self._addresses, self._leaves = text, addresses, leaves
+        self._text = text
+        self._addresses = addresses
+        self._leaves = leaves
 
     def __format__(self, how: str) -> str:
         return self._text if how == "short" else str(self)

@@ -39,10 +39,12 @@ class StageTimer:
         number: of the worker, among those of its rank.
     """
 
-    sees_samples, times_samples = False, True
+    sees_samples = False
+    times_samples = True
 
     def __init__(self, leaves: Sequence[Leaf], number: int = 0) -> None:
-        self._leaves, self._number = leaves, number
+        self._leaves = leaves
+        self._number = number
         self._began = self._since = 0.0
         self._at: tuple[str, str, str] | None = None  # the step that is being taken
         self._stages: dict[str, float] = defaultdict(float)
@@ -57,7 +59,8 @@ class StageTimer:
     def step(self, stage: str, leaf: str, key: str) -> None:
         now = time.monotonic()
         self._close(now)
-        self._at, self._since = (stage, leaf, key), now
+        self._at = (stage, leaf, key)
+        self._since = now
 
     def end(self, addresses: Sequence[Address | None]) -> dict[str, Any]:
         now = time.monotonic()

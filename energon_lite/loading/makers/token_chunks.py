@@ -60,7 +60,8 @@ class BundlesByTokens:
         self._key_length = None if key is None else SampleLength(encoder, key)
 
     def bundles(self, items: Iterator[Item], run: ChunkRun) -> Iterator[Bundle]:
-        kept, lengths = list[Item](), list[tuple[int, int]]()
+        kept = list[Item]()
+        lengths = list[tuple[int, int]]()
         for item in items:
             measured = self._measured(item, run)
             if measured is not None:
@@ -101,7 +102,8 @@ class BundlesByTokens:
         ascending = len(run.samples.leaves) == 1 and bool((np.diff(epoch) >= 0).all())
         ends: list[int] = (np.flatnonzero(np.diff(epoch)) + 1).tolist() if ascending else []
         try:
-            samples, keys = (leaf, index, epoch), None if self._key_length is None else columns[1]
+            samples = (leaf, index, epoch)
+            keys = None if self._key_length is None else columns[1]
             return plan_epochs(self._strategy, columns[0], samples, ends=ends, seed=seed, key_lengths=keys)[0]
         except UsageError as error:
             raise FatalSampleError(error.what, where=error.where or "batching", fix=error.fix) from None

@@ -47,7 +47,8 @@ class TraceFile:
     ):
         stem, end = os.path.splitext(os.fspath(path))
         self.path = f"{stem}.rank{rank}{end}" if world_size > 1 and not workers else os.fspath(path)
-        self._rank, self._world = rank, world_size
+        self._rank = rank
+        self._world = world_size
         self._lines = _Lines(self.path)
         self._workers = [_Lines(file) for file in workers]
         for number, lines in enumerate(self._workers):
@@ -103,7 +104,8 @@ class _Lines:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        file, self._file = self._file, None
+        file = self._file
+        self._file = None
         if file is not None:
             with contextlib.suppress(OSError):  # the same once more
                 file.close()

@@ -83,7 +83,8 @@ def hide_own_frames(error: BaseException) -> None:
         if cause is not error and (isinstance(cause, EnergonLiteError) or _is_of_hook(cause)):
             rest: TracebackType | None = None
             for one in reversed([one for one in _links(cause.__traceback__) if not _is_own(one)]):
-                one.tb_next, rest = rest, one
+                one.tb_next = rest
+                rest = one
             cause.__traceback__ = rest
 
 
