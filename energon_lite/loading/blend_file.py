@@ -89,7 +89,7 @@ class _Stored:
 
 
 def fits_table(specs: Sequence[LeafSpec]) -> bool:
-    """Whether all leaves are local folders or files, of which all samples are read as they are."""
+    """Return whether all leaves are local folders or files, of which all samples are read as they are."""
     return all(
         not (spec.join is not None or spec.aux or spec.filters or is_url(spec.path))
         and (is_jsonl(spec.path) or os.path.isdir(os.path.join(spec.path, ".nv-meta")))
@@ -126,7 +126,7 @@ class BlendFile:
         self.path = os.path.join(cache_folder(), "blends", name)
 
     def can_be_written(self) -> bool:
-        """Whether there can be such a file; if not, that is told."""
+        """Return whether there can be such a file; if not, that is told."""
         try:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
         except OSError as error:
@@ -311,7 +311,7 @@ class _Sources(Sequence[Any]):
 
 
 def _has_own_splits(spec: LeafSpec) -> bool:
-    """Whether a leaf has a say in which of its splits is read."""
+    """Return whether a leaf has a say in which of its splits is read."""
     return not is_jsonl(spec.path) and any(load_own_splits(meta_path(spec.path, spec.dataset_config)))
 
 

@@ -44,7 +44,7 @@ class LoaderSetup:
 
     @property
     def has_processes(self) -> bool:
-        """Whether batches come from other processes."""
+        """True if batches come from other processes."""
         return self.workers > 0 and self.start_method != "thread"
 
 

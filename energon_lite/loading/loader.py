@@ -274,7 +274,7 @@ class DataLoader:
     # -- a single sample ------------------------------------------------------------------------------------------
 
     def can_restore_sample(self) -> bool:
-        """Whether :meth:`restore_sample` works: always, since every batch is a function of its key."""
+        """Return whether :meth:`restore_sample` works: always, since every batch is a function of its key."""
         return True
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
@@ -399,5 +399,5 @@ class DataLoader:
 
     @property
     def _writes(self) -> bool:
-        """Whether this rank writes down what it sees: of peers, who get the same batches, one does."""
+        """True if this rank writes down what it sees: of peers, who get the same batches, one does."""
         return self.worker_config.reads and self.worker_config.saves_state

@@ -64,7 +64,7 @@ class PlannedSteps:
         self._at = (0, dataset.plan.start, 0)  # pass, place, and number of the micro-batch
 
     def known(self, step: RecordedStep) -> bool:
-        """Whether it is of this blend: not before a rebase."""
+        """Return whether it is of this blend: not before a rebase."""
         rebase = self.dataset.rebase
         return rebase is None or (
             isinstance(self._plan, FixedPlan) and step.first * self._plan.chunk >= rebase.position

@@ -98,7 +98,7 @@ class Executor(Protocol):
 
     @property
     def makes_all_batches(self) -> bool:
-        """Whether all batches of a chunk are there when the first one is; else each is made when it is asked for."""
+        """True if all batches of a chunk are there when the first one is; else each is made when it is asked for."""
         return True
 
     def batches(self, ticket: Any) -> Iterator[Made]:

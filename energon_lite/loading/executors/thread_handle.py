@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_threads(pipeline: JobRunner) -> None:
-    """Whether threads can run a pipeline; hooks that will have to wait for each other are told.
+    """Return whether threads can run a pipeline; hooks that will have to wait for each other are told.
 
     Raises:
         UsageError: they cannot.

@@ -191,7 +191,7 @@ class Channel:
 
     @property
     def is_full(self) -> bool:
-        """Whether something waits to be sent until the worker has read what was sent before."""
+        """True if something waits to be sent until the worker has read what was sent before."""
         return bool(self._unsent)
 
     def send(self, jobs: Sequence[tuple[int, Any]], *, noted: bool) -> None:

@@ -102,7 +102,7 @@ class WorkerPool(Executor):
 
     @property
     def _is_open(self) -> bool:
-        """Whether nobody ends, or has ended, its workers."""
+        """True if nobody ends, or has ended, its workers."""
         return not self._closing and self._end.still_active()
 
     def _begin(self) -> None:
@@ -259,7 +259,7 @@ class WorkerPool(Executor):
         self._poll.modify(worker.channel.fileno(), select.POLLIN | (select.POLLOUT if worker.channel.is_full else 0))
 
     def _has_room(self, ticket: int, taken: int) -> bool:
-        """Whether the result of one more job may be expected, beside those at work and ``taken`` ones."""
+        """Return whether the result of one more job may be expected, beside those at work and ``taken`` ones."""
         at_work = sum(len(worker.tickets) for worker in self._workers) + taken
         needed = not at_work and (ticket == self._awaited or not self._done)
         expected = sum(self._sizes.values()) + (at_work + 1) * self._largest

@@ -104,7 +104,7 @@ def _gone(scan: ShardScan, stored: ShardScan | None) -> str:
 
 
 def _is_front(scan: ShardScan, stored: ShardScan) -> bool:
-    """Whether the parts are the first ones of those that there were, where they were; others are gone."""
+    """Return whether the parts are the first ones of those that there were, where they were; others are gone."""
     parts = len(scan.parts)
     if parts >= len(stored.parts) or not stored.keys.startswith(scan.keys):
         return False

@@ -77,12 +77,12 @@ class Target:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a local folder of shards, whose headers can be looked at."""
+        """True if it is a local folder of shards, whose headers can be looked at."""
         return self.has_keys and not is_remote(self.spec.path)
 
     @property
     def has_keys(self) -> bool:
-        """Whether samples have keys, which others may have, too; lines and records are numbered."""
+        """True if samples have keys, which others may have, too; lines and records are numbered."""
         return not (is_jsonl(self.spec.path) or source_opener(self.spec.path))
 
 

@@ -84,7 +84,7 @@ class MeasuredColumns:
                 )
 
     def _is_ours(self, file: ColumnFile) -> bool:
-        """Whether this maker has measured some of its shards."""
+        """Return whether this maker has measured some of its shards."""
         return any(self._maker.made(*one) for one in file.makers)
 
     def _unchanged(self, file: ColumnFile) -> dict[int, Any]:
@@ -132,7 +132,7 @@ class MeasuredColumns:
         return found
 
     def up_to_date(self, shapes: Shapes) -> bool:
-        """Whether they are there, and by this very maker."""
+        """Return whether they are there, and by this very maker."""
         paths = self.paths(shapes)
         present = [_kind(path)(path) for path in paths if os.path.exists(path)]
         return len(present) == len(paths) and all(

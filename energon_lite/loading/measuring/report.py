@@ -29,7 +29,7 @@ class Maker:
     any_code: bool = False
 
     def made(self, settings: Mapping[str, Any], code: str) -> bool:
-        """Whether values made so are the ones that this maker would make."""
+        """Return whether values made so are the ones that this maker would make."""
         return dict(settings) == dict(self.settings) and (self.any_code or code == self.code)
 
 

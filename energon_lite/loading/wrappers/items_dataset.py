@@ -36,7 +36,7 @@ class ItemsDataset(PlannedDataset):
 
     @property
     def refills(self) -> bool:
-        """Whether an item that is lost is replaced."""
+        """True if an item that is lost is replaced."""
         return all(branch.dataset.refills for branch in self.branches)
 
     def for_workers(self) -> Self:

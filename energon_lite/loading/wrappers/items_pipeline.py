@@ -83,7 +83,7 @@ class _Samples:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether slow storage wants to know what comes."""
+        """True if slow storage wants to know what comes."""
         return any(one.reads_ahead for one in self._all)
 
     def foresee(self, addresses: Sequence[Address]) -> None:

@@ -240,7 +240,7 @@ def parts_of(dataset: SavableDataset, wrapper: str) -> Parts:
 
 
 def is_by_content(dataset: SavableDataset) -> bool:
-    """Whether the items of a data set have no numbers."""
+    """Return whether the items of a data set have no numbers."""
     inner = dataset.runs_as
     return isinstance(inner, LaneDataset) or (isinstance(inner, PlannedDataset) and inner.plan.rows is None)
 
