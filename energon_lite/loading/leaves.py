@@ -119,7 +119,8 @@ def open_leaves(
         UsageError: the encoder has cookers, but none for a leaf; or the samples of a leaf are others.
     """
     seen: Counter[str] = Counter()
-    leaves, identities = [], []
+    leaves = []
+    identities = []
     sources = [open_source(spec, skips, asked) for spec in specs]
     for spec, whole, data in zip(specs, sources, digests or data_digests(sources), strict=True):
         if skips is not None:
@@ -179,10 +180,12 @@ def open_source(spec: LeafSpec, skips: str | None = None, asked: Sequence[str] =
     """
     if spec.join is not None:
         if skips is not None:
-            what, fix = "joined data sets have no measured skips", "leave out use_measured_skips"
+            what = "joined data sets have no measured skips"
+            fix = "leave out use_measured_skips"
             raise UsageError(what, where=spec.origin or spec.path, fix=fix)
         return JoinedSource([_member(one) for one in spec.join.members], spec.join.nonmatch, spec.subset)
-    filters, asked = _filters(spec), asked or measure_arguments(spec)
+    filters = _filters(spec)
+    asked = asked or measure_arguments(spec)
     if (opener := source_opener(spec.path)) is not None:
         if skips is not None:
             raise UsageError(
@@ -230,7 +233,8 @@ def _filters(spec: LeafSpec) -> list[SampleFilter]:
 
 
 def _tell_skips(source: AnySource, skips: str, encoder: TaskEncoder) -> None:
-    made_by, here = source.column(skips).maker.get("encoder_class"), type(encoder).__name__
+    made_by = source.column(skips).maker.get("encoder_class")
+    here = type(encoder).__name__
     if source.skipped:
         logger.info("%s: %d samples are left out, as column %r says", source, source.skipped, skips)
     if made_by and made_by != here:

@@ -123,12 +123,14 @@ class DataLoader:
         if trace is not None and self._writes:
             own = config.debug_files_of_workers() if trace == config.debug_file() else ()
             self._trace = TraceFile(trace, config.rank, config.world_size, runs.leaves, own)
-        encoder, hooks = dataset.task_encoder, failure_tolerances(dataset.task_encoder)
+        encoder = dataset.task_encoder
+        hooks = failure_tolerances(dataset.task_encoder)
         self._report = Report(encoder.failure_tolerance, runs.leaves, self._quarantine, hooks=hooks)
         self._ahead: OneAhead | None = None
         self._pipeline = runs.pipeline()
         self._pipeline.samples.cache_pool = self._cache_pool = checked_pool(cache_pool)
-        self._pipeline.samples.worker_config, self._pipeline.samples.failures = config, self._report.log
+        self._pipeline.samples.worker_config = config
+        self._pipeline.samples.failures = self._report.log
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, trace is not None, prefetch_factor
         )
@@ -169,20 +171,24 @@ class DataLoader:
                 hide_own_frames(error)
                 raise
             if result is None:
-                self._in_step, self._delivered = False, self._dataset_iterator.cursor
+                self._in_step = False
+                self._delivered = self._dataset_iterator.cursor
                 raise StopIteration
             batch = self._finished(result, asked)
             del result  # with what is on the device already
             # A state that is saved in the loop's body counts this batch; one that is saved after an interrupt does not.
             # Python looks for interrupts where a function begins or has been called, or a loop goes round: not here.
-            loop.is_over, self._in_step, self._delivered = False, False, self._dataset_iterator.cursor
+            loop.is_over = False
+            self._in_step = False
+            self._delivered = self._dataset_iterator.cursor
             return batch
         finally:
             self._turn.holder = None
 
     def _finished(self, result: Result, asked: float) -> Any:
         """The batch of a result that was asked for then, counted and told of; the iterator stands behind it."""
-        batch, reads = result.batch, self.worker_config.reads
+        batch = result.batch
+        reads = self.worker_config.reads
         tokens = (tokens_of(batch) or result.tokens) if reads else 0
         self._report.count(result.outcomes, batches=int(reads), tokens=tokens)
         place = self._dataset_iterator.step if self._trace is not None else (0, 0)
@@ -232,7 +238,8 @@ class DataLoader:
 
     def _load(self) -> Result | None:
         """The next batch that this rank's own workers make."""
-        take, watchdog = self._dataset_iterator.take, self._workers.watchdog
+        take = self._dataset_iterator.take
+        watchdog = self._workers.watchdog
         result = take() if watchdog is None else watchdog.watch(take)
         if result is not None:
             self._report.check(result.outcomes)
@@ -268,7 +275,7 @@ class DataLoader:
     # -- a single sample ------------------------------------------------------------------------------------------
 
     def can_restore_sample(self) -> bool:
-        """Whether :meth:`restore_sample` works: always, since every batch is a function of its key."""
+        """Return whether :meth:`restore_sample` works: always, since every batch is a function of its key."""
         return True
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
@@ -393,5 +400,5 @@ class DataLoader:
 
     @property
     def _writes(self) -> bool:
-        """Whether this rank writes down what it sees: of peers, who get the same batches, one does."""
+        """True if this rank writes down what it sees: of peers, who get the same batches, one does."""
         return self.worker_config.reads and self.worker_config.saves_state

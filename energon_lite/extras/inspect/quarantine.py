@@ -1,9 +1,9 @@
-"""A file of the samples that were skipped or failed: one line of JSON for each, whichever rank or restart saw it.
+"""File of the samples that were skipped or failed: one line of JSON for each, over all ranks and restarts.
 
 A line is written when its batch is delivered. A resumed run delivers some batches a second time, later epochs bring all
-samples again, and other ranks may get what this one got before. So a sample, known by its data set, its place and its
-stage, that has a line gets no second one. The file is locked while lines are added, and what others have added since
-is read first.
+samples again, and another rank may get the samples that this one had before. So a sample, identified by its data set,
+its place and its stage, gets one line only. The file is locked while lines are added, and lines that other processes
+have added are read first.
 """
 
 from __future__ import annotations
@@ -24,31 +24,33 @@ __all__ = ["Quarantine"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds to wait for the lock; then lines are added without it.
+#: Seconds to wait for the lock; after that, lines are added without it.
 _PATIENCE = 2.0
 
 
 class Quarantine:
-    """Adds lines to a file.
+    """Writer of the file.
 
     Args:
-        path: of the file; it is made, with its folder, if it is not there.
-        leaves: the data sets, in the order's numbering.
-        rank: data-parallel rank, noted in each line.
+        path: path of the file; the file and its folder are created if missing.
+        leaves: the leaves, in the order's numbering.
+        rank: data-parallel rank, written into each line.
 
-    A disk that is full, or a path that cannot be written, is warned of once; the run goes on, ``lost`` counts.
+    A full disk, or a path that cannot be written, causes one warning; the run continues, and ``lost`` counts the lines.
     """
 
     def __init__(self, path: str | os.PathLike[str], leaves: Sequence[Leaf], rank: int):
-        self.path, self._leaves, self._rank = os.fspath(path), leaves, rank
+        self.path = os.fspath(path)
+        self._leaves = leaves
+        self._rank = rank
         self.written = self.lost = 0
-        self._read = 0  # bytes of the file that are known
+        self._read = 0  # bytes of the file that have been read
         self._known: set[int] = set()
         self._warned = False
-        self._write({})  # what is in it, and whether it can be written at all, is known from the start
+        self._write({})  # reads the file, and finds out at the start whether it can be written
 
     def stats(self) -> dict[str, Any]:
-        """Where it is, lines written by this loader, and lines that could not be written."""
+        """Return the path, the lines written by this loader, and the lines that could not be written."""
         return {"path": self.path, "written": self.written, "lost": self.lost}
 
     def add(self, failures: Sequence[Failure]) -> None:
@@ -65,7 +67,7 @@ class Quarantine:
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                lock(file, _PATIENCE)  # some network file systems have none, and nothing may hang here
+                lock(file, _PATIENCE)  # some network file systems have no locks, and nothing may hang here
                 self._append(file, lines)
             finally:
                 unlock(file)
@@ -80,7 +82,7 @@ class Quarantine:
         data = b"".join(json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n" for line in new)
         if not data:
             return
-        data = b"\n" + data if cut else data  # the line before was cut off by a full disk, or by a crash
+        data = b"\n" + data if cut else data  # a full disk or a crash cut the line before
         done = 0
         while done < len(data):
             done += os.write(file, data[done:])
@@ -88,9 +90,9 @@ class Quarantine:
         self._catch_up(file)
 
     def _catch_up(self, file: int) -> bool:
-        """Read what was added since the last time. True: the last line has no end."""
+        """Read the lines that were added since the last call. Return whether the last line is incomplete."""
         size = os.fstat(file).st_size
-        if size < self._read:  # somebody emptied it
+        if size < self._read:  # the file was truncated
             self._read = 0
             self._known.clear()
         data = bytearray()
@@ -98,7 +100,7 @@ class Quarantine:
             data += more
         whole = data.rfind(b"\n") + 1
         for text in data[:whole].splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # a line that was cut, or is none of ours
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # a line that was cut, or has another format
                 self._known.add(_identity(json.loads(text)))
         self._read += whole
         return whole < len(data)
@@ -109,7 +111,9 @@ class Quarantine:
         key = failure.key
         if leaf is not None and index is not None:
             source = self._leaves[leaf].source
-            key, path, shard = source.key(index), source.path, source.shard_names[source.locate(index)[0]]
+            key = source.key(index)
+            path = source.path
+            shard = source.shard_names[source.locate(index)[0]]
         return {
             "key": key,
             "leaf": failure.leaf if leaf is None else self._leaves[leaf].name,
@@ -136,5 +140,5 @@ class Quarantine:
 
 
 def _identity(line: dict[str, Any]) -> int:
-    """64 bits of what makes a line the same as another one."""
+    """Return a 64-bit hash of the entries that identify a line."""
     return hash_text(json.dumps([line["path"], line["shard"], line["key"], line["stage"]]))

@@ -132,7 +132,8 @@ def part_columns(
 
 
 def _store_sizes(source: WebdatasetSource, part: str, maker: Maker, name: str) -> MeasureReport:
-    columns, blocks = MeasuredColumns(source, maker, name, flags=False), partial(_sizes, source.index, part)
+    columns = MeasuredColumns(source, maker, name, flags=False)
+    blocks = partial(_sizes, source.index, part)
     report = MeasureReport(source.path, len(source.index.shard_names), written=columns.paths({}))
     for block in blocks():
         report.add(block)

@@ -44,13 +44,16 @@ class MeasuringPipeline:
                 fix="measure with an encoder whose hooks return one sample for each",
             )
         self.samples = SampleMaker([leaf], encoder, hooks, seed=0)
-        self.leaves, self.encoder = (leaf,), encoder
-        self._length, self._parts = length, parts
+        self.leaves = (leaf,)
+        self.encoder = encoder
+        self._length = length
+        self._parts = parts
         self._costs: Callable[[Any], Costs] | None = getattr(encoder, "sample_costs", None)
 
     def run(self, job: Job) -> Result:
         """What was measured of a chunk, as :class:`Values`, with the failures in it."""
-        measured, costs = Values.zeros(len(job.addresses)), list[Costs | None]()
+        measured = Values.zeros(len(job.addresses))
+        costs = list[Costs | None]()
         failures: dict[int, Outcome] = {}
         with HookContext() as context:
             for place, found in enumerate(self._measured(job.addresses, context)):

@@ -101,7 +101,8 @@ class _Inner(TaskEncoder):
 
     def __init__(self, inner: TaskEncoder):
         self.inner, self.decoder, self.cookers = inner, inner.decoder, inner.cookers  # type: ignore[misc]
-        self.failure_tolerance, self.padding = inner.failure_tolerance, inner.padding
+        self.failure_tolerance = inner.failure_tolerance
+        self.padding = inner.padding
 
     def cook_crude_sample(self, sample: Any, *rest: Any) -> Any:
         return self.inner.cook_crude_sample(sample, *rest)
@@ -115,7 +116,8 @@ class _Inner(TaskEncoder):
 class _Grouping(_Inner):
     def __init__(self, inner: TaskEncoder, key: Callable[[Any], Any], batcher: Callable[[list[Any]], Any]):
         super().__init__(inner)
-        self._key, self._batcher = key, batcher
+        self._key = key
+        self._batcher = batcher
 
     def encode_sample(self, sample: Any) -> Any:
         return self._encoded(sample)
@@ -131,7 +133,8 @@ class _Grouping(_Inner):
 class _Packing(_Inner):
     def __init__(self, inner: TaskEncoder, select: Callable[..., Any], pack: Callable[..., Any]):
         super().__init__(inner)
-        self._select, self._pack = select, pack
+        self._select = select
+        self._pack = pack
 
     def preencode_sample(self, sample: Any) -> Any:
         return self._encoded(sample)

@@ -36,7 +36,7 @@ class ItemsDataset(PlannedDataset):
 
     @property
     def refills(self) -> bool:
-        """Whether an item that is lost is replaced."""
+        """True if an item that is lost is replaced."""
         return all(branch.dataset.refills for branch in self.branches)
 
     def for_workers(self) -> Self:
@@ -62,7 +62,8 @@ class ItemsDataset(PlannedDataset):
         for row in rows:
             for branch, item, epoch in row:
                 wanted.setdefault((branch, epoch), set()).add(item)
-        first, firsts = 0, list[int]()
+        first = 0
+        firsts = list[int]()
         for one in self.branches:
             firsts.append(first)
             first += len(one.dataset.leaves)
@@ -91,7 +92,8 @@ class ItemsDataset(PlannedDataset):
         Raises:
             UnknownLengthError: it never ends.
         """
-        count, world = self.plan.count(0), self.worker_config.world_size
+        count = self.plan.count(0)
+        world = self.worker_config.world_size
         if self.loop_length:
             return self.loop_length
         if self.limit is not None:

@@ -83,7 +83,7 @@ class _Samples:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether slow storage wants to know what comes."""
+        """True if slow storage wants to know what comes."""
         return any(one.reads_ahead for one in self._all)
 
     def foresee(self, addresses: Sequence[Address]) -> None:
@@ -161,7 +161,9 @@ class ItemsPipeline:
         error_handler: ErrorHandler | None = None,
     ):
         self.branches = [replace(branch, dataset=branch.dataset.for_workers()) for branch in branches]
-        self._batcher, self._seed, self._error_handler = batcher, seed, error_handler
+        self._batcher = batcher
+        self._seed = seed
+        self._error_handler = error_handler
         self.first_leaves, self._pipelines = list[int](), list[Any]()
         for branch in branches:
             self.first_leaves.append(first_leaf)
@@ -205,8 +207,10 @@ class ItemsPipeline:
 
     def _item(self, number: int, part: Job, job: Job) -> Result:
         """An item of a branch, behind its functions; in training one that they lose is replaced."""
-        branch, row = self.branches[number], InARow(0, {})
-        attempt, lost = 0, list[Any]()
+        branch = self.branches[number]
+        row = InARow(0, {})
+        attempt = 0
+        lost = list[Any]()
         while True:
             result = self._pipelines[number].run(part)
             failure: Failure | None = None

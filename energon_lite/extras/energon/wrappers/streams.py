@@ -62,7 +62,8 @@ class PlanStream(ItemStream):
     branches = 1
 
     def __init__(self, count: int | None, loop: int | None = None):
-        self._count, self.per_pass = count, count if loop is None else loop
+        self._count = count
+        self.per_pass = count if loop is None else loop
 
     def lookup(self, positions: Ints) -> Addresses:
         branch = np.zeros_like(positions)
@@ -79,7 +80,8 @@ class RepeatStream(ItemStream):
     """
 
     def __init__(self, inner: ItemStream, repeats: float | None = None):
-        self._inner, self.branches = inner, inner.branches
+        self._inner = inner
+        self.branches = inner.branches
         self.per_pass = None
         self._stride = 0
         if repeats is not None and inner.per_pass is not None:
@@ -101,7 +103,9 @@ class LimitStream(ItemStream):
     """
 
     def __init__(self, inner: ItemStream, length: int, *, goes_on: bool = False):
-        self._inner, self.branches, self._goes_on = inner, inner.branches, goes_on
+        self._inner = inner
+        self.branches = inner.branches
+        self._goes_on = goes_on
         self.per_pass = self._length = length if goes_on or inner.per_pass is None else min(length, inner.per_pass)
 
     def lookup(self, positions: Ints) -> Addresses:
@@ -141,7 +145,9 @@ class BlendStream(ItemStream):
     """
 
     def __init__(self, inners: Sequence[ItemStream], weights: Sequence[float], key: int):
-        self._inners, self._weights, self._key = inners, weights, key
+        self._inners = inners
+        self._weights = weights
+        self._key = key
         self.branches = sum(inner.branches for inner in inners)
         lengths = [inner.per_pass for inner in inners]
         self.per_pass = None if None in lengths else sum(length or 0 for length in lengths)
@@ -150,7 +156,9 @@ class BlendStream(ItemStream):
     def _stages(self) -> list[_Stage]:
         """How it is mixed while the same streams are left."""
         left = {number: inner.per_pass for number, inner in enumerate(self._inners) if inner.per_pass != 0}
-        stages, begin, shown = list[_Stage](), 0, np.zeros(len(self._inners), dtype=np.int64)
+        stages = list[_Stage]()
+        begin = 0
+        shown = np.zeros(len(self._inners), dtype=np.int64)
         while left:
             numbers = np.array(sorted(left))
             blend = None
@@ -182,7 +190,8 @@ class BlendStream(ItemStream):
         inside = positions if self.per_pass is None else positions % self.per_pass
         begins = np.array([stage.begin for stage in self._stages])
         stage_of = np.searchsorted(begins, inside, side="right") - 1
-        which, place = np.empty_like(positions), np.empty_like(positions)
+        which = np.empty_like(positions)
+        place = np.empty_like(positions)
         for number in np.unique(stage_of).tolist():
             here = stage_of == number
             which[here], place[here] = self._stages[number].lookup(inside[here])
@@ -194,13 +203,17 @@ class _Stage:
     """A part of a blend in which the same streams are mixed."""
 
     def __init__(self, begin: int, numbers: Ints, blend: Blend | None, shown: Ints):
-        self.begin, self._numbers, self._blend, self._shown = begin, numbers, blend, shown
+        self.begin = begin
+        self._numbers = numbers
+        self._blend = blend
+        self._shown = shown
 
     def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
         """The stream at each position, and the position in that stream."""
         positions = positions - self.begin
         if self._blend is None:
-            which, place = np.zeros_like(positions), positions
+            which = np.zeros_like(positions)
+            place = positions
         else:
             which, place = self._blend.lookup(positions)
         number = self._numbers[which]
@@ -233,8 +246,11 @@ class ShuffleStream(ItemStream):
     """
 
     def __init__(self, inner: ItemStream, window: int, key: int):
-        self._inner, self.branches, self.per_pass = inner, inner.branches, inner.per_pass
-        self._window, self._key = window, key
+        self._inner = inner
+        self.branches = inner.branches
+        self.per_pass = inner.per_pass
+        self._window = window
+        self._key = key
 
     def lookup(self, positions: Ints) -> Addresses:
         per_pass = self.per_pass

@@ -221,7 +221,9 @@ def parts_of(dataset: SavableDataset, wrapper: str) -> Parts:
     if isinstance(dataset, WrapperDataset):
         return dataset.parts()
     assert isinstance(dataset, PlannedDataset)
-    world, count, loop = dataset.worker_config.world_size, dataset.plan.count(0), dataset.loop_length
+    world = dataset.worker_config.world_size
+    count = dataset.plan.count(0)
+    loop = dataset.loop_length
     if count is not None:
         if dataset.plan.count(1) != count:
             raise UsageError(
@@ -238,7 +240,7 @@ def parts_of(dataset: SavableDataset, wrapper: str) -> Parts:
 
 
 def is_by_content(dataset: SavableDataset) -> bool:
-    """Whether the items of a data set have no numbers."""
+    """Return whether the items of a data set have no numbers."""
     inner = dataset.runs_as
     return isinstance(inner, LaneDataset) or (isinstance(inner, PlannedDataset) and inner.plan.rows is None)
 
@@ -246,7 +248,8 @@ def is_by_content(dataset: SavableDataset) -> bool:
 def looped(wrapper: WrapperDataset, loop: Loop) -> SavableDataset:
     """A data set whose hooks or tokens decide about batches, with a loop around its own."""
     inner = wrapper.dataset.runs_as
-    loops, settings = (*inner.loops, loop), dict(inner.identity.settings)
+    loops = (*inner.loops, loop)
+    settings = dict(inner.identity.settings)
     settings["loops"] = [[one.kind, one.count] for one in loops]
     counts_inside = any(one.by_steps for one in inner.loops) or inner.limit or inner.loop_length
     counts_inside = counts_inside or (inner.drop_last and not inner.is_endless)

@@ -59,11 +59,12 @@ class PlannedSteps:
                 "what is in a step is decided by the hooks when they run, and not planned",
                 fix="compare two runs with each other",
             )
-        self.dataset, self._plan = dataset, dataset.plan
+        self.dataset = dataset
+        self._plan = dataset.plan
         self._at = (0, dataset.plan.start, 0)  # pass, place, and number of the micro-batch
 
     def known(self, step: RecordedStep) -> bool:
-        """Whether it is of this blend: not before a rebase."""
+        """Return whether it is of this blend: not before a rebase."""
         rebase = self.dataset.rebase
         return rebase is None or (
             isinstance(self._plan, FixedPlan) and step.first * self._plan.chunk >= rebase.position
@@ -73,9 +74,11 @@ class PlannedSteps:
         """The samples of micro-batches ``first`` to ``stop - 1`` of a pass; fewer at its end."""
         number, place, position = self._at
         if number != pass_number:
-            place, position = self._plan.start, 0
+            place = self._plan.start
+            position = 0
         place, moved = self._plan.ahead(pass_number, place, first - position)
-        places, wanted = [], stop - first if moved == first - position else 0
+        places = []
+        wanted = stop - first if moved == first - position else 0
         for _ in range(wanted):
             after, moved = self._plan.ahead(pass_number, place, 1)
             if not moved:

@@ -74,7 +74,8 @@ def read_traces(paths: Iterable[str | os.PathLike[str]]) -> list[RecordedStep]:
     for path in paths:
         for (place, world, rank), digest in _of_rank(path).items():
             found.setdefault((*place, world), {})[rank] = digest
-    steps, parts = list[RecordedStep](), list[tuple[int, int, int]]()
+    steps = list[RecordedStep]()
+    parts = list[tuple[int, int, int]]()
     for (pass_number, position, world), ranks in sorted(found.items()):
         if len(ranks) == world:
             digest = sum(ranks.values()) & MASK64
@@ -99,10 +100,14 @@ def read_traces(paths: Iterable[str | os.PathLike[str]]) -> list[RecordedStep]:
 def _of_rank(path: str | os.PathLike[str]) -> dict[tuple[tuple[int, int], int, int], int]:
     """The digests in a file, by pass and position, number of ranks, and rank; of what was done again, the last."""
     found: dict[tuple[tuple[int, int], int, int], int] = {}
-    rank, world, is_new = 0, 0, False
+    rank = 0
+    world = 0
+    is_new = False
     for line in _lines(path):
         if line.get("format") == "energon_lite.trace":
-            rank, world, is_new = int(line["rank"]), int(line.get("world_size", 0)), True
+            rank = int(line["rank"])
+            world = int(line.get("world_size", 0))
+            is_new = True
         elif isinstance(line.get("digest"), str) and world:
             place = int(line["pass"]), int(line["position"])
             if is_new:
@@ -153,7 +158,9 @@ def first_difference(ours: Sequence[RecordedStep], theirs: Sequence[RecordedStep
     """
     begin = max((one[0].pass_number, one[0].first) for one in (ours, theirs))
     mine, others = ([step for step in steps if (step.pass_number, step.first) >= begin] for steps in (ours, theirs))
-    place, compared, sums = [0, 0], 0, [0, 0]
+    place = [0, 0]
+    compared = 0
+    sums = [0, 0]
     begun = [0, 0]
     runs = mine, others
     while all(at < len(steps) for at, steps in zip(place, runs, strict=True)):

@@ -53,7 +53,8 @@ def run_place(dataset: SavableDataset, state: State | None) -> RunPlace:
     Raises:
         UsageError: a data set of other data sets, whose plan is not known here.
     """
-    plan, title = dataset.plan, type(dataset).__name__
+    plan = dataset.plan
+    title = type(dataset).__name__
     if dataset.loops or type(dataset) not in (PlannedDataset, LaneDataset):
         raise UsageError(f"where samples are in a wrapped {title} is not known", fix="audit the one inside")
     if isinstance(dataset, LaneDataset) and type(plan) is ChunkPlan:
@@ -66,7 +67,9 @@ def run_place(dataset: SavableDataset, state: State | None) -> RunPlace:
 
 class _Fixed:
     def __init__(self, plan: FixedPlan, cursor: Cursor):
-        self._plan, self._cursor, self.pass_number = plan, cursor, cursor.pass_number
+        self._plan = plan
+        self._cursor = cursor
+        self.pass_number = cursor.pass_number
         self.low = self.high = plan.positions(cursor.pass_number, cursor.place[0])[0]
 
     def resolve(self, pass_number: int, position: int, address: Sequence[int]) -> list[Resolved]:
@@ -80,7 +83,9 @@ class _Fixed:
 
 class _ByTokens:
     def __init__(self, plan: TokenPlan, cursor: Cursor):
-        self._plan, self._cursor, self.pass_number = plan, cursor, cursor.pass_number
+        self._plan = plan
+        self._cursor = cursor
+        self.pass_number = cursor.pass_number
         self.low, behind = plan.positions(cursor.pass_number, cursor.place[0])
         self.high = behind if cursor.place[1] else self.low
 
@@ -119,7 +124,8 @@ class _ByTokens:
 
 class _InLanes:
     def __init__(self, dataset: LaneDataset, cursor: LaneCursor | None):
-        self._plan, self._at = dataset.plan, {} if cursor is None else cursor.at
+        self._plan = dataset.plan
+        self._at = {} if cursor is None else cursor.at
         self.pass_number = 0 if cursor is None else cursor.pass_number
         self._lanes = 1 if cursor is None else cursor.lanes
         chunks = [at.chunk for at in self._at.values()] or [0]

@@ -120,7 +120,11 @@ def _numbers(source: Any, key: str) -> list[int]:
 
 class _History:
     def __init__(self, dataset: SavableDataset, leaf: int, index: int, at: RunPlace, most: int):
-        self._dataset, self._leaf, self._index, self._at, self._most = dataset, leaf, index, at, most
+        self._dataset = dataset
+        self._leaf = leaf
+        self._index = index
+        self._at = at
+        self._most = most
         self._order = dataset.plan.order
         self._occurrences = Occurrences(self._order, leaf, index)
         self._left_out = 0  # places that were looked at, at which the plan leaves it out

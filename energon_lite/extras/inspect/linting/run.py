@@ -84,7 +84,8 @@ def lint(
         FatalSampleError: a package is missing, or a hook of the user's is wrong altogether.
         DatasetError: other ranks made no progress in time; there is no folder that can be written.
     """
-    ranks, path = ranks or Ranks(), target.spec.path
+    ranks = ranks or Ranks()
+    path = target.spec.path
     spans = spans_of(target)
     work = LintWork(_results_folder(target), target)
     job = ShardedJob(
@@ -134,7 +135,8 @@ def spans_of(target: Target) -> list[Span]:
 
 def _results_folder(target: Target) -> str:
     """Beside the data, where other ranks see it, or in the user's cache."""
-    path, name = target.spec.path, "energon_lite.lint"
+    path = target.spec.path
+    name = "energon_lite.lint"
     cached = os.path.splitext(index_places(path)[1])[0] + ".lint"
     if not target.is_folder:
         return os.path.join(cache_folder(), "lint", os.path.basename(cached)) if is_remote(path) else cached
@@ -162,7 +164,9 @@ def _duplicates(
         return
     rounds = max(1, -(-total // _KEYS_AT_ONCE))
     for number in range(rounds):
-        hashes, owners, places = [], [], []
+        hashes = []
+        owners = []
+        places = []
         for owner, span in enumerate(spans):
             keys = job.read(span).keys
             wanted = np.flatnonzero((keys != 0) & (keys % np.uint64(rounds) == number))
@@ -200,7 +204,8 @@ class _Samples:
 
     def __init__(self, spans: Sequence[Span], progress: Progress):
         self._total = sum(span.stop - span.start for span in spans)
-        self._progress, self._done = progress, 0
+        self._progress = progress
+        self._done = 0
 
     def __call__(self, span: Span, table: Table | None, done: int, of: int) -> None:
         self._done += span.stop - span.start

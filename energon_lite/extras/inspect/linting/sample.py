@@ -85,7 +85,8 @@ class SampleExaminer:
         return faults or [*self._made(index, raw, decoded, context)]
 
     def _missing(self, raw: RawSample) -> Iterator[Fault]:
-        there, field_map = raw.parts.keys(), self._loader.field_map
+        there = raw.parts.keys()
+        field_map = self._loader.field_map
         if field_map is not None:  # it knows better what is needed
             for name, accesses in field_map.fields:
                 parts = list(dict.fromkeys(access.part for access in accesses))
@@ -146,7 +147,8 @@ class SampleExaminer:
                 yield rejected.failure.stage, "", rejected.failure.reason
 
     def _apply(self, hook: str, key: str, value: Any) -> Sequence[Any]:
-        function, name = getattr(self._maker.encoder, hook), self.leaf.name
+        function = getattr(self._maker.encoder, hook)
+        name = self.leaf.name
         if hook in self._hooks.generators:
             made: list[Any] = self._maker.guarded(hook, name, key, value, lambda sample: [*function(sample)], value)
             return made

@@ -104,7 +104,7 @@ def _gone(scan: ShardScan, stored: ShardScan | None) -> str:
 
 
 def _is_front(scan: ShardScan, stored: ShardScan) -> bool:
-    """Whether the parts are the first ones of those that there were, where they were; others are gone."""
+    """Return whether the parts are the first ones of those that there were, where they were; others are gone."""
     parts = len(scan.parts)
     if parts >= len(stored.parts) or not stored.keys.startswith(scan.keys):
         return False
@@ -157,7 +157,8 @@ def _part_fault(fd: int, whole: int, offset: int, size: int) -> str:
 def _in_front(root: str, name: str) -> ShardState:
     """The samples that can be found in a damaged shard: from each place on where ``.tar.idx`` has a sample; without
     that file, those in front of the damage."""
-    path, state = os.path.join(root, name), ShardState(None)
+    path = os.path.join(root, name)
+    state = ShardState(None)
     members: list[Member] = []
     offsets = np.frombuffer(_offsets(shard_index_path(root, name)) or bytes(16), dtype="<u8").tolist()
     with open(path, "rb", buffering=0, opener=open_file) as file:

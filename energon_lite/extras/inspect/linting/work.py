@@ -77,12 +77,12 @@ class Target:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a local folder of shards, whose headers can be looked at."""
+        """True if it is a local folder of shards, whose headers can be looked at."""
         return self.has_keys and not is_remote(self.spec.path)
 
     @property
     def has_keys(self) -> bool:
-        """Whether samples have keys, which others may have, too; lines and records are numbered."""
+        """True if samples have keys, which others may have, too; lines and records are numbered."""
         return not (is_jsonl(self.spec.path) or source_opener(self.spec.path))
 
 
@@ -125,7 +125,8 @@ class LintWork(Work[Span, Findings]):
 
     def inputs(self, unit: Span) -> list[Any]:
         """Rules, the file of the shard, and what decides what is wrong with a sample."""
-        target, spec = self.target, self.target.spec
+        target = self.target
+        spec = self.target.spec
         path = spec.path if is_jsonl(spec.path) else os.path.join(spec.path, unit.shard)
         try:
             with open(path, "rb", buffering=0) as file:
@@ -161,7 +162,8 @@ class LintWork(Work[Span, Findings]):
     # -- a shard ----------------------------------------------------------------------------------------------------
 
     def _opened(self, shard: str, findings: Findings) -> tuple[ShardState | None, SampleExaminer | None]:
-        target, state = self.target, None
+        target = self.target
+        state = None
         if target.is_folder:
             state = examine_shard(target.spec.path, shard, target.counts[shard], self._stored_index())
             if state.scan is None or not state.scan.samples:
@@ -209,7 +211,8 @@ class LintWork(Work[Span, Findings]):
     # -- its samples ------------------------------------------------------------------------------------------------
 
     def _examine(self, unit: Span, state: ShardState | None, examiner: SampleExaminer, findings: Findings) -> None:
-        source, excluded = examiner.leaf.source, self.target.excluded.get(unit.shard, frozenset())
+        source = examiner.leaf.source
+        excluded = self.target.excluded.get(unit.shard, frozenset())
         reader = examiner.all_parts
         stop = len(source) if unit.is_last else min(unit.stop, len(source))
         keys = np.zeros(max(0, stop - unit.start), dtype=np.uint64)

@@ -56,7 +56,8 @@ class ImageHeaders:
         chosen = np.isin(parts[:, 2], self._parts)
         owners = np.repeat(np.arange(stop - first), np.diff(rows))[chosen]
         shard = self._source.choice.shards[self._source.locate(first)[0]]
-        offsets, lengths = parts[chosen, 0].tolist(), parts[chosen, 1].tolist()
+        offsets = parts[chosen, 0].tolist()
+        lengths = parts[chosen, 1].tolist()
         ranges = [
             (shard, offset, min(length, IMAGE_HEAD_BYTES)) for offset, length in zip(offsets, lengths, strict=True)
         ]

@@ -67,7 +67,8 @@ class PartField:
         Raises:
             SampleError: it has no such part, or nothing there that is or has a length.
         """
-        part, steps = self._access.part, self._access.steps
+        part = self._access.part
+        steps = self._access.steps
         if self.by_index:
             sizes, there = part_sizes(self._source.index, part, index, index + 1)
             if not there[0]:
@@ -144,8 +145,10 @@ class PartColumns:
         return found
 
     def _sums(self, first: int, stop: int) -> Ragged:
-        index, fetch = self._source.index, self._source.store.fetch
-        rows, shard = index.samples[first : stop + 1][:, 0], self._source.choice.shards[self._source.locate(first)[0]]
+        index = self._source.index
+        fetch = self._source.store.fetch
+        rows = index.samples[first : stop + 1][:, 0]
+        shard = self._source.choice.shards[self._source.locate(first)[0]]
         places = index.parts[rows[0] : rows[-1]][:, :2].tolist()
         sums = [zlib.crc32(fetch([(shard, offset, size)])[0]) for offset, size in places]  # one in memory at a time
         return Ragged(np.diff(rows), np.array(sums, np.uint32).view(np.int32).astype(np.int64)[:, None])
@@ -166,7 +169,8 @@ def part_sizes(index: PackedIndex, part: str, first: int, stop: int) -> tuple[ND
     rows = index.samples[first : stop + 1][:, 0]
     parts = index.parts[rows[0] : rows[-1]]
     owner = np.repeat(np.arange(stop - first), np.diff(rows))
-    sizes, there = np.zeros(stop - first, dtype=np.int64), np.zeros(stop - first, dtype=bool)
+    sizes = np.zeros(stop - first, dtype=np.int64)
+    there = np.zeros(stop - first, dtype=bool)
     if part == ALL_PARTS:
         np.add.at(sizes, owner, parts[:, 1])
         return sizes, ~there

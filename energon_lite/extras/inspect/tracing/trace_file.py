@@ -1,4 +1,4 @@
-"""A record of each batch: when it was asked for and delivered, who made it and how long each stage took."""
+"""Record of each batch: the times of its request and delivery, its worker, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ __all__ = ["TraceFile"]
 
 logger = logging.getLogger(__name__)
 
-#: Version of the lines.
+#: Version of the format of the lines.
 FORMAT = 1
 
 
 class TraceFile:
-    """Adds a line of JSON for each delivered batch; ``energon-lite trace`` reads them.
+    """Writer of a line of JSON for each delivered batch; ``energon-lite trace`` reads the file.
 
     Args:
-        path: of the file. With several ranks each has its own: ``trace.rank3.jsonl`` for ``trace.jsonl``; if there are
-            ``workers``, their paths and this one tell ranks apart already.
-        rank, world_size: data-parallel.
-        leaves: the data sets, in the order's numbering; each line names samples by the number of theirs, and the key.
-        workers: files of the workers of this rank, in their order: each gets a line for each delivered batch that this
-            worker made.
+        path: path of the file. With several ranks each has its own: ``trace.rank3.jsonl`` for ``trace.jsonl``; with
+            ``workers``, the paths must already differ by rank.
+        rank, world_size: data-parallel rank and world size.
+        leaves: the leaves, in the order's numbering; each line identifies samples by leaf number and key.
+        workers: paths of the files of this rank's workers, in their order: each gets a line for each delivered batch
+            that its worker made.
 
-    A file that cannot be written is warned of once; the run goes on without it.
+    A file that cannot be written causes one warning; the run continues without it.
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class TraceFile:
     ):
         stem, end = os.path.splitext(os.fspath(path))
         self.path = f"{stem}.rank{rank}{end}" if world_size > 1 and not workers else os.fspath(path)
-        self._rank, self._world = rank, world_size
+        self._rank = rank
+        self._world = world_size
         self._lines = _Lines(self.path)
         self._workers = [_Lines(file) for file in workers]
         for number, lines in enumerate(self._workers):
@@ -60,12 +61,12 @@ class TraceFile:
         self._lines.write(header | {"datasets": [[leaf.name, leaf.path] for leaf in leaves]})
 
     def add(self, place: tuple[int, int], asked: float, delivered: float, result: Result) -> None:
-        """A batch is delivered.
+        """Write the line of a batch that is delivered.
 
         Args:
-            place: the pass, and the position at which the step begins.
-            asked, delivered: by the monotonic clock.
-            result: with its trace, if it was made on this rank.
+            place: the pass, and the position of the step.
+            asked, delivered: times of the request and of the delivery, by the monotonic clock.
+            result: the result, with its trace if it was made on this rank.
         """
         made = result.trace or {}
         keys = _keys_of(result.batch)
@@ -75,14 +76,14 @@ class TraceFile:
         if made.get("worker_number", len(self._workers)) < len(self._workers):
             own = {"t": "Worker.batch", "r": self._rank, "idx": step, "global_idx": self._count, "keys": keys}
             self._workers[made["worker_number"]].write({**line, **own, **made})
-        # The same for programs that read Energon's debug files.
+        # The same record for programs that read Energon's debug files.
         line |= {"t": "SavableDataLoader.yield", "r": self._rank, "idx": step, "global_idx": self._count}
         self._count += 1
         self._lines.write(line | {"keys": keys or [key for _, key in made.get("sources", ())]} | made)
 
 
 class _Lines:
-    """A file that gets lines of JSON, one at a time: what was written before a crash is what one wants to see."""
+    """File of JSON lines that is flushed after each line, so that it shows the last lines before a crash."""
 
     def __init__(self, path: str):
         self.path = path
@@ -103,9 +104,10 @@ class _Lines:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        file, self._file = self._file, None
+        file = self._file
+        self._file = None
         if file is not None:
-            with contextlib.suppress(OSError):  # the same once more
+            with contextlib.suppress(OSError):  # the same error again
                 file.close()
         logger.warning(
             "the trace file %s cannot be written: %s. The run goes on without it.", self.path, error.strerror or error
@@ -113,8 +115,8 @@ class _Lines:
 
 
 def _keys_of(batch: Any) -> list[str]:
-    """The keys of the samples in a batch, if it has them."""
-    found = batch.get("__key__") if isinstance(batch, dict) else getattr(batch, "__key__", None)
-    if isinstance(found, str):
-        return [found]
-    return [str(key) for key in found] if isinstance(found, (list, tuple)) else []
+    """Return the keys of the samples in a batch, if it has them."""
+    key_or_keys = batch.get("__key__") if isinstance(batch, dict) else getattr(batch, "__key__", None)
+    if isinstance(key_or_keys, str):
+        return [key_or_keys]
+    return [str(key) for key in key_or_keys] if isinstance(key_or_keys, (list, tuple)) else []
