@@ -1,6 +1,6 @@
-"""Where the bytes of samples are.
+"""Storage: reading the bytes of samples, and the indexes of their places.
 
-Its rooms, each of which uses those before it: files, tar, index, read, samples, prepare.
+Its folders, each of which uses those before it: files, tar, index, read, samples, prepare.
 """
 
 from energon_lite.lazy_exports import lazy_exports

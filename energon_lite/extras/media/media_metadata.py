@@ -1,5 +1,5 @@
-"""The metadata of media in ``index.sqlite``, as Megatron-Energon 7.4 keeps it: of members of shards by ``key.part``, of
-files in a plain folder by their path in it. :mod:`energon_lite.extras.media.stores.media_table` reads it."""
+"""Metadata of media in ``index.sqlite``, in the form of Megatron-Energon 7.4: members of shards by ``key.part``, files
+of a plain folder by their path in it. :mod:`energon_lite.storage.stores.media_table` reads it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from energon_lite.storage.index.nv_meta import SQLITE_INDEX, meta_path
 
 __all__ = ["MediaRow", "write_media_metadata"]
 
-#: Entry, kind, and the metadata as JSON.
+#: A row of the table: the entry's key, the kind of metadata, and the metadata as JSON.
 MediaRow = tuple[str, str, str]
 
 _TABLES = """
@@ -30,18 +30,18 @@ CREATE TABLE IF NOT EXISTS media_filters (filter_id INTEGER PRIMARY KEY AUTOINCR
 def write_media_metadata(
     root: str, rows: Iterable[MediaRow], strategy: str, patterns: str, tmp_path: str | None = None
 ) -> None:
-    """Put metadata into the ``index.sqlite`` of a folder; what is known of other entries stays.
+    """Write metadata into the ``index.sqlite`` of a folder; the metadata of other entries stays.
 
-    The file is replaced as a whole, so that who reads the old one meanwhile is not disturbed.
+    The file is replaced as a whole, so readers of the old one are not disturbed.
 
     Args:
         root: the folder; it need not be prepared.
         rows: the metadata.
-        strategy, patterns: of the filter that chose the entries.
-        tmp_path: a folder for the file while it is written, where the data set's own is slow; None: the data set's.
+        strategy, patterns: strategy and patterns of the filter that chose the entries.
+        tmp_path: a folder for the file while it is written, if the data set's storage is slow; None: the data set's.
 
     Raises:
-        DataIndexError: the file that is there is no database.
+        DataIndexError: the existing file is no database.
     """
     import sqlite3
 

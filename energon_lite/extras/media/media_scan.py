@@ -1,7 +1,7 @@
 """The metadata of all media of a data set or a folder, as a job that processes and ranks share.
 
-Units are shards, or a few files of a plain folder. What was found in each is kept until all are done, so a run that was
-killed goes on where it was. A medium that is damaged has no metadata; it is reported.
+Units are shards, or a few files of a plain folder. The result of each is kept until all are done, so that a run that
+was killed resumes there. A damaged medium has no metadata; it is reported.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from energon_lite.storage.tar.tar_headers import BLOCK
 
 __all__ = ["MediaReport", "prepare_media"]
 
-#: Raised when the same file would give other metadata than before.
+#: Version of the rules; increased when the same file would give other metadata than before.
 _RULES = 1
-#: Files of a plain folder that make a unit.
+#: Files of a plain folder in a unit.
 _TOGETHER = 16
-#: Seconds of work that are not worth starting helpers for.
+#: Seconds of work up to which no helpers are started.
 _ALONE = 0.5
 
-#: A shard, or some files.
+#: A unit: the name of one shard, or the names of some files.
 Unit = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class MediaReport:
-    """What was found.
+    """The outcome of a preparation of media.
 
     Attributes:
         path: the folder.
-        found: media whose metadata was stored.
-        broken: those that are damaged, with what is wrong.
+        found: number of media whose metadata was stored.
+        broken: damaged media, each with its defect.
     """
 
     path: str
@@ -68,7 +68,7 @@ class _Found:
 
 
 class _Media(Work[Unit, _Found]):
-    """The metadata of the media in units of a folder."""
+    """The extraction of metadata from the media of units in a folder."""
 
     def __init__(self, root: str, media_filter: MediaFilterConfig, *, of_shards: bool):
         super().__init__(meta_path(root, "energon_lite.extras.media"))
@@ -92,17 +92,17 @@ class _Media(Work[Unit, _Found]):
             return []
 
     def do(self, unit: Unit) -> _Found:
-        found = _Found([], [])
+        result = _Found([], [])
         for entry, stream in self._of_shard(unit[0]) if self.of_shards else self._of_files(unit):
             try:
                 metadata = self.filter.read_metadata(stream, entry)
             except DecodeError as error:
-                found.broken.append((entry, error.what))
+                result.broken.append((entry, error.what))
                 continue
             if metadata is not None:
                 kind, text = serialize_media_metadata(metadata)
-                found.rows.append((entry, kind.value, text))
-        return found
+                result.rows.append((entry, kind.value, text))
+        return result
 
     def _of_shard(self, name: str) -> Iterator[tuple[str, RangeStream]]:
         index = _index(self.root, read_uuid(self.root))
@@ -142,21 +142,21 @@ def prepare_media(
     progress: Progress | None = None,
     tmp_path: str | None = None,
 ) -> MediaReport:
-    """Extract the metadata of the media of a prepared data set or of a plain folder, and store it in
-    ``.nv-meta/index.sqlite``, for Energon as well.
+    """Extract the metadata of the media of a prepared data set or a plain folder, and store it in
+    ``.nv-meta/index.sqlite``, where Energon finds it as well.
 
     Args:
         path: the folder.
-        media_filter: what is taken for a medium.
+        media_filter: the filter that selects media.
         workers: processes at most; None for one per core.
-        ranks: the processes that do this together; each must call this. Rank 0 stores all; on the others the report is
-            of their own share.
-        progress: called with the number of units (shards, or a few files) that are done, of all, and a few words.
-        tmp_path: a folder in which the database is written first, where the data set's is slow.
+        ranks: the processes that share the work; each must call this. Rank 0 stores all results; the reports of the
+            others cover their own share.
+        progress: called with the number of finished units (shards, or a few files), of all, and a few words.
+        tmp_path: a folder in which the database is written first, if the data set's storage is slow.
 
     Raises:
-        UsageError: the path is none of a folder.
-        EmptyDatasetError: no file in a plain folder is a medium by its name.
+        UsageError: the path is no folder.
+        EmptyDatasetError: no file in a plain folder has the name of a medium.
         DatasetError: a shard cannot be read, or is not the one that was indexed.
 
     Example:
@@ -206,7 +206,7 @@ def prepare_media(
 
 
 def _files(root: str, media_filter: MediaFilterConfig) -> list[Unit]:
-    """The files of a plain folder that may be media, some together."""
+    """Units of the files in a plain folder that may be media."""
     names: list[str] = []
     shards = 0
     for folder, folders, files in os.walk(root):

@@ -1,10 +1,10 @@
-"""Ranges of S3's objects and of HTTP's files without the layers of their file systems.
+"""Ranges of S3 objects and HTTP files, requested without the layers of their file systems.
 
-The file system that fsspec made says where the objects are, with whose credentials, and over which TLS; so nothing is
-set up twice. Only the request is another one: for each object it is signed once in some minutes, since the range is
-no part of what is signed. Whatever is not as usual, the settings or an answer, is left to the file system.
+Addresses, credentials and TLS settings come from the file system that fsspec made, so nothing is configured twice. Only
+the request differs: it is signed once in some minutes for each object, since the range is no part of the signed text.
+Whenever settings or an answer are unusual, the file system reads instead.
 
-AWS Signature Version 4, as botocore makes it.
+AWS Signature Version 4, as in botocore.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ __all__ = ["DirectRanges", "direct_ranges"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds for which a signature is used; stores take it for 900.
+#: Seconds for which a signature is used; stores accept it for 900.
 _SIGNED = 300.0
 #: Objects whose signed requests are kept.
 _SIGNATURES = 1 << 14
-#: Requests in a row that were left to the file system, after which all are for so many seconds.
-_ODD, _PAUSE = 3, 60.0
+#: Consecutive failures after which the file system reads everything for a while.
+_ODD = 3
+#: Seconds of that while.
+_PAUSE = 60.0
 
 
 class _Elsewhere(Exception):
-    """Settings that only the file system understands."""
+    """Raised for settings that only the file system supports."""
 
 
 class DirectRanges:
-    """Reads ranges of the files of a file system. It belongs to the event loop of that.
+    """Reader of ranges of the files of a file system. It belongs to the file system's event loop.
 
     Args:
         fs: an ``s3fs.S3FileSystem``, or fsspec's ``HTTPFileSystem``.
@@ -46,28 +48,28 @@ class DirectRanges:
     def __init__(self, fs: Any):
         self._fs = fs
         self._clients: dict[tuple[str, int, bool], RangeClient] = {}
-        #: Of each path: its client, the head of its requests, and when that has to be made again.
+        #: By path: its client, the head of its requests, and the time at which that expires.
         self._heads: dict[str, tuple[RangeClient, bytes, float]] = {}
-        #: Of each bucket: the client of s3fs, and what stands before the keys in the URLs of its objects.
+        #: By bucket: the client of s3fs, and the prefix of the keys in the URLs of its objects.
         self._buckets: dict[str, tuple[Any, str]] = {}
         self._odd, self._until = 0, 0.0
-        #: Ranges that were read here.
+        #: Number of ranges that were read here.
         self.read_here = 0
 
     async def read(self, path: str, offset: int, size: int) -> bytes | None:
-        """The ``size`` bytes at ``offset``; None: the file system has to be asked.
+        """Read the ``size`` bytes at ``offset``; None: the file system has to read them.
 
         Raises:
             StatusError, ConnectionError, TimeoutError, OSError: the store, or the way to it, fails.
         """
         if size < 1 or (self._until and time.monotonic() < self._until):
             return None
-        for _ in range(2):  # the credentials may have changed since it was signed
+        for _ in range(2):  # the credentials may have changed since the request was signed
             known = self._heads.get(path)
             if known is None or known[2] < time.monotonic():
                 try:
                     known = self._heads[path] = await self._head(path)
-                except Exception as error:  # wrong credentials, say: the file system's error is the one to show
+                except Exception as error:  # such as wrong credentials: the file system's error is the better message
                     _log.debug("%s is read by its file system: %r", path, error)
                     break
                 if len(self._heads) > _SIGNATURES:
@@ -114,20 +116,20 @@ class DirectRanges:
     def _web_url(self, path: str) -> str:
         fs = self._fs
         url = fs.encode_url(path)
-        # The session's headers, user, certificates are its own affair.
+        # Headers, user and certificates of a session are left to the file system.
         is_plain = fs.get_client.__module__ == _HTTP.rpartition(".")[0]
         if not is_plain or fs.kwargs or fs.client_kwargs or url.user or url.password:
             raise _Elsewhere
         return str(url.with_fragment(None))
 
     async def _object_url(self, path: str) -> tuple[Any, str]:
-        """The client of s3fs that reads an object, and the object's URL."""
+        """The s3fs client that reads an object, and the object's URL."""
         from botocore.utils import percent_encode
 
         fs = self._fs
         bucket, key, version = fs.split_path(path)
         if not key or version or fs.s3_additional_kwargs or ":" in bucket or bucket.endswith("--x-s3"):
-            raise _Elsewhere  # versions, keys of encryption, access points, S3 Express
+            raise _Elsewhere  # versions, encryption keys, access points, S3 Express
         if bucket not in self._buckets:
             await fs.set_session()
             client = await fs.get_s3(bucket)
@@ -140,7 +142,7 @@ class DirectRanges:
         return client, base + percent_encode(key, safe="/~")
 
     async def _signature(self, client: Any, url: str) -> dict[str, str]:
-        """The headers of a request for an object, signed."""
+        """The signed headers of a request for an object."""
         from botocore import UNSIGNED
         from botocore.auth import S3SigV4Auth
         from botocore.awsrequest import AWSRequest
@@ -160,8 +162,11 @@ class DirectRanges:
         return {name: value for name, value in request.headers.items() if name.lower() != "host"}
 
 
-_S3, _HTTP = "s3fs.core.S3FileSystem", "fsspec.implementations.http.HTTPFileSystem"
-#: What makes a context for TLS is called with.
+#: Class name of the file system of S3.
+_S3 = "s3fs.core.S3FileSystem"
+#: Class name of the file system of HTTP.
+_HTTP = "fsspec.implementations.http.HTTPFileSystem"
+#: Arguments of the function that makes a TLS context, by the class name of the file system.
 _NOTHING: dict[str, tuple[Any, ...]] = {_S3: (None,), _HTTP: ()}
 
 
@@ -169,14 +174,14 @@ def _name_of(fs: Any) -> str:
     return f"{type(fs).__module__}.{type(fs).__qualname__}"
 
 
-#: By process and file system, which stays alive with it. Equal ones are kept apart: they may have other sessions.
+#: By process and file system, which is kept alive here. Equal ones are kept apart: their sessions may differ.
 _known: dict[tuple[int, int], tuple[Any, DirectRanges | None]] = {}
 
 
 def direct_ranges(fs: Any) -> DirectRanges | None:
-    """What reads the files of ``fs`` directly, one for each process; None: nothing does."""
-    found = _known.get((os.getpid(), id(fs)))
-    if found is None:
+    """Return the direct reader of the files of ``fs``, one for each process; None: there is none for its class."""
+    entry = _known.get((os.getpid(), id(fs)))
+    if entry is None:
         ranges = DirectRanges(fs) if _name_of(fs) in _NOTHING else None
-        found = _known.setdefault((os.getpid(), id(fs)), (fs, ranges))
-    return found[1]
+        entry = _known.setdefault((os.getpid(), id(fs)), (fs, ranges))
+    return entry[1]

@@ -1,8 +1,8 @@
-"""A client of one HTTP server that knows a single request, for a range of bytes, and a single answer: that range.
+"""A client of one HTTP server that supports one request, for a range of bytes, and one answer: that range.
 
-It exists because general clients take most of the time: of the millisecond that ``s3fs`` needs for 7 kB, next to none
-is spent on the bytes. What it does not understand at once is no error but :class:`UnusualAnswer`, for which somebody
-else asks again. Connections are kept, and used by one request at a time.
+General clients spend most of the time outside of the transfer: of the millisecond that ``s3fs`` needs for 7 kB, hardly
+any is spent on the bytes. Any other answer raises :class:`UnusualAnswer`, after which the caller reads in another way.
+Connections are kept, and used by one request at a time.
 
 RFC 9110 (HTTP semantics), section 14; RFC 9112 (HTTP/1.1), section 6.
 """
@@ -18,19 +18,19 @@ __all__ = ["RangeClient", "StatusError", "UnusualAnswer"]
 
 #: Bytes of the head of an answer, at most.
 _LARGEST_HEAD = 1 << 16
-#: What the server says when it is overloaded: to be asked again, later.
+#: Statuses of an overloaded server: the request may be sent again later.
 _BUSY = {b"408", b"429", b"500", b"502", b"503", b"504", b"509"}
 
 
 class UnusualAnswer(Exception):
-    """An answer that is not just the range: another status, encoded, in chunks; ask in another way."""
+    """An answer other than the plain range: another status, encoded, in chunks. The caller reads in another way."""
 
 
 class StatusError(OSError):
-    """The server cannot answer now.
+    """The server cannot answer at present.
 
     Attributes:
-        status: of HTTP.
+        status: the HTTP status.
     """
 
     def __init__(self, status: int):
@@ -39,16 +39,16 @@ class StatusError(OSError):
 
 
 class _Stale(ConnectionResetError):
-    """A kept connection was closed before a byte of the answer came."""
+    """A kept connection was closed before a byte of the answer arrived."""
 
 
 class RangeClient:
-    """Fetches ranges. It belongs to one event loop.
+    """Fetcher of ranges from one server. It belongs to one event loop.
 
     Args:
         host, port: the server.
-        context: for TLS; None: without.
-        patience: seconds without a byte after which an answer is given up.
+        context: context for TLS; None: without TLS.
+        patience: seconds without a byte after which a request is given up.
 
     Example:
         >>> client = RangeClient("localhost", 80)
@@ -58,19 +58,19 @@ class RangeClient:
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None = None, patience: float = 15.0):
         self._host, self._port, self._context, self._patience = host, port, context, patience
-        #: The one used last stands last, so that those nobody needs grow old and are closed by the server.
+        #: The connection used last comes last, so that unneeded ones are closed by the server.
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
         self._watched = False
 
     async def get(self, head: bytes, offset: int, size: int) -> bytes:
-        """The ``size`` bytes at ``offset``, at least one.
+        """Fetch the ``size`` bytes at ``offset``, at least one.
 
         Args:
-            head: the request without its range: request line and headers, each with its line end.
+            head: request line and headers except the range, each with its line end.
 
         Raises:
-            UnusualAnswer: see there.
+            UnusualAnswer: the answer is not the plain range.
             StatusError, ConnectionError, TimeoutError, OSError: the server, or the way to it, fails.
         """
         request = b"%bRange: bytes=%d-%d\r\n\r\n" % (head, offset, offset + size - 1)
@@ -81,7 +81,7 @@ class RangeClient:
                 data = await connection.ask(request, offset, size)
             except _Stale:
                 continue
-            except BaseException:  # cancelled, too: the rest of the answer is on its way
+            except BaseException:  # also when cancelled: the rest of the answer would still arrive
                 connection.close()
                 raise
             finally:
@@ -108,14 +108,14 @@ class RangeClient:
         )
         try:
             _, connection = await asyncio.wait_for(opening, self._patience)
-        except asyncio.TimeoutError:  # before Python 3.11 not the built-in one
+        except asyncio.TimeoutError:  # not the built-in one before Python 3.11
             raise TimeoutError(errno.ETIMEDOUT, f"no connection after {self._patience:.0f} s") from None
         return connection
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Ends answers of which nothing comes."""
+        """End requests without a byte for ``patience`` seconds."""
         now = loop.time()
-        for connection in [one for one in self._busy if now - one.heard > self._patience]:
+        for connection in [busy for busy in self._busy if now - busy.heard > self._patience]:
             connection.give_up(TimeoutError(errno.ETIMEDOUT, f"no answer for {self._patience:.0f} s"))
         self._watched = bool(self._busy)
         if self._watched:
@@ -123,7 +123,7 @@ class RangeClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One answer after the other."""
+    """A connection to the server, which carries one request at a time."""
 
     __slots__ = (
         *("_answer", "_head", "_is_last", "_left", "_loop", "_offset", "_parts", "_size", "_transport", "_uses"),
@@ -134,7 +134,7 @@ class _Connection(asyncio.Protocol):
         self._loop, self._transport = loop, None
         self._answer: asyncio.Future[bytes] | None = None
         self._uses, self._is_last = 0, False
-        #: When something was heard of it.
+        #: Time of the loop at which the last byte arrived.
         self.heard = loop.time()
 
     @property
@@ -148,7 +148,7 @@ class _Connection(asyncio.Protocol):
     def ask(self, request: bytes, offset: int, size: int) -> asyncio.Future[bytes]:
         transport: Any = self._transport
         self._offset, self._size, self._uses = offset, size, self._uses + 1
-        #: The head, as far as it has come; the parts of the body, and how many bytes are missing, 0: no head yet.
+        #: The received part of the head; the pieces of the body, and the number of missing bytes (0: no head yet).
         self._head, self._parts, self._left = b"", list[bytes](), 0
         self.heard = self._loop.time()
         self._answer = answer = self._loop.create_future()
@@ -161,7 +161,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         answer = self._answer
         if answer is None:
-            self.close()  # nobody asked
+            self.close()  # there is no request
             return
         self.heard = self._loop.time()
         if self._left:
@@ -191,7 +191,7 @@ class _Connection(asyncio.Protocol):
                 answer.set_result(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts))
 
     def _error(self, head: bytes) -> Exception | None:
-        """What is wrong with an answer, by its head in small letters."""
+        """The error of an answer, by its head in lower case; None if the answer is the range."""
         if not head.startswith(b"http/1.1 206"):
             return StatusError(int(head[9:12])) if head[9:12] in _BUSY else UnusualAnswer(head[:60].decode("latin-1"))
         is_it = (
@@ -212,7 +212,7 @@ class _Connection(asyncio.Protocol):
         self._transport = None
 
     def give_up(self, error: Exception) -> None:
-        """End the answer with an error, and the connection with it."""
+        """End the request with an error, and close the connection."""
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():
             answer.set_exception(error)

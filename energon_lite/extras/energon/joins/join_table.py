@@ -1,8 +1,8 @@
-"""Which samples of data sets belong together: a table that is made once, from their keys, and kept in the user's cache.
+"""The table of samples that belong together across data sets: made once from their keys, kept in the user's cache.
 
-A row is a sample of the first data set (the primary one), by its number among those that are read, with the number of
-the sample of each other one that has the same key, or -1. What is in the table is a function of the keys of the samples
-that are read; so it is found again by the digests of the indexes and of the choices of shards and samples. An edited
+A row stands for a sample of the first data set (the primary one): its number among the samples that are read, and for
+each other data set the number of the sample with the same key, or -1. The table is a function of the keys of the
+samples that are read, so the digests of the indexes and of the choices of shards and samples identify it. An edited
 ``split.yaml``, another split, or data that were prepared anew have another table.
 """
 
@@ -27,20 +27,20 @@ from energon_lite.storage.tar.tar_scan import Int64
 
 __all__ = ["JoinTable", "Nonmatch", "join_table"]
 
-#: What becomes of a sample of the first data set that another one has no sample for.
+#: Treatment of a sample of the first data set that has no match in another one.
 Nonmatch = Literal["error", "skip", "none"]
 
 _TABLE = FileKind(b"ENRGLJOI", 1, "join table", "remove the file: it is made again when the data set is opened")
 
 
 class JoinTable(NamedTuple):
-    """The rows of a join.
+    """The rows of a join, with their file and digest.
 
     Attributes:
-        path: of the file.
-        rows: ``[n, data sets]``, int64; -1: none.
-        digest: of the rows.
-        left_out: samples of the first data set that others have none for, and that are skipped.
+        path: the file of the table.
+        rows: ``[n, data sets]``, int64 sample numbers; -1: no match.
+        digest: digest of the rows.
+        left_out: skipped samples of the first data set, for want of a match.
     """
 
     path: str
@@ -50,7 +50,7 @@ class JoinTable(NamedTuple):
 
     @classmethod
     def open(cls, path: str) -> JoinTable:
-        """Open the file of a table.
+        """Open the file of a join table.
 
         Raises:
             DataIndexError: it is damaged, or of another kind.
@@ -64,21 +64,20 @@ class JoinTable(NamedTuple):
 
 
 def join_table(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) -> JoinTable:
-    """The table of some data sets, from the cache or made now; of several processes one makes it.
+    """Return the table of some data sets, from the cache or made now; one of several processes makes it.
 
     Args:
         sources: the samples that are read; the first is the primary one.
-        nonmatch: for each of them; of no meaning for the first.
+        nonmatch: the treatment of missing matches for each source; ignored for the first.
 
     Raises:
-        DatasetError: a key is there twice in a data set that is joined; or a sample has no match, where that is an
-            error.
-        DataIndexError: the table can be written nowhere.
+        DatasetError: a joined data set has a key twice; or a sample has no match where ``nonmatch`` is ``"error"``.
+        DataIndexError: no folder for the table can be written.
     """
     path = _place(sources, nonmatch)
-    found = whole_or_none(JoinTable.open, path)
+    table = whole_or_none(JoinTable.open, path)
     make = partial(_make, sources, nonmatch)
-    return found or first_writable(sources[0].path, "the join table", [path], "write there", partial(_made_at, make))
+    return table or first_writable(sources[0].path, "the join table", [path], "write there", partial(_made_at, make))
 
 
 def _place(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) -> str:
@@ -91,17 +90,17 @@ def _place(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) ->
 def _made_at(make: Callable[[], tuple[Int64, int]], path: str) -> JoinTable:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with only_one(path):
-        found = whole_or_none(JoinTable.open, path)  # another process may have made it while this one waited
-        if found is None:
+        table = whole_or_none(JoinTable.open, path)  # another process may have made it while this one waited
+        if table is None:
             rows, left_out = make()
             digest = hashlib.blake2b(np.ascontiguousarray(rows).data, digest_size=16).hexdigest()
             write_arrays(path, _TABLE, {"rows": rows}, {"digest": digest, "left_out": left_out})
-            found = JoinTable.open(path)
-        return found
+            table = JoinTable.open(path)
+        return table
 
 
 def _make(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) -> tuple[Int64, int]:
-    """The rows, and how many samples of the first data set are skipped."""
+    """Match the keys: the rows, and the number of skipped samples of the first data set."""
     keys = [SampleKeys(source.index, source.choice.locate_many(np.arange(len(source)))[1]) for source in sources]
     first, kept = keys[0], np.ones(len(sources[0]), dtype=bool)
     columns = [np.arange(len(sources[0]))]
@@ -112,13 +111,13 @@ def _make(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) -> 
                 where=str(source),
                 fix="give each sample a key of its own, or exclude all but one of them in .nv-meta/split.yaml",
             )
-        found = match_keys(first, mine)
-        missing = np.flatnonzero(found < 0)
+        matches = match_keys(first, mine)
+        missing = np.flatnonzero(matches < 0)
         if len(missing) and how == "error":
             raise _no_match(sources[0], source, first.key(int(missing[0])), len(missing))
         if how == "skip":
             kept[missing] = False
-        columns.append(found)
+        columns.append(matches)
     rows = np.stack(columns, axis=1)[kept]
     return rows.astype("<i8"), int(len(kept) - kept.sum())
 

@@ -1,4 +1,4 @@
-"""Samples of several data sets to one: each is made as its own data set says, then a joiner puts them together."""
+"""Loader of joined samples: each member is loaded by its own data set's rules, then a joiner combines them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ __all__ = ["JoinedLoader"]
 
 @dataclass(frozen=True)
 class JoinedLoader:
-    """Makes joined samples, in the shape of :class:`~energon_lite.storage.samples.sample_loader.SampleLoader`.
+    """Maker of joined samples, with the interface of
+    :class:`~energon_lite.storage.samples.sample_loader.SampleLoader`.
 
     Args:
-        members: how samples of each data set are made.
-        joiner: a class derived from Sample, whose ``from_joined`` is called, or a function; with the samples, in order,
-            or by name.
-        names: of the data sets; None: they have none.
-        subflavors: labels of the join as a whole, for those who ask; each sample has those of its data set.
+        members: the loader of each data set.
+        joiner: a class derived from Sample, whose ``from_joined`` is called, or a function; it gets the samples in
+            order, or by name.
+        names: names of the data sets; None: they have none.
+        subflavors: labels of the join as a whole; each sample has those of its data set.
     """
 
     members: Sequence[SampleLoader]
@@ -33,7 +34,7 @@ class JoinedLoader:
     names: Sequence[str] | None = None
     subflavors: Mapping[str, Any] = field(default_factory=dict)
 
-    #: No code but the joiner's has a say in it, but fields are not simply those of parts.
+    #: Attributes of a SampleLoader: a joined sample is made by the joiner alone.
     field_map: ClassVar[FieldMap | None] = None
     sample_loader: ClassVar[None] = None
     decoder: ClassVar[SampleDecoder | None] = None
@@ -41,18 +42,18 @@ class JoinedLoader:
 
     @property
     def sample_type(self) -> type[Sample] | None:
-        """What the samples are; None: what a function returns."""
+        """The class of the samples; None: the joiner is a function."""
         return self.joiner if isinstance(self.joiner, type) and issubclass(self.joiner, Sample) else None
 
     def load(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Any:
         """Make one sample.
 
         Args:
-            raw: what was read; its parts are the samples of the data sets, or None.
+            raw: the joined sample; its parts are the samples of the data sets, or None.
             restore_key: becomes ``__restore_key__``.
 
         Raises:
-            SampleError: of one of the samples; or the joiner returned what is no sample.
+            SampleError: one of the samples failed; or the joiner returned no sample.
         """
         parts: Mapping[str, Any] = raw.parts
         samples = [

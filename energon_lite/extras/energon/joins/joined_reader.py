@@ -1,4 +1,4 @@
-"""Samples that belong together by their keys, read with one read for each data set."""
+"""Reading of samples that are joined by their keys, with one read for each data set."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["JoinedReader"]
 
 
 class JoinedReader:
-    """Reads joined samples, with one read for each data set. The parts of such a sample are the samples of the data
-    sets, by number: those that are not there are None.
+    """Reader of joined samples, with one read for each data set. The parts of a joined sample are the samples of the
+    data sets, named by their number; a data set without a match gives None.
 
     Args:
-        source: the data sets.
-        readers: of each of them.
+        source: the joined data sets.
+        readers: a reader for each of them.
     """
 
     def __init__(self, source: JoinedSource, readers: Sequence[SampleReader]):
         self.source, self.readers = source, tuple(readers)
 
     def read(self, indices: Sequence[int]) -> Columns | None:
-        """The samples ``indices``, at least one, by columns; None: those of the first data set are not alike.
+        """Read the samples ``indices`` (at least one) by columns; None: those of the first data set are not alike.
 
         Raises:
             MissingShardError, ShardChangedError, DatasetError: a shard changed after opening, or the storage failed.
@@ -41,47 +41,47 @@ class JoinedReader:
         columns: list[list[RawSample | None]] = [[*_samples(self.readers[0], rows[:, 0].tolist(), primary)]]
         for reader, numbers in zip(self.readers[1:], rows.T[1:], strict=True):
             there = np.flatnonzero(numbers >= 0).tolist()
-            found: list[RawSample | None] = [None] * len(indices)
+            matches: list[RawSample | None] = [None] * len(indices)
             mine = numbers[there].tolist()
             samples = _samples(reader, mine, reader.read(mine)) if mine else ()
             for place, sample in zip(there, samples, strict=True):
-                found[place] = sample
-            columns.append(found)
+                matches[place] = sample
+            columns.append(matches)
         names = {str(number): column for number, column in enumerate(columns)}
         return Columns(primary.keys, primary.shards, primary.names, names)
 
     def sample(self, index: int) -> RawSample:
-        """One sample.
+        """Read one sample.
 
         Raises:
             IndexError: there is no such sample.
             MissingShardError, ShardChangedError, DatasetError: as :meth:`read`.
         """
         row = self.source.rows([index])[0].tolist()
-        found = [None if at < 0 else reader.sample(at) for reader, at in zip(self.readers, row, strict=True)]
-        assert found[0] is not None
-        parts = {str(number): sample for number, sample in enumerate(found)}
-        return RawSample(found[0].key, parts, found[0].source)
+        samples = [None if at < 0 else reader.sample(at) for reader, at in zip(self.readers, row, strict=True)]
+        assert samples[0] is not None
+        parts = {str(number): sample for number, sample in enumerate(samples)}
+        return RawSample(samples[0].key, parts, samples[0].source)
 
     @property
     def ahead(self) -> JoinedReader | None:
-        """Itself, if what is needed of any of the data sets is fetched ahead."""
+        """This reader if any of the data sets is fetched ahead, otherwise None."""
         return None if self.source.read_ahead is None else self
 
     @property
     def settings(self) -> ReadAhead:
-        """How it is fetched ahead."""
+        """The settings of the read-ahead."""
         settings: ReadAhead = self.source.read_ahead
         return settings
 
     def ranges(self, indices: Sequence[int]) -> list[ShardRange]:
-        """What is requested of slow storage for these samples."""
+        """The ranges that these samples request from slow storage."""
         columns = zip(self.readers, self.source.rows(indices).T, strict=True)
-        return [one for reader, numbers in columns for one in reader.ranges(numbers[numbers >= 0].tolist())]
+        return [span for reader, numbers in columns for span in reader.ranges(numbers[numbers >= 0].tolist())]
 
 
 def _samples(reader: SampleReader, indices: Sequence[int], found: Columns | None) -> Iterator[RawSample]:
-    """Samples that were read together; None: they were not, and are read one by one."""
+    """The samples of ``indices``; with None for ``found`` they are read one by one."""
     if found is None:
         yield from map(reader.sample, indices)
         return

@@ -1,4 +1,4 @@
-"""Data sets whose samples belong together by their keys, read as one data set."""
+"""Data sets whose samples are joined by their keys, read as one data set."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["JoinedSource"]
 
 
 class JoinedSource:
-    """Samples of a first data set, each with those of the same key of others, in the shape of
-    :class:`~energon_lite.storage.read.webdataset.WebdatasetSource` and of what reads that. Key, shard and number of a
-    sample are those of the first data set.
+    """The samples of a first data set, each with the samples of the same key in other data sets. It has the interface
+    of :class:`~energon_lite.storage.read.webdataset.WebdatasetSource`. Key, shard and number of a sample are those of
+    the first data set.
 
     Args:
         members: the data sets, the first one first.
-        nonmatch: for each of them, what becomes of samples that it has no match for; the first has to have none.
+        nonmatch: for each of them the treatment of samples that have no match in it; ignored for the first.
         subset: the part of the joined samples that is read.
 
     Attributes:
         members: the data sets.
-        fingerprint, contents: what decides the order, and what identifies the data.
-        skipped: 0; of samples that are left out because they have no match, nothing is known here.
+        fingerprint, contents: the text that decides the order, and the one that identifies the data.
+        skipped: always 0; samples that are left out for want of a match are not counted here.
 
     Raises:
         DatasetError: as :func:`~energon_lite.extras.energon.joins.join_table.join_table`.
@@ -72,7 +72,7 @@ class JoinedSource:
         return f"{' + '.join(map(str, self.members))}: {counted(len(self), 'sample')} joined"
 
     def __copy__(self) -> JoinedSource:
-        """With members of its own, which may be read in another way."""
+        """A copy with members of its own, whose way of reading may be changed."""
         own = object.__new__(type(self))
         vars(own).update(vars(self), members=tuple(copy.copy(member) for member in self.members))
         return own
@@ -82,17 +82,17 @@ class JoinedSource:
 
     @property
     def read_ahead(self) -> Any:
-        """How samples are fetched from slow storage, if those of any data set are."""
+        """The read-ahead settings of the first data set that has any; None: no data set is fetched ahead."""
         return next((member.read_ahead for member in self.members if member.read_ahead is not None), None)
 
     @property
     def shard_names(self) -> tuple[str, ...]:
-        """The shards of the first data set."""
+        """The names of the shards of the first data set."""
         return self.members[0].shard_names
 
     @cached_property
     def _rows(self) -> Numbers:
-        """The table; opened again where this object was unpickled.
+        """The rows of the table; the file is opened again where this object was unpickled.
 
         Raises:
             DataIndexError: it is not the one that this object was made with.
@@ -107,7 +107,7 @@ class JoinedSource:
         return table.rows
 
     def rows(self, indices: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """``[n, data sets]``: the numbers of samples in the data sets; -1: none."""
+        """The numbers of samples in the data sets, ``[n, data sets]``; -1: no match."""
         rows: np.ndarray[Any, np.dtype[np.int64]] = self._rows.take(np.asarray(indices) + self._start, 0)
         return rows
 
@@ -118,15 +118,15 @@ class JoinedSource:
         return row
 
     def locate(self, index: int) -> tuple[int, int]:
-        """(position among the shards of the first data set, number of the sample over all of its shards)."""
+        """Return (position among the shards of the first data set, number of the sample over all of its shards)."""
         return self.members[0].locate(self._row(index)[0])
 
     def key(self, index: int) -> str:
-        """The key of a sample, without reading it."""
+        """The key of a sample; reads the index only."""
         return self.members[0].key(self._row(index)[0])
 
     def column(self, name: str) -> Any:
-        """None is there: a joined sample is none of those that were measured.
+        """Raise an error: a joined sample is none of the samples that were measured.
 
         Raises:
             DataIndexError: always.
