@@ -3,10 +3,10 @@
     with Trainer(load_config("run.yaml", ["mesh.tp=2"])) as trainer:
         trainer.run()
 
-To read it, take the tour in ``docs/trainer.md``, from one GPU to four axes: it stops at each file of ``data``,
-``models``, ``optimizer``, ``training``, ``parallel`` and ``checkpointing`` once, and says how long it is.
+To read the code, follow ``docs/trainer.md``, from one GPU to four axes: it visits each file of ``data``, ``models``,
+``optimizer``, ``training``, ``parallel`` and ``checkpointing`` once, and states its length.
 
-That a name is given twice below says to type checkers that it is meant to be seen.
+Each name is imported ``as`` itself: type checkers then treat it as public.
 """
 
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver as CheckpointSaver
