@@ -140,7 +140,7 @@ def plan_in_chunks(
     return concatenate(parts, firsts)
 
 
-def from_dict(document: Mapping[str, Any], *, at: str = "batching") -> Strategy:
+def strategy_from_dict(document: Mapping[str, Any], *, at: str = "batching") -> Strategy:
     """Read the strategy that a document describes.
 
     Args:
@@ -198,7 +198,7 @@ class _CapacityKeys:
 
 
 def to_dict(strategy: Strategy) -> dict[str, Any]:
-    """Document of a strategy, for :func:`from_dict`: plain values, with all keys written out.
+    """Document of a strategy, for :func:`strategy_from_dict`: plain values, with all keys written out.
 
     Of a user's cost function only the name is written, under ``cost``: a document cannot hold the function.
     """

@@ -173,8 +173,8 @@ class SavableDataLoader(DataLoader):
         self.restore_state_rank(state_dict)
 
     def is_last(self) -> bool | None:
-        """Return whether the batch that was handed out last is the last one of its ``for`` loop; None: nobody knows before the
-        next one is asked for, because hooks decide how many a pass has."""
+        """Return whether the batch that was handed out last is the last one of its ``for`` loop; None: nobody knows
+        before the next one is asked for, because hooks decide how many a pass has."""
         iterator = self._dataset_iterator
         return iterator.is_over() if iterator.knows_end else None
 

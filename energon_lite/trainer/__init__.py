@@ -3,8 +3,8 @@
     with Trainer(load_config("run.yaml", ["mesh.tp=2"])) as trainer:
         trainer.run()
 
-To read it, take the tour in ``docs/trainer.md``, from one GPU to four axes: it stops at each file of ``data``,
-``models``, ``optimizer``, ``training``, ``parallel`` and ``checkpointing`` once, and says how long it is.
+To read the code, follow ``docs/trainer.md``, from one GPU to four axes: it visits each file of ``data``, ``models``,
+``optimizer``, ``training``, ``parallel`` and ``checkpointing`` once. It uses the public names of the loader only.
 """
 
 from energon_lite.lazy_exports import lazy_exports

@@ -107,7 +107,7 @@ def even_step_costs(
     """Balance all costs over the micro-batches of one step, in an order in which the sums of ranks are balanced, too.
 
     In turn ``t``, rank ``r`` of ``w`` takes micro-batch ``t * w + r``. The samples of packed micro-batches are
-    redistributed (:func:`~energon_lite.batching.even_costs.even_costs`); padded micro-batches are only reordered.
+    redistributed (:func:`~energon_lite.extras.balance.even_costs.even_costs`); padded micro-batches are only reordered.
 
     Args:
         batches: the micro-batches of one step.

@@ -1,5 +1,5 @@
 """Metadata of media in ``index.sqlite``, in the form of Megatron-Energon 7.4: members of shards by ``key.part``, files
-of a plain folder by their path in it. :mod:`energon_lite.storage.stores.media_table` reads it."""
+of a plain folder by their path in it. :mod:`energon_lite.extras.media.stores.media_table` reads it."""
 
 from __future__ import annotations
 

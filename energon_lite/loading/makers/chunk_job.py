@@ -183,7 +183,7 @@ class Made:
         trace: timing record, if requested.
         tail: place of the next batch, if that one, too, is made of items that were handed over.
         carried: the remainder that is handed over.
-        digest: digest of the samples in the batch; see :mod:`energon_lite.batching.set_digest`.
+        digest: digest of the samples in the batch; see :mod:`energon_lite.batching.digests`.
     """
 
     batch: Any

@@ -142,7 +142,7 @@ class Result:
         outcomes: the outcomes of its samples, in their order.
         tokens: tokens that were planned for it, if they were planned.
         trace: timing record, if requested; see :mod:`energon_lite.loading.makers.stage_timer`.
-        digest: digest of the samples in it; see :mod:`energon_lite.batching.set_digest`.
+        digest: digest of the samples in it; see :mod:`energon_lite.batching.digests`.
     """
 
     batch: Any

@@ -56,7 +56,7 @@ SKIPPED = 1
 #: Value of ``skip``: the sample could not be read, decoded or encoded.
 FAILED = 2
 
-#: The columns from the headers of images: see :mod:`energon_lite.loading.measuring.image_headers`.
+#: The columns from the headers of images: see :mod:`energon_lite.extras.inspect.part_columns.image_headers`.
 OF_IMAGES = ("images", "image_sizes", "image_patches", "patches", "squared_patches")
 
 #: The ragged column of the crc32 of each part, as int32. If it exists, parts are verified when they are read.

@@ -147,7 +147,7 @@ def source_opener(path: str) -> OpenSource | None:
 def _opener_of_folder(path: str) -> OpenSource | None:
     """The opener for the files in a folder or in one of its folders, or for files that begin with the path."""
     if not os.path.isdir(path):
-        for kind in _openers.values():  # kinds of several files, like Megatron's; JSONL files have an .idx too
+        for kind in _kinds().values():  # kinds of several files, like Megatron's; JSONL files have an .idx too
             if len(kind.extensions) > 1 and all(os.path.isfile(path + ending) for ending in kind.extensions):
                 return kind.open
         return None
@@ -161,7 +161,7 @@ def _opener_of_folder(path: str) -> OpenSource | None:
         folder = os.path.join(path, name)
         if not name.startswith(".") and os.path.isdir(folder):
             inside = {entry.name for entry in os.scandir(folder)}
-            for kind in _openers.values():
+            for kind in _kinds().values():
                 if kind.extensions and any(file.endswith(kind.extensions) for file in inside):
                     return kind.open
     return None

@@ -11,8 +11,8 @@ extension                           becomes
 ==================================  ===============================================================================
 png jpg jpeg webp bmp gif tif ...   the form that ``image_decode`` names, see :data:`IMAGE_FORMS`; JPEG by simplejpeg
                                     if that is installed, else by Pillow: the pixels are the same
-mp4 avi mov webm mkv flv            the form that ``av_decode`` names: an :class:`~energon_lite.media.AVDecoder`, which
-flac mp3 wav                        decodes clips on request
+mp4 avi mov webm mkv flv            the form that ``av_decode`` names: an
+:class:`~energon_lite.extras.media.AVDecoder`, which flac mp3 wav                        decodes clips on request
 txt text transcript                 str (UTF-8)
 json jsn                            the JSON value
 cls cls2 index inx id               int
@@ -83,9 +83,10 @@ class SampleDecoder:
             of :mod:`energon_lite.trust`, by default False.
         handlers: own decoders by extension, such as ``{"tok": read_tokens}``; they precede the built-in ones. They
             must be importable functions if workers are started by spawn.
-        av_decode: form of audio and video: ``"AVDecoder"``, an :class:`~energon_lite.media.AVDecoder`; ``"torch"``,
-            an :class:`~energon_lite.media.AVData`, decoded as a whole; ``"pyav"``, an open container of PyAV, which
-            cannot leave its process. None: they stay bytes.
+        av_decode: form of audio and video: ``"AVDecoder"``, an :class:`~energon_lite.extras.media.AVDecoder`;
+        ``"torch"``,
+            an :class:`~energon_lite.extras.media.AVData`, decoded as a whole; ``"pyav"``, an open container of PyAV,
+            which cannot leave its process. None: they stay bytes.
         video_decode_audio: decode the sound of a video as well, with ``av_decode="torch"``.
         guess_content: examine the first bytes of each part: images, audio and video are decoded as such, whatever the
             name of the part.

@@ -89,7 +89,7 @@ def project(layers: Sequence[ColumnParallelLinear], x: torch.Tensor, *, fused: b
     if not fused:
         return [layer(x, entered=True) for layer in layers]
     weights: list[torch.Tensor] = [layer.weight for layer in layers]
-    biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]  # all layers have one, or none
+    biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]  # of all layers or of none
     made = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
     return made.split([len(weight) for weight in weights], dim=-1)
 
