@@ -1,4 +1,4 @@
-"""The formats that are built in, and the paths that mean them."""
+"""The built-in formats, and the schemes, extensions and folders by which paths select them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FORMATS"]
 
 @dataclass(frozen=True)
 class _Lazily:
-    """Opens a data set by a function of a module that is imported then."""
+    """Opener of data sets by a function in a module that is imported at the first call."""
 
     module: str
     function: str = "open_source"
@@ -24,7 +24,7 @@ class _Lazily:
         return source
 
 
-#: By scheme: the module, extensions of files, and a file by which a folder is known.
+#: By scheme: the module, extensions of files, and the file that marks a folder of the format.
 FORMATS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "parquet": ("tables", (".parquet",), ""),
     "arrow": ("tables", (".arrow", ".feather"), ""),
