@@ -66,8 +66,12 @@ class _Shards(Work[int, tuple[int, int]]):
         self, root: str, settings: str, source: SingleSource, writer: ShardWriter, rows: int, without: frozenset[str]
     ):
         super().__init__(os.path.join(root, WORK_FOLDER))
-        self.root, self._settings, self._source, self._writer = root, settings, source, writer
-        self._rows, self._without = rows, without
+        self.root = root
+        self._settings = settings
+        self._source = source
+        self._writer = writer
+        self._rows = rows
+        self._without = without
 
     def name(self, unit: int) -> str:
         return f"shard-{unit:05d}{self._writer.extension}"
@@ -161,7 +165,8 @@ def convert_dataset(
     job.run()
     job.raise_errors(DatasetError, "be made", "start again: what is done stays")
     tables = [job.done[unit] for unit in units if unit in job.done]
-    samples, size = sum(table["samples"] for table in tables), sum(table["size"] for table in tables)
+    samples = sum(table["samples"] for table in tables)
+    size = sum(table["size"] for table in tables)
     report = ConvertReport(target, len(units), samples, size, len(job.made))
     if not ranks.rank:
         _finish(path, target, root, work, [(work.name(unit), job.done[unit]) for unit in units], workers)

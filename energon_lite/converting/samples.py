@@ -72,7 +72,8 @@ def read_samples(source: SingleSource, start: int, stop: int) -> Iterator[Sample
             if columns is None:
                 key, parts, _ = reader.sample(index)
             else:
-                key, parts = columns.keys[place], {name: column[place] for name, column in columns.parts.items()}
+                key = columns.keys[place]
+                parts = {name: column[place] for name, column in columns.parts.items()}
             yield key, _fields(parts["json"], source.path, index) if lines else parts
 
 

@@ -125,7 +125,9 @@ class ParquetRows(ShardWriter):
 
     def write(self, file: BinaryIO, samples: Iterable[Sample]) -> int:
         pa = import_arrow(self.where)
-        count, size, rows = 0, 0, list[Sample]()
+        count = 0
+        size = 0
+        rows = list[Sample]()
         options = {"compression": "zstd", "write_page_checksum": True}
         with pa.parquet.ParquetWriter(file, self.schema, **options) as writer:
             for sample in samples:
@@ -179,7 +181,7 @@ def _array(pa: Any, values: list[Any], kind: Any) -> Any:
             raise ValueError("arrays of several types")
     column = pa.array(values, type=kind)
     if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):  # other types may have lost precision
-        changed = next((one for one in zip(values, column.to_pylist(), strict=True) if not _is_kept(*one)), None)
+        changed = next((pair for pair in zip(values, column.to_pylist(), strict=True) if not _is_kept(*pair)), None)
         if changed is not None:
             raise ValueError(f"{changed[0]!r} would become {changed[1]!r}")
     return column
@@ -188,7 +190,7 @@ def _array(pa: Any, values: list[Any], kind: Any) -> Any:
 def _is_kept(value: Any, found: Any) -> bool:
     """Return True if a column gives a value back: an equal number, or a dict with all of its entries."""
     if isinstance(value, dict):
-        return all(one is None or (name in found and _is_kept(one, found[name])) for name, one in value.items())
+        return all(item is None or (name in found and _is_kept(item, found[name])) for name, item in value.items())
     if isinstance(value, (list, tuple)):
         return len(value) == len(found) and all(map(_is_kept, value, found))
     if isinstance(value, np.ndarray):

@@ -36,7 +36,8 @@ class AudioReader:
     def __init__(self, container: av.container.InputContainer):
         from av.stream import Discard
 
-        self._container, self._stream = container, container.streams.audio[0]
+        self._container = container
+        self._stream = container.streams.audio[0]
         self._fresh = True
         #: Matroska files index the video only; a seek in the audio stream would start at the beginning of the file.
         videos = container.streams.video
@@ -57,7 +58,9 @@ class AudioReader:
             DecodeError: the file ends earlier than its header states, and earlier than the clip.
         """
         pieces: list[NDArray[Any]] = []
-        rate, have, wanted = 0, 0, math.inf
+        rate = 0
+        have = 0
+        wanted = math.inf
         first = end = start
         latest = -math.inf
         for frame in self._from(start):

@@ -62,7 +62,9 @@ class AVDecoder:
     def __init__(self, stream: BinaryIO, suppress_warnings: bool = False, *, allow_truncated: bool = False) -> None:
         if isinstance(stream, io.TextIOBase) or "t" in getattr(stream, "mode", "rb"):
             raise UsageError("the stream is one of text", fix='open the file with "rb"')
-        self.stream, self.suppress_warnings, self.allow_truncated = stream, suppress_warnings, allow_truncated
+        self.stream = stream
+        self.suppress_warnings = suppress_warnings
+        self.allow_truncated = allow_truncated
         self._is_whole = False
 
     def __repr__(self) -> str:
@@ -322,7 +324,8 @@ class AVWebdatasetDecoder:
 
     def __init__(self, video_decode_audio: bool, av_decode: str = "AVDecoder") -> None:
         check_choice("av_decode", av_decode, AV_FORMS)
-        self.video_decode_audio, self.av_decode = video_decode_audio, av_decode
+        self.video_decode_audio = video_decode_audio
+        self.av_decode = av_decode
 
     def read_av_data(self, data: bytes) -> AVDecoder:
         """Return a decoder of these bytes."""

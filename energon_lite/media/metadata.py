@@ -70,8 +70,8 @@ class MediaMetadataBase:
         try:
             return cls(**{name: value for name, value in payload.items() if name in known})
         except TypeError:
-            found = ", ".join(sorted(map(str, payload)))
-            what = f"media metadata has the entries {found or '(none)'} instead of {', '.join(sorted(known))}"
+            entries = ", ".join(sorted(map(str, payload)))
+            what = f"media metadata has the entries {entries or '(none)'} instead of {', '.join(sorted(known))}"
             raise _Unknown(what, fix=_FIX) from None
 
 

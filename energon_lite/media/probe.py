@@ -28,7 +28,8 @@ def add_video(
         packets = [packet for packet in container.demux(stream) if packet.pts is not None]
         metadata.video_num_frames = len(packets)
         if duration and length is None and packets:
-            length, begin = max(packet.pts + (packet.duration or 0) for packet in packets), stream.start_time or 0
+            length = max(packet.pts + (packet.duration or 0) for packet in packets)
+            begin = stream.start_time or 0
     if length is not None:
         metadata.video_duration = (length - begin) * float(stream.time_base)
     if stream.average_rate is not None:
@@ -38,7 +39,8 @@ def add_video(
     if frame_size:
         container.seek(stream.start_time or 0, stream=stream)
         first: Any = next(iter(container.decode(stream)), stream)
-        metadata.video_width, metadata.video_height = first.width, first.height
+        metadata.video_width = first.width
+        metadata.video_height = first.height
 
 
 def add_audio(metadata: AVMetadata, container: av.container.InputContainer, duration: bool, samples: bool) -> None:
@@ -50,7 +52,8 @@ def add_audio(metadata: AVMetadata, container: av.container.InputContainer, dura
             has to be just opened.
     """
     stream = container.streams.audio[0]
-    metadata.audio_sample_rate, metadata.audio_channels = stream.sample_rate, stream.channels
+    metadata.audio_sample_rate = stream.sample_rate
+    metadata.audio_channels = stream.channels
     length, begin = stream.duration, 0
     if samples:
         metadata.audio_num_samples, end = 0, None

@@ -45,7 +45,8 @@ class VideoReader:
     def __init__(self, container: av.container.InputContainer, source: Any = None):
         from av.video.reformatter import VideoReformatter
 
-        self.container, self.stream = container, container.streams.video[0]
+        self.container = container
+        self.stream = container.streams.video[0]
         self.time_base = self.stream.time_base
         #: Duration of each frame in ticks, if the header says that it is the same for all; otherwise 0.
         self._constant = _constant_duration(container)
@@ -144,7 +145,8 @@ class VideoReader:
     def _advance(self) -> None:
         if self._next is None and self._frames is not None:
             self._next = next(self._frames, None)
-        self._current, self._next = self._next, None
+        self._current = self._next
+        self._next = None
 
     def _is_near(self, here: int, start: int) -> bool:
         """Return True if decoding should continue from frame ``here`` instead of seeking to ``start``."""
@@ -165,7 +167,8 @@ class VideoReader:
             if self._tell is not None:
                 self._tell_range(max(target, begin), stop)
             unused = False
-            self._frames, self._next = self._decoded(), None
+            self._frames = self._decoded()
+            self._next = None
             self._current = next(self._frames, None)
             if target <= begin or (self._current is not None and self._current.pts <= start):
                 return
@@ -229,7 +232,8 @@ class _Pictures:
     """Growing array of frames of one size."""
 
     def __init__(self, room: int):
-        self._room, self._count = max(1, room), 0
+        self._room = max(1, room)
+        self._count = 0
         self._array: NDArray[np.uint8] | None = None
 
     def add(self, picture: av.VideoFrame) -> None:

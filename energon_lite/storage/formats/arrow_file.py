@@ -61,7 +61,8 @@ class ArrowTable:
     """
 
     def __init__(self, path: str):
-        self.path, self.size = path, size_of(path)
+        self.path = path
+        self.size = size_of(path)
         pa = import_arrow(path)
         digest = hashlib.sha256()
         start = len(_FILE_MAGIC) if read_bytes(path, 0, min(self.size, 8)) == _FILE_MAGIC else 0

@@ -32,7 +32,9 @@ class HeldTables:
     """
 
     def __init__(self, limit: int):
-        self.limit, self.size, self.made = limit, 0, 0
+        self.limit = limit
+        self.size = 0
+        self.made = 0
         self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -102,13 +102,15 @@ class MdsSource:
     portable = True
 
     def __init__(self, folder: str, names: frozenset[str] | None = None):
-        self.folder, self._path = folder, f"{folder}/{_INDEX}"
+        self.folder = folder
+        self._path = f"{folder}/{_INDEX}"
         data = read_bytes(self._path, 0, size_of(self._path))
         try:
             shards, columns = _parse(json.loads(data))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise self._damaged(f"{type(error).__name__}: {error}") from error
-        self.shards, self._columns = shards, columns
+        self.shards = shards
+        self._columns = columns
         self._decoders = [self._decoder(name, encoding) for name, encoding, _ in columns]
         self._parts = [_part_of(name, encoding) for name, encoding, _ in columns]
         self._names = names
@@ -218,7 +220,8 @@ class MdsSource:
         assert shard.packed is not None
         name, size, how = shard.packed
         beside, packed = f"{self.folder}/{shard.name}", f"{self.folder}/{name}"
-        folder, file = os.path.join(cache_folder(), "mds", self.identity[:16]), shard.name.replace("/", "_")
+        folder = os.path.join(cache_folder(), "mds", self.identity[:16])
+        file = shard.name.replace("/", "_")
         try:
             status = found_at(packed)
         except MissingShardError:  # only the unpacked files are left: take the newest

@@ -78,7 +78,8 @@ class MegatronSource:
 
     def __init__(self, path: str, *, documents: bool = True):
         self.path = path[:-4] if path.endswith((".idx", ".bin")) else path
-        self._index_path, self._by_document = f"{self.path}.idx", documents
+        self._index_path = f"{self.path}.idx"
+        self._by_document = documents
         self._size = size_of(self._index_path)
         head = read_bytes(self._index_path, 0, min(self._size, _HEAD.size))
         if len(head) < _HEAD.size or not head.startswith(_MAGIC):

@@ -38,7 +38,8 @@ class ParquetTable:
     """
 
     def __init__(self, path: str):
-        self.path, self.size = path, size_of(path)
+        self.path = path
+        self.size = size_of(path)
         footer = self._footer()
         pa = import_arrow(path)
         try:

@@ -49,7 +49,8 @@ class CacheFolder:
     """
 
     def __init__(self, parent: str, *, is_ours: bool = False):
-        self.parent, self._is_ours = os.path.abspath(parent), is_ours
+        self.parent = os.path.abspath(parent)
+        self._is_ours = is_ours
         self._user = os.geteuid()
         self._ledger = os.path.join(self.parent, f".energon_lite_cache.{self._user}")
         self._mutex = threading.Lock()
@@ -90,7 +91,8 @@ class CacheFolder:
             with self._counting():
                 path = os.path.join(self.parent, f"cache_{os.urandom(8).hex()}")
                 usage = os.open(f"{path}.{self._user}.usage", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-                self._usage, self._used = usage, (0, 0)
+                self._usage = usage
+                self._used = (0, 0)
                 if not lock(usage, 0.0):
                     raise OSError(errno.ENOLCK, "files cannot be locked there")
                 os.pwrite(usage, _USAGE.pack(0, 0), 0)

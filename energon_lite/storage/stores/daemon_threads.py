@@ -23,7 +23,8 @@ class DaemonThreads:
     """
 
     def __init__(self, count: int, name: str):
-        self._count, self._name = count, name
+        self._count = count
+        self._name = name
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()

@@ -82,7 +82,9 @@ class FileStoreCachePool(CachePool):
                 raise UsageError(f"{name} is {value}", fix="give a number above 0")
         check_choice("method", method, ["raw", "pickle"])
         self._arguments = {"parent_cache_dir": parent_cache_dir, **limits, "method": method}
-        self.num_workers, self.max_cache_count, self.method = num_workers, max_cache_count, method
+        self.num_workers = num_workers
+        self.max_cache_count = max_cache_count
+        self.method = method
         self.max_cache_size = int(max_cache_size_gbytes * (1 << 30))
         ours = os.path.join(tempfile.gettempdir(), f"energon_lite_cache_{os.geteuid()}")
         self.parent_cache_dir = Path(ours if parent_cache_dir is None else parent_cache_dir).expanduser()

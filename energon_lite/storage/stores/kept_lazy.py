@@ -62,7 +62,8 @@ class FileCacheLazy(Lazy[T]):
 
     def __init__(self, *, pool: FileStoreCachePool, entry: CacheEntry):
         super().__init__(ds=entry.ds, fname=entry.fname, pool=pool)
-        self.entry, self._cache = entry, pool
+        self.entry = entry
+        self._cache = pool
         self._is_used = False
 
     def get(self, sample: Any = None) -> T:
@@ -94,7 +95,10 @@ class CacheFileLazy(Lazy[T]):
         self, *, pool: FileStoreCachePool, fname: str, data: T = _NOTHING, cache_path: Path | None = None, size: int = 0
     ):
         super().__init__(ds=None, fname=fname, pool=pool)
-        self.cache_path, self._cache, self._size, self._data = cache_path, pool, size, data
+        self.cache_path = cache_path
+        self._cache = pool
+        self._size = size
+        self._data = data
         self._process = os.getpid()
 
     def get(self, sample: Any = None) -> T:

@@ -27,7 +27,9 @@ class Lazy(Generic[T]):
     """
 
     def __init__(self, *, ds: Any, fname: str, pool: CachePool | None = None):
-        self.ds, self.fname, self.pool = ds, fname, pool
+        self.ds = ds
+        self.fname = fname
+        self.pool = pool
 
     def get(self, sample: Any = None) -> T:
         """Return the value; each call returns the same object.
@@ -58,7 +60,8 @@ class StoreEntry:
     _place: tuple[int, SourceInfo] | None = None
 
     def __init__(self, ds: Any, fname: str):
-        self.ds, self.fname = ds, fname
+        self.ds = ds
+        self.fname = fname
 
     @property
     def data_size(self) -> int:

@@ -252,5 +252,8 @@ def _again(kind: type[WebdatasetFileStore], source: WebdatasetSource, media: Med
     if store is not None:
         return store
     store = _known[_name_of(kind, source)] = kind.__new__(kind)
-    store._source, store._media, store._keys, store._lock = source, media, None, threading.Lock()
+    store._source = source
+    store._media = media
+    store._keys = None
+    store._lock = threading.Lock()
     return store
