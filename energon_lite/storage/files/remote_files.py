@@ -309,9 +309,13 @@ class Tries:
     """
 
     def __init__(self, url: str, part: str | None, patience: float):
-        self._url, self._part, self._patience = url, part, patience
-        self._began, self._told = time.monotonic(), False
-        self._waits, self._others = pauses(), iter(_RETRIES)
+        self._url = url
+        self._part = part
+        self._patience = patience
+        self._began = time.monotonic()
+        self._told = False
+        self._waits = pauses()
+        self._others = iter(_RETRIES)
 
     def wait_after(self, error: Exception) -> float:
         """Return the seconds to wait before the next try.
