@@ -161,7 +161,7 @@ def found_states(paths: tuple[str, ...]) -> list[FoundState]:
 
 def _of_trainer(folder: str) -> list[FoundState]:
     """The states in a checkpoint folder of the trainer."""
-    from energon_lite.trainer.training import read_state
+    from energon_lite.trainer import read_state
 
     found = find_states(read_state(folder), folder)
     if not found:

@@ -6,6 +6,7 @@ import os
 import warnings
 from glob import iglob
 
+from energon_lite.entry_points import source_formats
 from energon_lite.errors import UsageError, nearest
 
 __all__ = [
@@ -18,8 +19,8 @@ _FILE, _DSS, _MSC, _RCLONE = "file://", "dss://", "msc://", "rclone://"
 #: What multi-storage-client calls this machine; in its first versions "default", which may be anybody's since then.
 _THIS_MACHINE, _ONCE_THIS_MACHINE = "__filesystem__", "default"
 _MAGIC = "*?["
-#: How the paths of files end that are data sets by themselves.
-_DATA_ENDINGS = {".jsonl", ".parquet", ".arrow", ".feather", ".bin", ".idx", ".lance", "/index.json"}
+#: Endings of paths that are data sets by themselves, without those of guests.
+_DATA_ENDINGS = {".jsonl"}
 
 
 def add_data_endings(*endings: str) -> None:
@@ -27,12 +28,19 @@ def add_data_endings(*endings: str) -> None:
     _DATA_ENDINGS.update(endings)
 
 
+def _data_endings() -> tuple[str, ...]:
+    formats = source_formats().values()
+    markers = (f"/{entry.marker}" for entry in formats if entry.marker)
+    return (*_DATA_ENDINGS, *(ending for entry in formats for ending in entry.extensions), *markers)
+
+
 def is_data_path(path: str) -> bool:
     """Whether a local path that is no folder means a data set: a file, a pattern that files match, or what two files
     or more begin with (``text_document`` of ``text_document.bin`` and ``text_document.idx``)."""
-    if path.endswith(tuple(_DATA_ENDINGS)):
+    endings = _data_endings()
+    if path.endswith(endings):
         return os.path.isfile(path) or any(True for _ in iglob(path, recursive=True))
-    return sum(os.path.isfile(path + ending) for ending in _DATA_ENDINGS) > 1
+    return sum(os.path.isfile(path + ending) for ending in endings) > 1
 
 
 def static_folder(path: str) -> str:

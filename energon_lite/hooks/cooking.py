@@ -70,8 +70,9 @@ def cooker(fn: F | None = None, *, need_cache: bool = False, need_primary: bool 
     """Mark a function as a cooker: a pure function that makes a sample out of a crude one.
 
     Args:
-        need_cache: it is given ``cache``, the :class:`~energon_lite.CachePool` of the loader.
-        need_primary: it is given ``primary``, its own data set as a :class:`~energon_lite.FileStore`; a key that begins
+        need_cache: it is given ``cache``, the :class:`~energon_lite.storage.stores.CachePool` of the loader.
+        need_primary: it is given ``primary``, its own data set as a :class:`~energon_lite.storage.stores.FileStore`;
+        a key that begins
             with a dot is a part of the sample that is cooked.
 
     Example:

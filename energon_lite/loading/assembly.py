@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_lite.batching.chunks import ChunkPlan, default_chunk_size
-from energon_lite.batching.full_packs import PACK_VERSION
+from energon_lite.batching.pack_filling import PACK_VERSION
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import EmptyDatasetError, UsageError, check_choice
 from energon_lite.hooks import hooks_of, is_overridden
@@ -74,7 +74,8 @@ def assembled(
         TopologyError: lanes, or the micro-batches of a step, cannot be divided among the ranks.
         EmptyDatasetError: a pass has too few samples.
     """
-    encoder, config = common["task_encoder"], common["worker_config"]
+    encoder = common["task_encoder"]
+    config = common["worker_config"]
     common |= {"seed": hash_ints(config.seed_offset, _HOOKS), "drop_last": chunking.drop_last}
     if tokens is not None and tokens.length_column is None:
         return _by_encoded_tokens(order, identity, chunking, tokens, **common)
@@ -118,7 +119,8 @@ def _by_content(
             'chunk_remainder="carry" needs batches of batch_size samples, without batch_group_criterion',
             fix='give "keep" or "drop"',
         )
-    buffer, size = chunking.packing_buffer_size, chunking.chunk_size
+    buffer = chunking.packing_buffer_size
+    size = chunking.chunk_size
     selection = None if buffer is None else pack_selection(common["task_encoder"])
     if size is None:
         size = default_chunk_size(batch_size, buffer, endless=order.bounds(0) is None, carries=carries)
@@ -172,7 +174,8 @@ def _in_lanes(
 
 def _check_length(dataset: SavableDataset) -> None:
     """Refuse passes in which some rank would not get a single sample."""
-    samples, world = _samples(dataset), dataset.worker_config.world_size
+    samples = _samples(dataset)
+    world = dataset.worker_config.world_size
     if samples is not None and samples < world and not dataset.once:
         raise EmptyDatasetError(
             f"{samples} samples for {world} data-parallel ranks: not all of them would get one",

@@ -47,7 +47,8 @@ def leaf_facts(specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples:
     ends: list[tuple[tuple[float, float], ...]] = [()] * len(specs)
     if len(stages) > 1:
         ideal = StagedBlend(stages, key=0).ideal_before(blend_samples)
-        parts, total = (ideal.whole + ideal.fraction * 2.0**-62).tolist(), float(max(blend_samples, 1))
+        parts = (ideal.whole + ideal.fraction * 2.0**-62).tolist()
+        total = float(max(blend_samples, 1))
         both = [zip(stage.weights, stage.last or stage.weights, strict=True) for stage in stages]
         ends = [*zip(*both, strict=True)]
     else:

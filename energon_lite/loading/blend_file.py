@@ -89,7 +89,7 @@ class _Stored:
 
 
 def fits_table(specs: Sequence[LeafSpec]) -> bool:
-    """Whether all leaves are local folders or files, of which all samples are read as they are."""
+    """Return whether all leaves are local folders or files, of which all samples are read as they are."""
     return all(
         not (spec.join is not None or spec.aux or spec.filters or is_url(spec.path))
         and (is_jsonl(spec.path) or os.path.isdir(os.path.join(spec.path, ".nv-meta")))
@@ -119,13 +119,14 @@ class BlendFile:
     """
 
     def __init__(self, document: str, asked: Any, opener: LeafOpener):
-        self._document, self._opener = document, opener
+        self._document = document
+        self._opener = opener
         text = json.dumps([document, asked, HASHING, os.path.expanduser("~")], default=repr)
         name = f"{os.path.basename(document)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.blend"
         self.path = os.path.join(cache_folder(), "blends", name)
 
     def can_be_written(self) -> bool:
-        """Whether there can be such a file; if not, that is told."""
+        """Return whether there can be such a file; if not, that is told."""
         try:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
         except OSError as error:
@@ -223,7 +224,8 @@ class BlendFile:
 
     def _renewed(self, stored: _Stored, changed: Sequence[int]) -> KnownBlend | None:
         """The blend after some leaves were opened again; None: all of it has to be made again."""
-        began, blend = time.time_ns(), stored.blend
+        began = time.time_ns()
+        blend = stored.blend
         old = [blend.specs[number] for number in changed]
         # Who reads the documents again says where in them a leaf stands that is gone.
         gone = not all(os.path.exists(spec.path) for spec in old)
@@ -231,11 +233,13 @@ class BlendFile:
             return None
         _log.info("%s: %d data sets have changed, and are opened again", self._document, len(changed))
         opened = self._opened(old, began)
-        new, facts = LeafFacts.joined([one for one, _, _ in opened]), {}
+        new = LeafFacts.joined([one for one, _, _ in opened])
+        facts = {}
         for name, values in vars(blend.facts).items():
             facts[name] = values.copy()
             facts[name][changed] = vars(new)[name]
-        layouts, layout_of = [tuple(one) for one in stored.layouts], stored.layout_of.copy()
+        layouts = [tuple(one) for one in stored.layouts]
+        layout_of = stored.layout_of.copy()
         for number, files in zip(changed, (one for _, those, _ in opened for one in those), strict=True):
             layouts += [] if files in layouts else [files]
             layout_of[number] = layouts.index(files)
@@ -271,7 +275,8 @@ class BlendFile:
     @staticmethod
     def _stored(path: str) -> _Stored:
         arrays, meta = read_arrays(path, BLEND_FILE)
-        packed, start = [], 0
+        packed = []
+        start = 0
         data = arrays.pop("specs").tobytes()
         for size in arrays.pop("sizes").tolist():
             packed.append(data[start : start + size])
@@ -306,7 +311,7 @@ class _Sources(Sequence[Any]):
 
 
 def _has_own_splits(spec: LeafSpec) -> bool:
-    """Whether a leaf has a say in which of its splits is read."""
+    """Return whether a leaf has a say in which of its splits is read."""
     return not is_jsonl(spec.path) and any(load_own_splits(meta_path(spec.path, spec.dataset_config)))
 
 

@@ -44,7 +44,7 @@ class LoaderSetup:
 
     @property
     def has_processes(self) -> bool:
-        """Whether batches come from other processes."""
+        """True if batches come from other processes."""
         return self.workers > 0 and self.start_method != "thread"
 
 
@@ -94,7 +94,8 @@ def bottleneck(stretch: Stretch, setup: LoaderSetup) -> dict[str, object] | None
 
 def bottleneck_text(found: Mapping[str, object]) -> str:
     """The same in a line, without the share that was waited."""
-    limit, shares = str(found["limit"]), found["shares"]
+    limit = str(found["limit"])
+    shares = found["shares"]
     if limit == "trainer":
         return str(found["advice"])
     assert isinstance(shares, dict)
@@ -103,7 +104,8 @@ def bottleneck_text(found: Mapping[str, object]) -> str:
 
 def _costs(stretch: Stretch, setup: LoaderSetup) -> dict[str, float]:
     """Seconds of workers that each limit takes; those of the trainer's process count for all workers, who share it."""
-    work, stages = stretch.work, stretch.work.by_stage()
+    work = stretch.work
+    stages = stretch.work.by_stage()
     moved = work.sent + work.received * max(1, setup.workers)
     costs = {"storage": stages["read"], "decoding": stages["decode"], "hooks": stages["hooks"], "transport": moved}
     costs["hooks" if setup.own_batch else "transport"] += stages["batch"]
@@ -146,7 +148,8 @@ def _transport_advice(setup: LoaderSetup) -> str:
 
 def _more_workers(stretch: Stretch, setup: LoaderSetup) -> str:
     """How many it takes to keep up with the trainer; "": there are no cores for more."""
-    now, trainer = setup.workers, stretch.seconds - stretch.waited
+    now = setup.workers
+    trainer = stretch.seconds - stretch.waited
     work = stretch.work.busy + stretch.work.sent
     most = max(2, 2 * now)  # one step at a time: more of them change what the limit is
     wanted = most if trainer * most < work else min(most, max(now + 1, math.ceil(_ROOM * work / trainer)))

@@ -67,7 +67,8 @@ class DatasetRequest:
         check_hooks(self.encoder, packing_buffer_size=self.packing)
         size = self.chunks.size
         if self.batching is not None:
-            self.tokens, size = token_batching(self.batching, size, self.batch_size, self.packing), None
+            self.tokens = token_batching(self.batching, size, self.batch_size, self.packing)
+            size = None
         self.chunking = Chunking(self.packing, size, self.chunks.remainder, self.chunks.lanes, self.drop_last)
 
     def mixed(
@@ -76,7 +77,10 @@ class DatasetRequest:
         """A blend without end, or by epochs; arguments as those of :func:`~energon_lite.get_train_dataset`."""
         self.asked = self._arguments(path)
         blend = self.blend(path, run=run if window else None, window=window)  # one alone has no effect
-        leaves, stages, repetitions, weights = blend.leaves, blend.stages, blend.repetitions, blend.stages[0].weights
+        leaves = blend.leaves
+        stages = blend.stages
+        repetitions = blend.repetitions
+        weights = blend.stages[0].weights
         multipliers = [multiply_epochs(copies, one) for one in blend.multipliers]
         seed = self.worker_config.seed_offset
         orders = LeafOrders.seeded(blend.lengths, blend.keys, multipliers, seed)

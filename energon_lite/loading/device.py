@@ -54,7 +54,7 @@ class DeviceCopy:
 
     @property
     def overlaps(self) -> bool:
-        """Whether a copy goes on while this process does other things."""
+        """True if a copy goes on while this process does other things."""
         return self._stream is not None
 
     def start(self, batch: Any) -> Underway:

@@ -39,7 +39,8 @@ class OneAhead:
 
     def take(self) -> Result | None:
         """The next result (its batch is not for use); None at the end. What went wrong ahead is raised here."""
-        following, self._next = self._next, None
+        following = self._next
+        self._next = None
         if isinstance(following, BaseException):
             raise following
         self._now = following or self._taken()
@@ -47,7 +48,8 @@ class OneAhead:
 
     def finish(self) -> Any:
         """The batch of the result taken last, on the device. The caller's cursor stands behind it by now."""
-        now, self._now = self._now, None
+        now = self._now
+        self._now = None
         assert now is not None
         if self.copy.overlaps:
             try:

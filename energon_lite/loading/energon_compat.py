@@ -85,7 +85,8 @@ def grouped_keywords(
     groups: dict[str, Any] = {"batching": batching, "chunks": chunks or Chunks(), "reading": reading or Reading()}
     for name in filter(_FILLS.__contains__, kwargs):
         (place, field), value = _FILLS[name], kwargs[name]
-        group, default = groups[place], getattr(_GROUPS[place], field)
+        group = groups[place]
+        default = getattr(_GROUPS[place], field)
         if group is None and value not in (None, default):
             raise UsageError(f"{name}={value!r} has no effect without batching", fix="leave it out")
         if group is None or (value is None and default is None):

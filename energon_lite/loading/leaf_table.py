@@ -125,7 +125,10 @@ class LeafTable(Sequence[Leaf]):
         run: int | None,
         window: int | None,
     ):
-        self.specs, self.facts, self.keys, self._opener = specs, facts, keys, opener
+        self.specs = specs
+        self.facts = facts
+        self.keys = keys
+        self._opener = opener
         self.lengths = facts.lengths
         self.largest = float(facts.mean_bytes.max())
         runs = Runs(run or 1, window or 0)
@@ -148,7 +151,8 @@ class LeafTable(Sequence[Leaf]):
         found = self._open.get(number)
         if found is None:
             spec = self.specs[number]  # or there is none
-            length, mean = int(self.lengths[number]), float(self.facts.mean_bytes[number])
+            length = int(self.lengths[number])
+            mean = float(self.facts.mean_bytes[number])
             return KnownLeaf(leaf_name(spec), spec.path, int(self.keys[number]), length, mean, self._opener_of(number))
         return found
 
@@ -183,7 +187,8 @@ class LeafTable(Sequence[Leaf]):
         return leaf
 
     def _newly_open(self, number: int) -> Leaf:
-        spec, known = self.specs[number], self.facts.identity("", number)
+        spec = self.specs[number]
+        known = self.facts.identity("", number)
         (leaf,), (identity,) = self._opener.open([spec], [known.fingerprint])
         if (identity.samples, identity.contents) != (known.samples, known.contents):
             what = "the data set was changed after the run began"
@@ -202,7 +207,9 @@ class LeafIdentities(Sequence[LeafIdentity]):
     """
 
     def __init__(self, specs: LeafRecords, facts: LeafFacts, settings: Callable[[int], tuple[Any, ...]]):
-        self._specs, self._facts, self._settings = specs, facts, settings
+        self._specs = specs
+        self._facts = facts
+        self._settings = settings
 
     def __len__(self) -> int:
         return len(self._specs)

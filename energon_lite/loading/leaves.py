@@ -9,14 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import energon_lite.storage.formats.registry  # noqa: F401 -- the formats that are built in
 from energon_lite.config.dataset import DatasetConfig, load_dataset_config, load_own_splits
 from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_data_path, is_url, local_path, missing_file_fix, static_folder
 from energon_lite.errors import ConfigError, NotPreparedError, UsageError, did_you_mean, listed
+from energon_lite.extras.energon.joins.auxiliary import stores_of
+from energon_lite.extras.energon.joins.joined_loader import JoinedLoader
+from energon_lite.extras.energon.joins.joined_source import JoinedSource
 from energon_lite.hooks import Cooker, TaskEncoder
-from energon_lite.loading.auxiliary import stores_of
 from energon_lite.loading.found_leaves import FoundLeaves
 from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name, measure_arguments
@@ -27,14 +28,12 @@ from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info
 from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.data_digest import data_digest, data_digests
-from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource, Renaming
 from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.source import has_own_scheme, source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
-from energon_lite.storage.samples.joined_loader import JoinedLoader
 from energon_lite.storage.samples.part_columns import compile_columns
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.samples.trusted_code import load_function
@@ -120,7 +119,8 @@ def open_leaves(
         UsageError: the encoder has cookers, but none for a leaf; or the samples of a leaf are others.
     """
     seen: Counter[str] = Counter()
-    leaves, identities = [], []
+    leaves = []
+    identities = []
     sources = [open_source(spec, skips, asked) for spec in specs]
     for spec, whole, data in zip(specs, sources, digests or data_digests(sources), strict=True):
         if skips is not None:
@@ -180,10 +180,12 @@ def open_source(spec: LeafSpec, skips: str | None = None, asked: Sequence[str] =
     """
     if spec.join is not None:
         if skips is not None:
-            what, fix = "joined data sets have no measured skips", "leave out use_measured_skips"
+            what = "joined data sets have no measured skips"
+            fix = "leave out use_measured_skips"
             raise UsageError(what, where=spec.origin or spec.path, fix=fix)
         return JoinedSource([_member(one) for one in spec.join.members], spec.join.nonmatch, spec.subset)
-    filters, asked = _filters(spec), asked or measure_arguments(spec)
+    filters = _filters(spec)
+    asked = asked or measure_arguments(spec)
     if (opener := source_opener(spec.path)) is not None:
         if skips is not None:
             raise UsageError(
@@ -231,7 +233,8 @@ def _filters(spec: LeafSpec) -> list[SampleFilter]:
 
 
 def _tell_skips(source: AnySource, skips: str, encoder: TaskEncoder) -> None:
-    made_by, here = source.column(skips).maker.get("encoder_class"), type(encoder).__name__
+    made_by = source.column(skips).maker.get("encoder_class")
+    here = type(encoder).__name__
     if source.skipped:
         logger.info("%s: %d samples are left out, as column %r says", source, source.skipped, skips)
     if made_by and made_by != here:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from energon_lite.batching.set_digest import NO_SAMPLES
+from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import SampleError, UsageError
+from energon_lite.extras.inspect.quarantine import Quarantine
+from energon_lite.extras.inspect.tracing.trace_file import TraceFile
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.device import DeviceCopy
 from energon_lite.loading.device_prefetch import OneAhead
@@ -28,15 +30,13 @@ from energon_lite.loading.iterators.loops import going_through
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.planned_iterator import PlannedIterator
 from energon_lite.loading.makers.pipeline import Result
-from energon_lite.loading.makers.quarantine import Quarantine
 from energon_lite.loading.makers.report import Report
-from energon_lite.loading.makers.trace_file import TraceFile
 from energon_lite.loading.makers.user_frames import hide_own_frames
+from energon_lite.loading.metrics_sink import MetricsSink
 from energon_lite.loading.progress import Progress, Telling, setup_of, tokens_of
 from energon_lite.loading.rank_stats import gathered_stats
 from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_result
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
-from energon_lite.metrics.sink import MetricsSink
 from energon_lite.storage.stores.cache_pool import CachePool, checked_pool
 from energon_lite.worker_config import WorkerConfig
 
@@ -71,9 +71,10 @@ class DataLoader:
             batches that made it. Nothing else moves; planned steps are not read. Not part of the state.
         log_every: log a line about speed, waiting, its reason, and losses every so many batches; 0: never.
         metrics: get the numbers of :meth:`stats` every ``metrics_every`` batches; such as a
-            :class:`~energon_lite.PrometheusEndpoint`. Who made them closes them.
+            :class:`~energon_lite.extras.inspect.PrometheusEndpoint`. Who made them closes them.
         cache_pool: what cookers with ``need_cache=True`` get, and other hooks find as ``self.cache``; such as a
-            :class:`~energon_lite.FileStoreCachePool`. What it keeps on the disk goes when the loader is closed.
+            :class:`~energon_lite.extras.media.FileStoreCachePool`. What it keeps on the disk goes when the loader is
+            closed.
         trace: a file that gets a line for each batch: when it was asked for and delivered, who made it, seconds by
             stage, the samples. ``energon-lite trace`` shows them. Several ranks write several files.
         quarantine: a file that gets a line of JSON for each sample that is skipped or fails. Ranks may share it.
@@ -122,12 +123,14 @@ class DataLoader:
         if trace is not None and self._writes:
             own = config.debug_files_of_workers() if trace == config.debug_file() else ()
             self._trace = TraceFile(trace, config.rank, config.world_size, runs.leaves, own)
-        encoder, hooks = dataset.task_encoder, failure_tolerances(dataset.task_encoder)
+        encoder = dataset.task_encoder
+        hooks = failure_tolerances(dataset.task_encoder)
         self._report = Report(encoder.failure_tolerance, runs.leaves, self._quarantine, hooks=hooks)
         self._ahead: OneAhead | None = None
         self._pipeline = runs.pipeline()
         self._pipeline.samples.cache_pool = self._cache_pool = checked_pool(cache_pool)
-        self._pipeline.samples.worker_config, self._pipeline.samples.failures = config, self._report.log
+        self._pipeline.samples.worker_config = config
+        self._pipeline.samples.failures = self._report.log
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, trace is not None, prefetch_factor
         )
@@ -168,20 +171,24 @@ class DataLoader:
                 hide_own_frames(error)
                 raise
             if result is None:
-                self._in_step, self._delivered = False, self._dataset_iterator.cursor
+                self._in_step = False
+                self._delivered = self._dataset_iterator.cursor
                 raise StopIteration
             batch = self._finished(result, asked)
             del result  # with what is on the device already
             # A state that is saved in the loop's body counts this batch; one that is saved after an interrupt does not.
             # Python looks for interrupts where a function begins or has been called, or a loop goes round: not here.
-            loop.is_over, self._in_step, self._delivered = False, False, self._dataset_iterator.cursor
+            loop.is_over = False
+            self._in_step = False
+            self._delivered = self._dataset_iterator.cursor
             return batch
         finally:
             self._turn.holder = None
 
     def _finished(self, result: Result, asked: float) -> Any:
         """The batch of a result that was asked for then, counted and told of; the iterator stands behind it."""
-        batch, reads = result.batch, self.worker_config.reads
+        batch = result.batch
+        reads = self.worker_config.reads
         tokens = (tokens_of(batch) or result.tokens) if reads else 0
         self._report.count(result.outcomes, batches=int(reads), tokens=tokens)
         place = self._dataset_iterator.step if self._trace is not None else (0, 0)
@@ -231,7 +238,8 @@ class DataLoader:
 
     def _load(self) -> Result | None:
         """The next batch that this rank's own workers make."""
-        take, watchdog = self._dataset_iterator.take, self._workers.watchdog
+        take = self._dataset_iterator.take
+        watchdog = self._workers.watchdog
         result = take() if watchdog is None else watchdog.watch(take)
         if result is not None:
             self._report.check(result.outcomes)
@@ -267,7 +275,7 @@ class DataLoader:
     # -- a single sample ------------------------------------------------------------------------------------------
 
     def can_restore_sample(self) -> bool:
-        """Whether :meth:`restore_sample` works: always, since every batch is a function of its key."""
+        """Return whether :meth:`restore_sample` works: always, since every batch is a function of its key."""
         return True
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
@@ -392,5 +400,5 @@ class DataLoader:
 
     @property
     def _writes(self) -> bool:
-        """Whether this rank writes down what it sees: of peers, who get the same batches, one does."""
+        """True if this rank writes down what it sees: of peers, who get the same batches, one does."""
         return self.worker_config.reads and self.worker_config.saves_state

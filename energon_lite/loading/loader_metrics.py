@@ -15,7 +15,7 @@ _PLAIN = ("batches", "samples", "tokens", "skipped", "failed", "dropped", "wait_
 
 
 def loader_metrics(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of ``loader.stats()``, for a :class:`~energon_lite.MetricsSink`.
+    """The numbers of ``loader.stats()``, for a :class:`~energon_lite.loading.MetricsSink`.
 
     Names begin with ``loader/``; behind a second slash is what it is about: a stage, a data set, a limit. ``step`` is
     the number of batches, ``time`` that of seconds since 1970.

@@ -103,7 +103,9 @@ def blend_of_many(
     Raises:
         ConfigError, DatasetError, UsageError: a leaf cannot be opened.
     """
-    document, trust_code, kind = _local_document(path), trusts(reading.trust_code), reading.sample_type
+    document = _local_document(path)
+    trust_code = trusts(reading.trust_code)
+    kind = reading.sample_type
     chosen = reading.use_measured_skips or reading.filter is not None  # by what is in the files of all leaves
     if document is None or chosen or reading.read_ahead is not None:
         return find()
@@ -133,7 +135,8 @@ def _found_or_made(
         if known is not None:
             return known
         if specs is None:
-            began, specs = time.time_ns(), find()
+            began = time.time_ns()
+            specs = find()
         if _are_many(specs):
             try:
                 return file.make(specs, began)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from energon_lite.batching.cost_model import CostModel
 from energon_lite.errors import UsageError
+from energon_lite.extras.balance.cost_model import CostModel
 from energon_lite.loading.token_batching import Batching
 from energon_lite.storage.read.range_cache import ReadAhead
 

@@ -19,7 +19,7 @@ from energon_lite.loading.forks import usable_cores
 from energon_lite.loading.loader_metrics import loader_metrics
 from energon_lite.loading.makers.leaf import reads_ahead
 from energon_lite.loading.makers.report import Report
-from energon_lite.metrics.sink import MetricsSink
+from energon_lite.loading.metrics_sink import MetricsSink
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 __all__ = ["Progress", "Telling", "setup_of", "tokens_of"]
@@ -77,7 +77,10 @@ class Progress:
     """
 
     def __init__(self, report: Report, workers: ExecutorHandle, setup: LoaderSetup, telling: Telling):
-        self._report, self._workers, self._setup, self._telling = report, workers, setup, telling
+        self._report = report
+        self._workers = workers
+        self._setup = setup
+        self._telling = telling
         self.batches = 0
         self.wait_seconds = 0.0
         self._now = 0.0  # when the last batch was delivered
@@ -90,13 +93,16 @@ class Progress:
         """A batch was waited for, so long, and is delivered now. Returns whether anybody is to be told."""
         if not self.batches:
             self._last = _Mark(now - seconds)
-        self.batches, self._now = self.batches + 1, now
+        self.batches = self.batches + 1
+        self._now = now
         self.wait_seconds += seconds
         if now - self._newer.time > _WINDOW and self.batches not in range(2, self._newer.batches + LEAST_BATCHES):
             # The first batch, for which workers are started and files opened, says nothing about the others.
             mark = self._mark()
-            self._older, self._newer = (self._newer if self.batches > 1 else mark), mark
-        telling, batches = self._telling, self.batches
+            self._older = self._newer if self.batches > 1 else mark
+            self._newer = mark
+        telling = self._telling
+        batches = self.batches
         return bool(telling.log_every and batches % telling.log_every == 0) or bool(
             telling.sinks and batches % telling.sinks_every == 0
         )
@@ -114,8 +120,10 @@ class Progress:
 
     def stats(self) -> dict[str, Any]:
         """What the loader's :meth:`~energon_lite.DataLoader.stats` has of it."""
-        load, work = self._workers.load(), self._workers.work
-        summed, reads = work.sum(), work.reads
+        load = self._workers.load()
+        work = self._workers.work
+        summed = work.sum()
+        reads = work.reads
         return {
             "wait_seconds": self.wait_seconds,
             "queue": load._asdict(),
@@ -133,13 +141,15 @@ class Progress:
 
     def bottleneck(self) -> dict[str, Any] | None:
         """The limit of the last half minute or so; None: too little is known."""
-        now, older = self._mark(), self._older
+        now = self._mark()
+        older = self._older
         if not math.isfinite(older.time):
             return None
         work = now.work.since(older.work)
         if work.timed <= 0:  # quick batches, and few of them: those before say how it is
             work = now.work._replace(busy=work.busy, sent=work.sent, received=work.received)
-        batches, seconds = now.batches - older.batches, now.time - older.time
+        batches = now.batches - older.batches
+        seconds = now.time - older.time
         stretch = Stretch(batches, seconds, now.wait_seconds - older.wait_seconds, work)
         return bottleneck(stretch, self._setup)
 
@@ -157,10 +167,14 @@ class Progress:
 
     def _log(self) -> None:
         """A line on how it went since the last one."""
-        report, last, now = self._report, self._last, self._mark()
+        report = self._report
+        last = self._last
+        now = self._mark()
         assert last is not None
         self._last = now
-        seconds, load, found = max(1e-9, now.time - last.time), self._workers.load(), self.bottleneck()
+        seconds = max(1e-9, now.time - last.time)
+        load = self._workers.load()
+        found = self.bottleneck()
         deaths = self._workers.worker_deaths
         parts = [
             f"batch {self.batches:,}: {(now.samples - last.samples) / seconds:,.1f} samples/s",
@@ -175,7 +189,8 @@ class Progress:
         logger.info("%s", "; ".join(part for part in parts if part))
 
     def _write(self, stats: dict[str, Any]) -> None:
-        now, last = self._mark(), self._written
+        now = self._mark()
+        last = self._written
         self._written = now
         values = loader_metrics(stats)
         if last is not None and now.time > last.time:

@@ -79,7 +79,8 @@ def _share_batch(take: Callable[[], Any], replica: Replica) -> Any:
         try:
             batch = take()
         except Exception as failure:
-            error, batch = failure, _Failed(f"{type(failure).__name__}: {failure}")
+            error = failure
+            batch = _Failed(f"{type(failure).__name__}: {failure}")
     batch = _to_stages(batch, replica)
     # Along an axis go those that are first on all axes after it: the others are reached by one of these.
     for axis, later in (("cp", ("tp",)), ("tp", ())):
@@ -202,14 +203,16 @@ def _broadcast(value: Any, group: dist.ProcessGroup) -> Any:
 
 
 def _send(value: Any, rank: int, group: dist.ProcessGroup) -> None:
-    device, target = device_of(group), dist.get_global_rank(group, rank)
+    device = device_of(group)
+    target = dist.get_global_rank(group, rank)
     buffer = _flat(value).to(device)
     dist.send(torch.tensor([buffer.numel()], dtype=torch.int64, device=device), target, group=group)
     dist.send(buffer, target, group=group)
 
 
 def _receive(rank: int, group: dist.ProcessGroup) -> Any:
-    device, source = device_of(group), dist.get_global_rank(group, rank)
+    device = device_of(group)
+    source = dist.get_global_rank(group, rank)
     size = torch.zeros(1, dtype=torch.int64, device=device)
     dist.recv(size, source, group=group)
     buffer = torch.empty(int(size), dtype=torch.uint8, device=device)

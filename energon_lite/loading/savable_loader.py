@@ -60,7 +60,8 @@ class SavableDataLoader(DataLoader):
         try:
             self._forget_ahead()
             self._dataset_iterator.restore(state)
-            self._in_step, self._delivered = False, self._dataset_iterator.cursor
+            self._in_step = False
+            self._delivered = self._dataset_iterator.cursor
         finally:
             self._turn.holder = None
 
@@ -172,8 +173,8 @@ class SavableDataLoader(DataLoader):
         self.restore_state_rank(state_dict)
 
     def is_last(self) -> bool | None:
-        """Whether the batch that was handed out last is the last one of its ``for`` loop; None: nobody knows before the
-        next one is asked for, because hooks decide how many a pass has."""
+        """Return whether the batch that was handed out last is the last one of its ``for`` loop; None: nobody knows
+        before the next one is asked for, because hooks decide how many a pass has."""
         iterator = self._dataset_iterator
         return iterator.is_over() if iterator.knows_end else None
 

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_lite.batching.capacity import Ints, at_least_one, checked_lengths
-from energon_lite.batching.cost_file import read_cost_model
-from energon_lite.batching.cost_model import IMAGES, TOKENS, CostModel
-from energon_lite.batching.step_costs import CostColumns
 from energon_lite.batching.steps import STEP_VERSION
 from energon_lite.batching.strategy import (
     CHUNK,
     PLAN_VERSION,
     STRATEGIES,
     Strategy,
-    from_dict,
     packing_capacity,
     read_strategy,
+    strategy_from_dict,
     to_dict,
 )
 from energon_lite.batching.token_lengths import Lengths
 from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.documents import load_yaml
 from energon_lite.errors import DataIndexError, TopologyError, UsageError
+from energon_lite.extras.balance.cost_file import read_cost_model
+from energon_lite.extras.balance.cost_model import IMAGES, TOKENS, CostModel
+from energon_lite.extras.balance.step_costs import CostColumns
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.makers.pipeline import Leaf
@@ -80,7 +80,9 @@ def token_batching(
         ConfigError: a mistake in the document of the strategy.
         UsageError: arguments that do not go together.
     """
-    length_column, length_field, step = batching.length_column, batching.length_field, batching.micro_batches_per_step
+    length_column = batching.length_column
+    length_field = batching.length_field
+    step = batching.micro_batches_per_step
     if step is not None and length_column is None:
         raise UsageError(
             f"micro_batches_per_step={step} needs a column of lengths: steps are planned before samples are encoded",
@@ -102,7 +104,7 @@ def token_batching(
     if isinstance(strategy, (str, os.PathLike)):
         strategy = read_strategy(load_yaml(strategy))
     elif isinstance(strategy, Mapping):
-        strategy = from_dict(strategy)
+        strategy = strategy_from_dict(strategy)
     elif not isinstance(strategy, tuple(STRATEGIES.values())):
         raise UsageError(
             f"batching is a {type(strategy).__name__}",
@@ -154,7 +156,9 @@ def plan_by_tokens(
         )
     assert batching.length_column is not None  # else there are no plans
     lengths = [_column(leaf, batching.length_column) for leaf in leaves]
-    key, world, step = getattr(batching.strategy, "key", None), config.world_size, batching.step
+    key = getattr(batching.strategy, "key", None)
+    world = config.world_size
+    step = batching.step
     key_lengths = None if key is None else [_column(leaf, key) for leaf in leaves]
     if step is not None and step % world:
         raise TopologyError(
@@ -192,7 +196,8 @@ def plan_by_tokens(
 
 def _cost_columns(batching: TokenBatching, leaves: Sequence[Leaf]) -> list[CostColumns] | None:
     """Where the costs of each leaf's samples come from; None: there is nothing to be evened out or limited by them."""
-    model, most = batching.costs, batching.max_images
+    model = batching.costs
+    most = batching.max_images
     if model is None and most is None:
         return None
     names = [name for name in ([] if model is None else model.needs) if name != TOKENS]
@@ -206,7 +211,8 @@ class _OfRows:
     """Lengths of rows, which have so many positions fewer than their samples have tokens."""
 
     def __init__(self, lengths: Lengths, less: int):
-        self._lengths, self._less = lengths, less
+        self._lengths = lengths
+        self._less = less
 
     def __len__(self) -> int:
         return len(self._lengths)

@@ -99,7 +99,8 @@ def _straight_pieces(
     left = [(start, stop, first, last, of_samples(first), of_samples(last))]
     while left:
         begin, end, low, high, begins, ends = left.pop()
-        length, middle = end - begin, (begin + end) // 2
+        length = end - begin
+        middle = (begin + end) // 2
         places = {place: Fraction(place - begin, length) for place in (middle, begin + length // 4, end - length // 4)}
         weights = {place: _between(low, high, ratio) for place, ratio in places.items()}
         wanted = {place: of_samples(here) for place, here in weights.items()}
@@ -121,7 +122,8 @@ def _between(first: Sequence[Fraction], last: Sequence[Fraction], ratio: Fractio
 def _off(weights: Sequence[Fraction], shares: Sequence[Fraction], wanted: Sequence[Fraction]) -> Fraction:
     """How far the shares of tokens that shares of samples make are from the weights, which others make."""
     made = [weight * share / one if one else one for weight, share, one in zip(weights, shares, wanted, strict=True)]
-    whole, total = sum(weights), sum(made)
+    whole = sum(weights)
+    total = sum(made)
     return max(abs(one / total - weight / whole) for one, weight in zip(made, weights, strict=True))
 
 
@@ -153,7 +155,8 @@ def _one_level(
             mean = sum((weights[leaf] * means[leaf, unit] for leaf in leaves), Fraction(0)) / share
             factor = rounded(1 / mean)
             factors |= dict.fromkeys(leaves, factor)
-            whole, needed = whole + share, rounded(needed + share * factor)
+            whole = whole + share
+            needed = rounded(needed + share * factor)
         ratio = rounded(whole / needed)
         for leaf, factor in factors.items():
             found[leaf] = rounded(weights[leaf] * factor * ratio)
@@ -180,13 +183,15 @@ def mean_of(spec: LeafSpec, source: Any, unit: str) -> Fraction:
     except DataIndexError as error:
         raise DataIndexError(f"weight_unit: {unit} ({where}): {error.what}", where=error.where, fix=error.fix) from None
     flags = _flags(source, length_column(unit))
-    total, samples = Fraction(0), 0
+    total = Fraction(0)
+    samples = 0
     for start in range(0, len(source), _CHUNK):
         values = np.asarray(column[start : start + _CHUNK])
         if flags is not None:
             values = values[np.asarray(flags[start : start + _CHUNK]) == 0]
         exact = values.sum(dtype=np.int64).item() if values.dtype.kind in "iub" else values.sum(dtype=np.float64).item()
-        total, samples = total + Fraction(exact), samples + len(values)
+        total = total + Fraction(exact)
+        samples = samples + len(values)
     if total <= 0:
         what = f"weight_unit: {unit}: the samples of {spec.path} have none"
         raise ConfigError(what, file=spec.origin or None, fix="measure it again, or leave the data set out")

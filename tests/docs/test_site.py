@@ -108,7 +108,7 @@ def test_llms_txt_is_the_map() -> None:
     [
         ("[a](order.md#x) [b](https://x.org)", "[a](order.md#x) [b](https://x.org)"),
         ("[c](../CHANGELOG.md)", "[c](changelog.md)"),
-        ("[d](../energon_lite/recipes.py#L3)", "[d](source/energon_lite/recipes.py.md)"),
+        ("[d](../energon_lite/loading/recipes.py#L3)", "[d](source/energon_lite/loading/recipes.py.md)"),
         ("[`e`](../examples/notebooks/a.ipynb)", "[`e`](notebooks/a.md)"),
         ("`[f](../x.py)`\n\n```\n[g](../x.py)\n```\n", "`[f](../x.py)`\n\n```\n[g](../x.py)\n```\n"),
     ],

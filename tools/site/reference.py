@@ -121,7 +121,7 @@ INTEGRATIONS = Page(
     "Adapters to other trainers",
     "One module for each trainer, imported by its own name: it needs the package that it is named after.",
     ("integrations",),
-    "energon_lite.integrations",
+    "energon_lite.extras.frameworks",
 )
 
 
@@ -217,7 +217,7 @@ def _integrations() -> str:
     parts, modules = [], []
     for stem in named:
         if (folder / f"{stem}.py").exists():
-            module = importlib.import_module(f"energon_lite.integrations.{stem}")
+            module = importlib.import_module(f"energon_lite.extras.frameworks.{stem}")
             modules.append(module.__name__)
             said = ROLE.sub(r"`\1`", " ".join((module.__doc__ or "").split("\n\n")[0].split())).replace("``", "`")
             parts.append(f"\n## `{module.__name__}`\n\n{said}\n\n{_table(public_names(module))}")

@@ -98,7 +98,7 @@ class Executor(Protocol):
 
     @property
     def makes_all_batches(self) -> bool:
-        """Whether all batches of a chunk are there when the first one is; else each is made when it is asked for."""
+        """True if all batches of a chunk are there when the first one is; else each is made when it is asked for."""
         return True
 
     def batches(self, ticket: Any) -> Iterator[Made]:
@@ -165,5 +165,6 @@ class InlineExecutor(Executor):
     def batches(self, ticket: Any) -> Iterator[Made]:
         """The same, a batch at a time."""
         assert isinstance(self._pipeline, ChunkPipeline)
-        context, made = copy_context(), lending(self._pipeline.batches(ticket))
+        context = copy_context()
+        made = lending(self._pipeline.batches(ticket))
         return iter(lambda: self._timed(lambda: context.run(next, made, None)), None)

@@ -35,7 +35,9 @@ class ExecutorHandle:
 
     def __init__(self, pipeline: Pipeline | ChunkPipeline, num_workers: int, options: PoolOptions):
         num_workers = 0 if options.start_method == "main" else num_workers
-        self._pipeline, self.num_workers, self._options = pipeline, num_workers, options
+        self._pipeline = pipeline
+        self.num_workers = num_workers
+        self._options = options
         if num_workers and options.start_method == "thread":
             check_threads(pipeline)
         if not num_workers and options.trace:
@@ -61,7 +63,8 @@ class ExecutorHandle:
         """The executor of jobs; the same until it is closed."""
         if self._executor is None:
             COUNTS.take()  # what others have read in this process
-            workers, pipeline = self.num_workers, self._pipeline
+            workers = self.num_workers
+            pipeline = self._pipeline
             pool = partial(WorkerPool, pipeline, workers, self._options, self.work)
             self._executor = pool() if workers else InlineExecutor(pipeline, self.work)
         return self._executor
@@ -72,7 +75,8 @@ class ExecutorHandle:
             self.watchdog.close()
         self._past_deaths = self.worker_deaths
         self._take_reads()
-        executor, self._executor = self._executor, None
+        executor = self._executor
+        self._executor = None
         if executor is not None:
             executor.close()
         return executor is not None

@@ -94,10 +94,12 @@ class Notes:
         os.lseek(stacks, 0, os.SEEK_SET)
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker.pid, signal.SIGUSR1)
-        size, deadline = 0, time.monotonic() + _PATIENCE
+        size = 0
+        deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
             time.sleep(_LOOK)
-            before, size = size, os.fstat(stacks).st_size
+            before = size
+            size = os.fstat(stacks).st_size
             if size and size == before:
                 return os.pread(stacks, _STACK, 0).decode("utf-8", "replace").rstrip()
         return "(it does not answer: it is stopped, or waits for the system)"

@@ -36,7 +36,8 @@ class OwnWatchdog:
 
     def __init__(self, options: PoolOptions):
         assert options.watchdog_seconds is not None
-        self._seconds, self._on_timeout = options.watchdog_seconds, options.on_timeout
+        self._seconds = options.watchdog_seconds
+        self._on_timeout = options.on_timeout
         self._began: float | None = None
         self._watched = 0  # the thread that makes the batch
         self._ended = threading.Event()

@@ -37,7 +37,7 @@ def end_with_trainer(trainer: int, *, by_kernel: bool) -> None:
 
 
 def can_kernel_watch(start_method: str) -> bool:
-    """Whether the kernel can watch over a process that the calling thread is about to start.
+    """Return whether the kernel can watch over a process that the calling thread is about to start.
 
     The signal comes when the *thread* ends that started it, so that has to be the main one. With a fork server it is
     that of the server, which ends right behind its trainer, unless other processes use it, too.

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_threads(pipeline: JobRunner) -> None:
-    """Whether threads can run a pipeline; hooks that will have to wait for each other are told.
+    """Return whether threads can run a pipeline; hooks that will have to wait for each other are told.
 
     Raises:
         UsageError: they cannot.
@@ -62,7 +62,8 @@ class ThreadHandle(WorkerHandle):
 
     def __init__(self, number: int, pipeline: JobRunner, *, trace: bool, peers: int):
         channel = _ThreadChannel()
-        name, args = f"energon-lite-thread-{number}", (channel, _own(pipeline), number, trace, peers)
+        name = f"energon-lite-thread-{number}"
+        args = (channel, _own(pipeline), number, trace, peers)
         thread = threading.Thread(target=_work, args=args, name=name, daemon=True)
         super().__init__(number, channel, _ThreadNotes(), thread)
 

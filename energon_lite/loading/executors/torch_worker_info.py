@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["is_told", "tell"]
 
-#: Whether it is told; set by ``energon_lite.compat``, since programs for Energon are used to it.
+#: Whether it is told; set by ``energon_lite.extras.energon``, since programs for Energon are used to it.
 is_told = False
 
 _thread = threading.local()

@@ -181,7 +181,8 @@ class Channel:
 
     def __init__(self, connection: Connection, segments: SegmentReader):
         os.set_blocking(connection.fileno(), False)
-        self._connection, self._segments = connection, segments
+        self._connection = connection
+        self._segments = segments
         self._unsent: Message = []
         self._received = _receiving(connection.fileno(), segments)
 
@@ -190,7 +191,7 @@ class Channel:
 
     @property
     def is_full(self) -> bool:
-        """Whether something waits to be sent until the worker has read what was sent before."""
+        """True if something waits to be sent until the worker has read what was sent before."""
         return bool(self._unsent)
 
     def send(self, jobs: Sequence[tuple[int, Any]], *, noted: bool) -> None:

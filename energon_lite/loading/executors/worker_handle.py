@@ -57,7 +57,10 @@ class WorkerHandle:
     """
 
     def __init__(self, number: int, channel: Channel, notes: Notes, process: Any):
-        self.number, self.channel, self.notes, self.process = number, channel, notes, process
+        self.number = number
+        self.channel = channel
+        self.notes = notes
+        self.process = process
         self.tickets: deque[int] = deque()
         self.together = False
         self.since = 0.0
@@ -98,7 +101,8 @@ class ProcessHandle(WorkerHandle):
         self, context: BaseContext, number: int, pipeline: JobRunner, *, segments: int, trace: bool, peers: int
     ):
         ours, self._theirs = context.Pipe(duplex=True)
-        memory, notes = Segments(segments), Notes()
+        memory = Segments(segments)
+        notes = Notes()
         channel = Channel(ours, SegmentReader(memory))
         method = context.get_start_method()
         if method == "forkserver":

@@ -102,7 +102,7 @@ class WorkerPool(Executor):
 
     @property
     def _is_open(self) -> bool:
-        """Whether nobody ends, or has ended, its workers."""
+        """True if nobody ends, or has ended, its workers."""
         return not self._closing and self._end.still_active()
 
     def _begin(self) -> None:
@@ -186,7 +186,9 @@ class WorkerPool(Executor):
 
     def _start(self, number: int) -> None:
         """Start a worker, and put it in its place: before it begins, so that it is known even after an interrupt."""
-        pipeline, trace, segments = self._pipeline, self._options.trace, self._base_depth + _WITH_USER
+        pipeline = self._pipeline
+        trace = self._options.trace
+        segments = self._base_depth + _WITH_USER
         worker: WorkerHandle
         if self._context is None:
             worker = ThreadHandle(number, pipeline, trace=trace, peers=self._num_workers)
@@ -257,7 +259,7 @@ class WorkerPool(Executor):
         self._poll.modify(worker.channel.fileno(), select.POLLIN | (select.POLLOUT if worker.channel.is_full else 0))
 
     def _has_room(self, ticket: int, taken: int) -> bool:
-        """Whether the result of one more job may be expected, beside those at work and ``taken`` ones."""
+        """Return whether the result of one more job may be expected, beside those at work and ``taken`` ones."""
         at_work = sum(len(worker.tickets) for worker in self._workers) + taken
         needed = not at_work and (ticket == self._awaited or not self._done)
         expected = sum(self._sizes.values()) + (at_work + 1) * self._largest
@@ -284,7 +286,8 @@ class WorkerPool(Executor):
         began = worker.since = time.monotonic()
         while (received := worker.channel.receive()) is not None:
             (answers, seconds, said), size = received
-            before, worker.since = worker.since, time.monotonic()
+            before = worker.since
+            worker.since = time.monotonic()
             self._work.received += worker.since - before
             if not answers:
                 if self._pipeline.samples.failures is not None:
@@ -293,7 +296,8 @@ class WorkerPool(Executor):
             for times in said:
                 self._work.add(times)
             self._work.busy += seconds
-            size, seconds = size // len(answers), seconds / len(answers)
+            size = size // len(answers)
+            seconds = seconds / len(answers)
             for ticket, ok, value in answers:
                 self._seconds += 0.2 * (seconds - self._seconds)
                 worker.tickets.remove(ticket)

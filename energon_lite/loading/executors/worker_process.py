@@ -97,8 +97,10 @@ def serve(
     LendingScope().__enter__()  # nobody else in this process draws, and it never ends
     try:
         COUNTS.take()  # what the trainer had read before it was forked
-        writer, said = SegmentWriter(segments), list[Times]()
-        orders, timer = _Orders(connection, writer, pipeline), JobTimer(said.append)
+        writer = SegmentWriter(segments)
+        said = list[Times]()
+        orders = _Orders(connection, writer, pipeline)
+        timer = JobTimer(said.append)
         while True:
             jobs, observe = orders.next()
             pipeline.samples.observers = (*observers, notes) if observe else observers
@@ -121,7 +123,9 @@ class _Orders:
     """What the trainer asks for. Slow storage is told of jobs as soon as they are here, before their turn."""
 
     def __init__(self, connection: Connection, writer: SegmentWriter, pipeline: JobRunner):
-        self._connection, self._writer, self._pipeline = connection, writer, pipeline
+        self._connection = connection
+        self._writer = writer
+        self._pipeline = pipeline
         self._here: deque[tuple[Sequence[tuple[int, Job]], bool]] = deque()
         self._peek = WholeMessages(connection) if pipeline.samples.reads_ahead else None
 
@@ -155,7 +159,8 @@ def _run(pipeline: JobRunner, jobs: Sequence[tuple[int, Job]], timer: JobTimer, 
         if now - began > _TOGETHER or ticket == jobs[-1][0]:
             yield _pack_answers(answers, now - began, said)
             said.clear()
-            answers, began = [], time.monotonic()
+            answers = []
+            began = time.monotonic()
             timer.sent += began - now
 
 
@@ -165,7 +170,8 @@ def answer(pipeline: JobRunner, ticket: int, job: Job, timer: JobTimer | None = 
         result = pipeline.run(job) if timer is None else timer.run(pipeline.samples, lambda: pipeline.run(job))
         return ticket, True, (result.batch, result.outcomes, result.tokens, result.trace, result.digest)
     except SystemExit as error:
-        what, details = f"a hook ended its worker with sys.exit({error.code!r})", hook_traceback(error)
+        what = f"a hook ended its worker with sys.exit({error.code!r})"
+        details = hook_traceback(error)
         return ticket, False, FatalSampleError(what, fix="raise FatalSampleError to end the run", details=details)
     except BaseException as error:
         return ticket, False, error

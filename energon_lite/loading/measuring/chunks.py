@@ -42,7 +42,8 @@ def chunks_of(index: PackedIndex, rows: Sequence[int], least: int | None = None)
         >>> chunks_of(index, [0, 1])            # of two shards with 300 and 10 samples
         [Chunk(row=0, start=0, stop=256), Chunk(row=0, start=256, stop=300), Chunk(row=1, start=300, stop=310)]
     """
-    size, bounds = max(CHUNK if least is None else least, -(-len(index) // _MOST_FILES)), index.shards[:, 3].tolist()
+    size = max(CHUNK if least is None else least, -(-len(index) // _MOST_FILES))
+    bounds = index.shards[:, 3].tolist()
     return [
         Chunk(row, start, min(start + size, bounds[row + 1]))
         for row in rows
@@ -69,7 +70,8 @@ class ChunkWork(Work[Chunk, Measured]):
 
     def __init__(self, folder: str, index: PackedIndex, maker: Maker):
         super().__init__(folder)
-        self._maker, self._shards = maker, index.shard_names
+        self._maker = maker
+        self._shards = index.shard_names
         self._identities, self._bounds = shard_table(index)[:, :4].tolist(), index.shards[:, 3].tolist()
 
     def name(self, unit: Chunk) -> str:
@@ -83,7 +85,8 @@ class ChunkWork(Work[Chunk, Measured]):
         return self._maker.made(inputs[0], inputs[1]) and bool(inputs[2:] == [self._identities[unit.row], _FORMAT])
 
     def pack(self, result: Measured) -> tuple[dict[str, Any], Arrays]:
-        values, reasons = result.values, np.frombuffer(json.dumps(result.reasons).encode(), dtype=np.uint8)
+        values = result.values
+        reasons = np.frombuffer(json.dumps(result.reasons).encode(), dtype=np.uint8)
         arrays = {"lengths": values.lengths, "flags": values.flags, "reasons": reasons}
         arrays |= {f"column {name}": column for name, column in values.columns.items()}
         for name, rows in values.ragged.items():

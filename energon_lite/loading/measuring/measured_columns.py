@@ -53,7 +53,8 @@ class MeasuredColumns:
         self, source: WebdatasetSource, maker: Maker, name: str = "", *, flags: bool = True, lengths: bool = True
     ):
         self._prefix = f"{name}." if name else ""
-        self._source, self._maker = source, maker
+        self._source = source
+        self._maker = maker
         self._folder = writable_folder(source.path)
         # The lengths last: a run that is killed between the two is not done, and finds its results.
         self._fixed = [self._prefix + one for one, wanted in ((SKIP, flags), (LENGTH, lengths)) if wanted]
@@ -83,7 +84,7 @@ class MeasuredColumns:
                 )
 
     def _is_ours(self, file: ColumnFile) -> bool:
-        """Whether this maker has measured some of its shards."""
+        """Return whether this maker has measured some of its shards."""
         return any(self._maker.made(*one) for one in file.makers)
 
     def _unchanged(self, file: ColumnFile) -> dict[int, Any]:
@@ -131,7 +132,7 @@ class MeasuredColumns:
         return found
 
     def up_to_date(self, shapes: Shapes) -> bool:
-        """Whether they are there, and by this very maker."""
+        """Return whether they are there, and by this very maker."""
         paths = self.paths(shapes)
         present = [_kind(path)(path) for path in paths if os.path.exists(path)]
         return len(present) == len(paths) and all(
@@ -150,11 +151,13 @@ class MeasuredColumns:
         """
         for name, width in shapes.items():
             self._check_not_hidden(self._prefix + name, RaggedFile if width else ColumnFile)
-        index, made = self._source.index, self._made_by()
+        index = self._source.index
+        made = self._made_by()
         for name, width in sorted(shapes.items()):
             kind = RaggedFile if width else ColumnFile
             kept, most, made["others"] = self._kept(self._prefix + name, kind, abs(width), measured)
-            path, dtype = self._path(name, kind), _dtype(max(largest.get(name, 0), most))
+            path = self._path(name, kind)
+            dtype = _dtype(max(largest.get(name, 0), most))
             if width:
                 rows = partial(_rows, blocks, name, abs(width), kept)
                 write_ragged_file(path, self._prefix + name, index, rows, width=abs(width), dtype=dtype, **made)

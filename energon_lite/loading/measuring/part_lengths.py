@@ -21,14 +21,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from energon_lite.batching.image_patches import ImagePatches
 from energon_lite.errors import UsageError
+from energon_lite.extras.balance.image_patches import ImagePatches
+from energon_lite.extras.inspect.part_columns.part_columns import PartColumns, PartField, part_sizes
 from energon_lite.hooks import HookContext, TaskEncoder
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Rejected
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.measured_columns import MeasuredColumns
-from energon_lite.loading.measuring.part_columns import PartColumns, PartField, part_sizes
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
@@ -73,7 +73,7 @@ def measure_parts(
         field: of the column ``length``, see the module's table; ``json[meta][tokens]`` means the same as
             ``json.meta.tokens``. None: there is no such column.
         columns: further columns: name, and field; ``checksums`` is ``crc32``, of each part.
-        images, patches: see :class:`~energon_lite.loading.measuring.part_columns.PartColumns`.
+        images, patches: see :class:`~energon_lite.extras.inspect.part_columns.part_columns.PartColumns`.
         name: put before the columns' names, with a dot.
         by: which command does it.
         command: what the user runs to do this again.
@@ -132,7 +132,8 @@ def part_columns(
 
 
 def _store_sizes(source: WebdatasetSource, part: str, maker: Maker, name: str) -> MeasureReport:
-    columns, blocks = MeasuredColumns(source, maker, name, flags=False), partial(_sizes, source.index, part)
+    columns = MeasuredColumns(source, maker, name, flags=False)
+    blocks = partial(_sizes, source.index, part)
     report = MeasureReport(source.path, len(source.index.shard_names), written=columns.paths({}))
     for block in blocks():
         report.add(block)

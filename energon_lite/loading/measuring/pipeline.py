@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from energon_lite.errors import UsageError
+from energon_lite.extras.inspect.part_columns.part_columns import PartColumns
 from energon_lite.hooks import HookContext, TaskEncoder, hooks_of
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Outcome, Rejected, Result
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.makers.sample_maker import SampleMaker
-from energon_lite.loading.measuring.part_columns import PartColumns
 from energon_lite.loading.measuring.values import Costs, Values, columns_of
 from energon_lite.storage.index.columns import FAILED, SKIPPED
 
@@ -44,13 +44,16 @@ class MeasuringPipeline:
                 fix="measure with an encoder whose hooks return one sample for each",
             )
         self.samples = SampleMaker([leaf], encoder, hooks, seed=0)
-        self.leaves, self.encoder = (leaf,), encoder
-        self._length, self._parts = length, parts
+        self.leaves = (leaf,)
+        self.encoder = encoder
+        self._length = length
+        self._parts = parts
         self._costs: Callable[[Any], Costs] | None = getattr(encoder, "sample_costs", None)
 
     def run(self, job: Job) -> Result:
         """What was measured of a chunk, as :class:`Values`, with the failures in it."""
-        measured, costs = Values.zeros(len(job.addresses)), list[Costs | None]()
+        measured = Values.zeros(len(job.addresses))
+        costs = list[Costs | None]()
         failures: dict[int, Outcome] = {}
         with HookContext() as context:
             for place, found in enumerate(self._measured(job.addresses, context)):

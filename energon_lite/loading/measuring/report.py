@@ -29,7 +29,7 @@ class Maker:
     any_code: bool = False
 
     def made(self, settings: Mapping[str, Any], code: str) -> bool:
-        """Whether values made so are the ones that this maker would make."""
+        """Return whether values made so are the ones that this maker would make."""
         return dict(settings) == dict(self.settings) and (self.any_code or code == self.code)
 
 
@@ -72,7 +72,8 @@ class MeasureReport:
 
     def add(self, block: Values) -> None:
         """Count the samples of one shard."""
-        flags, kept = block.flags, block.lengths[block.flags == 0]
+        flags = block.flags
+        kept = block.lengths[block.flags == 0]
         if len(kept):
             self.shortest = min(self.shortest, int(kept.min())) if self.kept else int(kept.min())
             self.longest = max(self.longest, int(kept.max()))

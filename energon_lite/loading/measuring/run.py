@@ -73,14 +73,16 @@ def measure(
         UsageError: a column of another maker, in a folder that cannot be written, would go before these.
         DatasetError: other ranks made no progress in time; the data set's folders cannot be written.
     """
-    ranks, source = ranks or Ranks(), pipeline.leaves[0].source
+    ranks = ranks or Ranks()
+    source = pipeline.leaves[0].source
     assert isinstance(source, WebdatasetSource)  # as open_whole gives it
     index = source.index
     columns = MeasuredColumns(source, maker, name, flags=flags, lengths=lengths)
     wanted = index.shard_names if shards is None else shards
     numbers = {shard: row for row, shard in enumerate(index.shard_names)}
     rows = sorted(numbers[shard] for shard in set(wanted))
-    chunks, known = chunks_of(index, rows, together), {} if again else columns.known()
+    chunks = chunks_of(index, rows, together)
+    known = {} if again else columns.known()
     work = ChunkWork(columns.results, index, maker)
     job = ShardedJob(
         work,
@@ -130,13 +132,15 @@ def _measure(
     pipeline: MeasuringPipeline, work: ChunkWork, workers: int, chunks: Sequence[Chunk]
 ) -> Generator[tuple[Chunk, Outcome], None, None]:
     """Measure chunks by the workers of the loader."""
-    workers, earlier = min(workers, len(chunks)), work.find(chunks)
+    workers = min(workers, len(chunks))
+    earlier = work.find(chunks)
     in_a_row = InARow(pipeline.encoder.failure_tolerance, failure_tolerances(pipeline.encoder))
     executor: Executor = WorkerPool(pipeline, workers) if workers else InlineExecutor(pipeline)
     with closing(executor):
         jobs = (Job(0, one.start, [(0, sample, 0) for sample in range(one.start, one.stop)]) for one in chunks)
         for chunk, result in zip(chunks, executor.results(jobs, ahead=4 * workers), strict=True):
-            values, flags = result.batch, result.batch.flags
+            values = result.batch
+            flags = result.batch.flags
             failures = [failure for failure in result.outcomes if isinstance(failure, Failure)]
             reasons = [[failure.stage, failure.reason, failure.skipped, failure.key] for failure in failures]
             table = earlier.get(chunk)
@@ -165,7 +169,8 @@ def _blocks(
     visit: Callable[[int, Measured], None] = lambda row, measured: None,
 ) -> Iterator[Values | None]:
     """What is known of each shard of the index; ``visit`` sees the results that are used, by shard."""
-    wanted, bounds = set(rows), index.shards[:, 3].tolist()
+    wanted = set(rows)
+    bounds = index.shards[:, 3].tolist()
     measured: dict[int, list[Chunk]] = defaultdict(list)
     for chunk in job.units:
         if job.done[chunk]:
@@ -192,7 +197,8 @@ def _sum_up(
     """The report, and the largest value of each column, also of shards that were not asked for now."""
     report = MeasureReport(source.path, len(rows))
     report.known = sum(chunk.stop - chunk.start for chunk, table in job.done.items() if not table)
-    reasons, failures = Reasons(), list[str]()
+    reasons = Reasons()
+    failures = list[str]()
 
     def visit(row: int, measured: Measured) -> None:
         for stage, reason, skipped, key in measured.reasons:
@@ -200,7 +206,8 @@ def _sum_up(
             if not skipped and len(failures) < _SHOWN_FAILURES:
                 failures.append(f"{source.index.shard_names[row]}, {key}: {stage}: {reason}")
 
-    wanted, every = set(rows), MeasureReport(source.path)
+    wanted = set(rows)
+    every = MeasureReport(source.path)
     longest = 0
     for row, block in enumerate(blocks(visit)):
         if block is not None and len(block.lengths):
@@ -217,7 +224,8 @@ class _Samples:
     """Tells progress in samples."""
 
     def __init__(self, chunks: Sequence[Chunk], progress: Progress):
-        self._total, self._progress = sum(chunk.stop - chunk.start for chunk in chunks), progress
+        self._total = sum(chunk.stop - chunk.start for chunk in chunks)
+        self._progress = progress
         self._done = 0
 
     def __call__(self, chunk: Chunk, table: Table | None, done: int, of: int) -> None:

@@ -60,7 +60,8 @@ class Values:
 
     def replaced(self, parts: Sequence[tuple[int, Values]]) -> Values:
         """These values, with others, of samples from a number on, in their place; parts neither overlap nor go back."""
-        pieces, stop = list[Values](), 0
+        pieces = list[Values]()
+        stop = 0
         for start, part in parts:
             pieces += [self.cut(stop, start), part]
             stop = start + len(part.lengths)
@@ -79,7 +80,8 @@ class Values:
 def joined(parts: Sequence[Values]) -> Values:
     """The values of some samples, and then those of others."""
     shapes = joined_shapes(part.shapes() for part in parts)
-    columns, ragged = {}, {}
+    columns = {}
+    ragged = {}
     for name, width in shapes.items():
         if not width:
             columns[name] = np.concatenate([part.column(name) for part in parts])

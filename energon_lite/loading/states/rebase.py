@@ -188,7 +188,8 @@ def _carried(
     old_orders, new_orders = (_blend_of(one).leaves.leaves for one in (before, new))
     old_names, new_names = ([leaf.name for leaf in one.identity.leaves] for one in (before, new))
     known = {order.key: number for number, order in enumerate(old_orders)}
-    starts, leaves = [], []
+    starts = []
+    leaves = []
     for order, name in zip(new_orders, new_names, strict=True):
         number = known.pop(order.key, None)
         if number is None:

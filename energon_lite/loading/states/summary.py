@@ -30,7 +30,8 @@ def summary(state: State, files: int = 1) -> dict[str, Any]:
     Raises:
         StateError: its lanes are damaged.
     """
-    kind, identity = kind_of(state), state["identity"]
+    kind = kind_of(state)
+    identity = state["identity"]
     settings = identity["settings"]
     found: dict[str, Any] = {
         "kind": kind,
@@ -42,7 +43,8 @@ def summary(state: State, files: int = 1) -> dict[str, Any]:
         **{name: identity.get(name) for name in ("leaves", "samples", "fingerprint")},
         "settings": settings,
     }
-    rows, place = settings.get("batch_size") or 1, state.get("place")
+    rows = settings.get("batch_size") or 1
+    place = state.get("place")
     if kind == "planned" and isinstance(place, (list, tuple)) and len(place) == 2:  # by tokens
         found |= {"chunk": place[0], "batch": place[1]}
     elif kind == "planned" and settings.get("repeat") and isinstance(rows, int):

@@ -52,7 +52,7 @@ class FileStore(Generic[T]):
 
     def get_media_metadata(self, key: str) -> Any:
         """What is known about the picture, the sound or the video of a key without reading it: an
-        :class:`~energon_lite.media.metadata.ImageMetadata` or ``AVMetadata``, if the data set was
+        :class:`~energon_lite.extras.media.metadata.ImageMetadata` or ``AVMetadata``, if the data set was
         prepared with media metadata.
 
         Raises:
@@ -116,7 +116,7 @@ class FileStoreWrapper(FileStore[T]):
 
 @runtime_checkable
 class FileStoreDecoder(Protocol):
-    """Makes values of bytes, by the extension of the name. :class:`~energon_lite.SampleDecoder` is one."""
+    """Makes values of bytes, by the extension of the name. :class:`~energon_lite.storage.SampleDecoder` is one."""
 
     def decode(self, fname: str, data: bytes, /) -> Any:
         """The value of a file."""

@@ -50,7 +50,7 @@ def run_tokenizer_files(data: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def byte_tokenizer_files() -> dict[str, bytes]:
-    """The same of :class:`~energon_lite.trainer.training.ByteTokenizer`: each byte is a token, between begin and end.
+    """The same of :class:`~energon_lite.trainer.ByteTokenizer`: each byte is a token, between begin and end.
 
     It is a byte-level BPE without merges.
     """

@@ -1,0 +1,107 @@
+"""Hugging Face Accelerate: a loader that ``accelerator.prepare``, ``save_state`` and ``load_state`` take as their own.
+
+Accelerate would cut batches up again, or read them on the first process only; a loader that deals them to ranks itself
+passes through ``prepare`` as one that is prepared already. Its state goes into ``save_state``'s folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.utils.data
+
+from energon_lite.errors import UsageError
+from energon_lite.extras.frameworks.trainer_loader import TrainerLoader
+from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.state import State
+from energon_lite.loading.savable_loader import SavableDataLoader
+
+try:
+    from accelerate.state import GradientState, PartialState
+except ImportError as error:
+    raise UsageError(f"this needs accelerate: {error}", fix="pip install 'energon-lite[accelerate]'") from error
+
+__all__ = ["AccelerateLoader"]
+
+
+class _Batches(torch.utils.data.IterableDataset[Any]):
+    """The loader as what ``skip_first_batches`` and others look for behind a loader; its length is that in samples."""
+
+    def __init__(self, batches: TrainerLoader):
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return self.batches.samples
+
+
+class AccelerateLoader(torch.utils.data.DataLoader[Any]):
+    """A savable loader for Accelerate: make it after the ``Accelerator``, and give it to ``accelerator.prepare``.
+
+    Batches come on the accelerator's device, the next one copied while the step on the one before it runs.
+    ``save_state`` and ``load_state`` carry the place in the data, for any number of processes; nothing is to be skipped
+    after it. ``accelerator.accumulate`` knows the last batch of a loop that ends, and ``gather_for_metrics`` drops the
+    copies that fill the last step of a validation.
+
+    Args:
+        loader: the loader, or a data set, of which one is made; of this process's rank.
+        convert: what becomes of each batch before it is handed out.
+
+    Raises:
+        UsageError, TopologyError: as :class:`~energon_lite.extras.frameworks.trainer_loader.TrainerLoader`.
+
+    Example:
+        >>> accelerator = Accelerator(gradient_accumulation_steps=4)
+        >>> config = WorkerConfig.default_worker_config(num_workers=4)
+        >>> loader = AccelerateLoader(get_train_dataset("data", worker_config=config, batch_size=8))
+        >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    """
+
+    #: For ``prepare``: nothing is left to do. For ``save_state``: it has a state.
+    _is_accelerate_prepared = True
+    end_of_dataloader = False
+    remainder = -1
+
+    def __init__(self, loader: SavableDataLoader | SavableDataset, *, convert: Callable[[Any], Any] | None = None):
+        state = PartialState()
+        self.batches = TrainerLoader(loader, rank=state.process_index, world_size=state.num_processes, convert=convert)
+        self.batches.loader.to(state.device)
+        self.device = state.device
+        self.use_stateful_dataloader = not self.batches.starts_over
+        super().__init__(_Batches(self.batches), batch_size=None, collate_fn=_same)  # what it yields is batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        gradients = GradientState()
+        self.end_of_dataloader, self.remainder = False, self.batches.remainder
+        gradients._add_dataloader(self)
+        try:
+            for batch in self.batches:
+                self.end_of_dataloader = self.batches.at_end
+                yield batch
+        finally:
+            gradients._remove_dataloader(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: each pass has an order of its own already, and an endless stream goes on."""
+
+    def state_dict(self) -> State:
+        """The place behind the batch that was handed out last, for all processes; all of them call it."""
+        return self.batches.state_dict()
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """Go on there, on any number of processes."""
+        self.batches.load_state_dict(state_dict)
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self.batches.loader.close()
+
+
+def _same(batch: Any) -> Any:
+    return batch
