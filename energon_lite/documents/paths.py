@@ -45,7 +45,8 @@ def is_data_path(path: str) -> bool:
     That is a file, a pattern that matches files, or the common start of two or more files (``text_document`` of
     ``text_document.bin`` and ``text_document.idx``).
     """
-    if path.endswith(tuple(_DATA_ENDINGS)):
+    endings = _data_endings()
+    if path.endswith(endings):
         return os.path.isfile(path) or any(True for _ in iglob(path, recursive=True))
     return sum(os.path.isfile(path + ending) for ending in endings) > 1
 

@@ -54,7 +54,7 @@ class ArrowTable:
 
     Attributes:
         group_rows, names, digest, column_bytes: as in
-            :class:`~energon_lite.storage.formats.parquet_file.ParquetTable`; a group is a batch.
+            :class:`~energon_lite.extras.formats.parquet_file.ParquetTable`; a group is a batch.
 
     Raises:
         MissingShardError, ShardFormatError: the file does not exist, or is no Arrow file.

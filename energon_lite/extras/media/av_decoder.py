@@ -45,7 +45,7 @@ class AVDecoder:
 
     Args:
         stream: an open, seekable binary file: ``io.BytesIO(data)``, ``open(path, "rb")``, or the result of
-            :func:`energon_lite.open_stream`, which fetches only the bytes that a clip needs.
+            :func:`energon_lite.storage.open_stream`, which fetches only the bytes that a clip needs.
         suppress_warnings: accepted as in Energon; there are no warnings here.
         allow_truncated: decode the existing part of a truncated file instead of raising an error.
 

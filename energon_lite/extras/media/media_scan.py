@@ -71,7 +71,7 @@ class _Media(Work[Unit, _Found]):
     """The extraction of metadata from the media of units in a folder."""
 
     def __init__(self, root: str, media_filter: MediaFilterConfig, *, of_shards: bool):
-        super().__init__(meta_path(root, "energon_lite.media"))
+        super().__init__(meta_path(root, "energon_lite.extras.media"))
         self.root = root
         self.filter = media_filter
         self.of_shards = of_shards

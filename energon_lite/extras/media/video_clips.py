@@ -37,7 +37,7 @@ class VideoReader:
     closely are decoded without a seek.
 
     Args:
-        container: from :func:`~energon_lite.media.container.open_container`.
+        container: from :func:`~energon_lite.extras.media.container.open_container`.
         source: the file that the container reads; if it has a method ``fetch_ahead(start, stop)``, that is called with
             the bytes of each clip.
     """

@@ -52,7 +52,7 @@ class FileStore(Generic[T]):
 
     def get_media_metadata(self, key: str) -> Any:
         """Return the metadata of an image, audio or video without reading it: an
-        :class:`~energon_lite.media.metadata.ImageMetadata` or ``AVMetadata``, if the data set was
+        :class:`~energon_lite.extras.media.metadata.ImageMetadata` or ``AVMetadata``, if the data set was
         prepared with media metadata.
 
         Raises:
@@ -116,7 +116,7 @@ class FileStoreWrapper(FileStore[T]):
 
 @runtime_checkable
 class FileStoreDecoder(Protocol):
-    """A decoder of files by the extension of their name, such as :class:`~energon_lite.SampleDecoder`."""
+    """A decoder of files by the extension of their name, such as :class:`~energon_lite.storage.SampleDecoder`."""
 
     def decode(self, fname: str, data: bytes, /) -> Any:
         """Return the decoded value of a file."""
