@@ -275,7 +275,7 @@ class DataLoader:
         return True
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
-        """Make a batch, or encoded sample, again in this process from its ``__restore_key__``. The loader does not move.
+        """Make a batch, or a sample, again in this process from its ``__restore_key__``. The loader does not move.
 
         Args:
             restore_key: key of a batch or of a sample that this loader, or one built the same way, delivered. It may be
