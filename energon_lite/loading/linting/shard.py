@@ -90,9 +90,9 @@ def _compare(root: str, state: ShardState, samples: int, stored: ShardScan | Non
     if offsets is None:
         state.findings.append(("index", "there is no .tar.idx, which Energon needs", True))
     elif offsets != wanted:
-        found = counted(len(offsets) // 8 - 1, "sample") if len(offsets) != len(wanted) else "other places of samples"
+        counts = counted(len(offsets) // 8 - 1, "sample") if len(offsets) != len(wanted) else "other places of samples"
         state.findings.append(
-            ("index", f".tar.idx has {found}, the shard has {counted(scan.samples, 'sample')}", False)
+            ("index", f".tar.idx has {counts}, the shard has {counted(scan.samples, 'sample')}", False)
         )
 
 
@@ -129,13 +129,13 @@ def _of_index(root: str, stored: ShardScan) -> ShardState:
     path = os.path.join(root, stored.name)
     with open(path, "rb", buffering=0, opener=open_file) as file:
         fd = file.fileno()
-        with unchanged_file(fd, path) as found:
-            state = ShardState(replace(stored, **found))
+        with unchanged_file(fd, path) as file_state:
+            state = ShardState(replace(stored, **file_state))
             for sample, (first, stop) in enumerate(zip(stored.first_part[:-1], stored.first_part[1:], strict=True)):
                 faults = [
                     (stored.part_names[number], words)
                     for offset, size, number in stored.parts[first:stop].tolist()
-                    if (words := _part_fault(fd, found["size"], offset, size))
+                    if (words := _part_fault(fd, file_state["size"], offset, size))
                 ]
                 if len(faults) == stop - first:  # all parts: the whole sample is lost
                     faults = [("", faults[0][1])]
@@ -163,8 +163,8 @@ def _in_front(root: str, name: str) -> ShardState:
     offsets = np.frombuffer(_offsets(shard_index_path(root, name)) or bytes(16), dtype="<u8").tolist()
     with open(path, "rb", buffering=0, opener=open_file) as file:
         fd = file.fileno()
-        with unchanged_file(fd, path) as found:
-            headers = TarHeaders(fd, found["size"], path)
+        with unchanged_file(fd, path) as file_state:
+            headers = TarHeaders(fd, file_state["size"], path)
             for number, (start, stop) in enumerate(pairwise(offsets)):
                 there = len(members)
                 try:
@@ -172,7 +172,7 @@ def _in_front(root: str, name: str) -> ShardState:
                         if stop and member.offset > stop:  # 0: there is no .tar.idx, so all members are taken
                             break
                         members.append(member)
-                    why = f"the shard ends at byte {found['size']}"
+                    why = f"the shard ends at byte {file_state['size']}"
                 except ShardFormatError as error:
                     why = error.what
                 if stop and len(members) == there:
@@ -181,5 +181,5 @@ def _in_front(root: str, name: str) -> ShardState:
         samples = SampleColumns()
         samples.add(MemberColumns.from_members(members))
         end = members[-1].offset + -(-members[-1].size // BLOCK) * BLOCK
-        state.scan = ShardScan(name=name, end=end, **found, **samples.fields())
+        state.scan = ShardScan(name=name, end=end, **file_state, **samples.fields())
     return state
