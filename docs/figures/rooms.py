@@ -1,4 +1,5 @@
-"""Picture of the rooms of the core and of the trainer, from the import contracts of ``pyproject.toml``, and of the extras.
+"""Picture of the rooms of the core and of the trainer, from the import contracts of ``pyproject.toml``, and of the
+extras.
 
     python docs/figures/rooms.py            # writes docs/figures/rooms.svg
 

@@ -71,9 +71,9 @@ class DataLoader:
             that caused it. Other steps stay the same; planned steps are not read. Not part of the state.
         log_every: number of batches between log lines about speed, waiting, its reason, and losses; 0: never.
         metrics: sinks that get the numbers of :meth:`stats` every ``metrics_every`` batches; such as a
-            :class:`~energon_lite.PrometheusEndpoint`. The caller closes them.
+            :class:`~energon_lite.extras.inspect.PrometheusEndpoint`. The caller closes them.
         cache_pool: cache for cookers with ``need_cache=True``, and ``self.cache`` of other hooks; such as a
-            :class:`~energon_lite.FileStoreCachePool`. Its files are deleted when the loader is closed.
+            :class:`~energon_lite.extras.media.FileStoreCachePool`. Its files are deleted when the loader is closed.
         trace: file that gets a line for each batch: times of request and delivery, worker, seconds by stage, samples.
             ``energon-lite trace`` shows them. Several ranks write several files.
         quarantine: file that gets a line of JSON for each sample that is skipped or fails. Ranks may share it.

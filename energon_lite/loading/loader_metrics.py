@@ -15,7 +15,7 @@ _PLAIN = ("batches", "samples", "tokens", "skipped", "failed", "dropped", "wait_
 
 
 def loader_metrics(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of ``loader.stats()``, for a :class:`~energon_lite.MetricsSink`.
+    """Return the numbers of ``loader.stats()``, for a :class:`~energon_lite.loading.MetricsSink`.
 
     Names begin with ``loader/``; after a second slash comes a stage, a data set, or a bottleneck. ``step`` is the
     number of batches, ``time`` that of seconds since 1970.

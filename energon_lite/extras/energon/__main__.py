@@ -1,4 +1,4 @@
-"""Command ``python -m energon_lite.compat``: run a script, module or code with Energon's names."""
+"""Command ``python -m energon_lite.extras.energon``: run a script, module or code with Energon's names."""
 
 from __future__ import annotations
 

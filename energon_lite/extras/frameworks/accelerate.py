@@ -50,7 +50,7 @@ class AccelerateLoader(torch.utils.data.DataLoader[Any]):
         convert: function applied to each batch before it is delivered.
 
     Raises:
-        UsageError, TopologyError: see :class:`~energon_lite.integrations.trainer_loader.TrainerLoader`.
+        UsageError, TopologyError: see :class:`~energon_lite.extras.frameworks.trainer_loader.TrainerLoader`.
 
     Example:
         >>> accelerator = Accelerator(gradient_accumulation_steps=4)

@@ -73,7 +73,7 @@ class OpenedData:
         self._kept: OrderedDict[Address, Any] = OrderedDict()
 
     def sample(self, address: Address) -> Any:
-        """Make a sample, or its replacement; see :meth:`~energon_lite.integrations.ray.SampleKey.fetch`."""
+        """Make a sample, or its replacement; see :meth:`~energon_lite.extras.frameworks.ray.SampleKey.fetch`."""
         with self._lock:
             if address not in self._kept:
                 result = self._single.run(Job(0, 0, [address]))
@@ -85,7 +85,7 @@ class OpenedData:
             return self._kept[address]
 
     def batch(self, addresses: list[Address]) -> Any:
-        """Make a batch; see :func:`~energon_lite.integrations.ray.fetch_batch`."""
+        """Make a batch; see :func:`~energon_lite.extras.frameworks.ray.fetch_batch`."""
         with self._lock:
             number = hash_ints(*addresses[0]) >> 1  # seed of the randomness of batch hooks
             result = self._batched.run(Job(0, number, addresses))

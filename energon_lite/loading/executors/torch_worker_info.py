@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["is_told", "tell"]
 
-#: True: provide the information; set by ``energon_lite.compat``, because programs for Energon rely on it.
+#: True: provide the information; set by ``energon_lite.extras.energon``, because programs for Energon rely on it.
 is_told = False
 
 _thread = threading.local()

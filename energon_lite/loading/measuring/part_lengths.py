@@ -73,7 +73,7 @@ def measure_parts(
         field: field of the column ``length``, see the module's table; ``json[meta][tokens]`` means the same as
             ``json.meta.tokens``. None: there is no such column.
         columns: further columns: name, and field; ``checksums`` is ``crc32``, of each part.
-        images, patches: see :class:`~energon_lite.loading.measuring.part_columns.PartColumns`.
+        images, patches: see :class:`~energon_lite.extras.inspect.part_columns.part_columns.PartColumns`.
         name: prefix of the columns' names, before a dot.
         by: name of the command that stores them.
         command: command line that stores them again.

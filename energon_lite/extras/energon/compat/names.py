@@ -37,8 +37,13 @@ def _here(name: str, verdict: Verdict = "same", note: str = "") -> Name:
 
 
 def _compat(name: str, verdict: Verdict = "same", note: str = "") -> Name:
-    """Return the counterpart in ``energon_lite.compat``, for names that only code for Energon needs."""
-    return Name(f"energon_lite.compat.{name}", verdict, note)
+    """Return the counterpart in ``energon_lite.extras.energon``, for names that only code for Energon needs."""
+    return Name(f"energon_lite.extras.energon.compat.{name}", verdict, note)
+
+
+def _command(module: str) -> str:
+    """Target of the command of a module of Energon's, such as ``tools.prepare_media``."""
+    return all_commands()[module.removeprefix("tools.").replace("_", "-")].target
 
 
 def _absent(why: str) -> Name:

@@ -54,6 +54,6 @@ class LeafFactory(BaseCoreDatasetFactory):
         return len(self._opened[0].source)
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
-        """Build the data set; see :class:`~energon_lite.factories.base.BaseCoreDatasetFactory`."""
+        """Build the data set; see :class:`~energon_lite.extras.energon.factories.base.BaseCoreDatasetFactory`."""
         epochs = self.shuffle_over_epochs
         return singles(*self._opened, self.worker_config, training=self.training, epochs=epochs)

@@ -77,7 +77,8 @@ class WebdatasetPreparator:
             shuffle_seed: seed by which shards are mixed before they are divided; None: not mixed.
             tar_index_only: write the ``.tar.idx`` files only.
             workers: the most processes.
-            media_filter: also extract the metadata of media; see :func:`energon_lite.media.MediaFilterConfig.parse`.
+            media_filter: also extract the metadata of media; see
+            :func:`energon_lite.extras.media.MediaFilterConfig.parse`.
             fix_duplicates: if keys collide, rename the members of shards to begin with the name of their shard.
             progress_fn, index_sqlite_tmp_path: accepted and ignored.
 
@@ -123,7 +124,7 @@ class WebdatasetPreparator:
 
         Arguments as for :meth:`prepare_dataset`.
         """
-        from energon_lite.storage.prepare.media_scan import prepare_media
+        from energon_lite.extras.media.media_scan import prepare_media
 
         return prepare_media(os.path.expanduser(os.fspath(parent_path)), media_filter, workers=workers).found
 
@@ -235,7 +236,8 @@ class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[SampleT], 
     """Factory for samples of ``__sample_type__`` with decoded parts.
 
     Args:
-        decoder: decoder of parts: a :class:`~energon_lite.SampleDecoder`, or any function of the dict of parts; None:
+        decoder: decoder of parts: a :class:`~energon_lite.storage.SampleDecoder`, or any function of the dict of
+        parts; None:
             parts stay bytes.
         auto_decode: False: the same as ``decoder=None``, as in older versions of Energon.
         kwargs: those of its base.

@@ -208,7 +208,7 @@ class Site:
     def media(self, owner: Sequence[object], path: Sequence[str]) -> Media | None:
         """Return an image, audio or video in a sample or a batch; None if there are no such media.
 
-        Arguments as for :meth:`~energon_lite.preview.links.Links.media`.
+        Arguments as for :meth:`~energon_lite.extras.inspect.preview.links.Links.media`.
         """
         try:
             match [*map(str, owner)], [*path]:
