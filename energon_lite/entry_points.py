@@ -1,8 +1,8 @@
 """Entry points: what guests add to the core, as tables that name code without importing it.
 
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
-metadata, in the group ``energon_lite``. Its module ``entry_points`` has tables: ``COMMANDS``, ``SOURCES``. A guest that
-is deleted takes its entries with it.
+metadata, in the group ``energon_lite``. Its module ``entry_points`` has tables: ``COMMANDS``, ``SOURCES``,
+``RANGE_READERS``, ``STATE_READERS``. A guest that is deleted takes its entries with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
 
-__all__ = ["Command", "SourceFormat", "commands", "load", "source_formats"]
+__all__ = ["Command", "SourceFormat", "commands", "load", "range_readers", "source_formats", "state_readers"]
 
 #: Packages whose folders are guests, and guests by themselves.
 _FOLDERS = "energon_lite.extras"
@@ -75,6 +75,24 @@ def source_formats() -> dict[str, SourceFormat]:
     return _merged("SOURCES")
 
 
+def range_readers() -> dict[str, str]:
+    """Return the readers of ranges of all guests, by URL scheme. Table ``RANGE_READERS``.
+
+    A value is ``module:function``, called with a file system of fsspec; returns a
+    :class:`~energon_lite.storage.files.remote_files.RangeReader`, or None if it has none for that file system.
+    """
+    return _merged("RANGE_READERS")
+
+
+def state_readers() -> dict[str, str]:
+    """Return the readers of states in checkpoint folders of all guests, by a file that marks such a folder.
+
+    Table ``STATE_READERS``. A value is ``module:function``, called with the folder; returns what was saved in it, in
+    which the states of loaders are found at any depth.
+    """
+    return _merged("STATE_READERS")
+
+
 def load(target: str) -> Any:
     """Return the object that ``module:name`` names."""
     module, _, name = target.partition(":")
@@ -97,6 +115,7 @@ def _names() -> Iterator[str]:
         yield entry_point.value
 
 
+@cache
 def _merged(table: str) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for guest in _guests():

@@ -1,4 +1,4 @@
-"""From a path to a loader: the functions that most users need, with Energon's names and keywords."""
+"""Functions from a path to a loader, for most users, with Energon's names and keywords."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
     "get_val_datasets",
 ]
 
-#: Neighbours that are read together from slow storage in validation, where samples come in their order.
+#: Neighbours that are read together from slow storage in validation, where samples are in stored order.
 _VAL_RUN = 64
 
 
@@ -55,39 +55,39 @@ def get_train_dataset(
     reading: Reading | None = None,
     **kwargs: Any,
 ) -> SavableDataset:
-    """A shuffled, blended, endless data set for training.
+    """Make a shuffled, blended, endless data set for training.
 
-    Up to ``repeat`` the arguments are Energon's; what this library adds is in the three groups after it.
+    The arguments up to ``repeat`` are Energon's; additions of this library are in the three groups after it.
 
     Args:
         path: a prepared folder (or its URL, such as ``s3://bucket/coco``), a ``.jsonl`` file, a metadataset ``.yaml``,
             or one as a dict.
-        split_part: the split to read, where the YAML does not say otherwise.
-        worker_config: who this process is.
-        batch_size: samples in a micro-batch; None: single samples, not batched, or what ``batching`` says.
-        batch_drop_last: with ``repeat=False``: leave out what does not fill a batch on every rank.
-        packing_buffer_size: pack samples by ``select_samples_to_pack`` and ``pack_selected_samples``, which see so many
-            samples at a time. None: no packing; but with ``pack_capacity`` of the task encoder, 128.
-        shuffle_buffer_size: width, in samples of one leaf's stream, of the windows inside which runs are mixed. No
-            buffer exists: it is the order that is computed. None: mix everything.
-        max_samples_per_sequence: length of the runs of neighbours that are read one after the other, for storage
-            that dislikes random access. None: single samples. Both have to be given to have an effect.
-        virtual_epoch_length: batches per rank after which a ``for`` loop ends; the next one goes on. 0: never.
+        split_part: the split to read, unless the YAML names another.
+        worker_config: rank and workers of this process.
+        batch_size: samples in a micro-batch; None: single samples without batches, or as ``batching`` says.
+        batch_drop_last: with ``repeat=False``: leave out samples that do not fill a batch on every rank.
+        packing_buffer_size: pack samples with ``select_samples_to_pack`` and ``pack_selected_samples``, which get this
+            number of samples at a time. None: no packing; but with ``pack_capacity`` of the task encoder, 128.
+        shuffle_buffer_size: width, in samples of one leaf's stream, of the windows inside which sequences are mixed. No
+            buffer exists: the order is computed. None: mix everything.
+        max_samples_per_sequence: length of the sequences of neighbours that are read one after the other, for storage
+            with slow random access. None: single samples. Both must be given to have an effect.
+        virtual_epoch_length: batches per rank after which a ``for`` loop ends; the next loop continues. 0: never.
         shuffle_over_epochs_multiplier: 1: each epoch is a permutation. n: n epochs are mixed. -1: draw with
             replacement. None: do not shuffle.
         task_encoder: the hooks; None: :class:`~energon_lite.DefaultTaskEncoder`.
         repeat: False: one ``for`` loop is one pass over the data set, or one epoch of a ``blend_epochized``. A blend by
-            weight has no end.
+            weight is endless.
         batching: instead of ``batch_size``: micro-batches by tokens, made by a strategy such as
             ``BestFit(Capacity(12_000))``; see :class:`~energon_lite.ByTokens`.
-        chunks: the samples that are worked on together; see :class:`~energon_lite.Chunks`.
-        reading: how files are understood and read; see :class:`~energon_lite.Reading`.
-        kwargs: the fields of the groups may stand here by themselves, as ``subflavors`` does in Energon. Its other
-            keywords are accepted where they have nothing to act on here.
+        chunks: the samples that are processed together; see :class:`~energon_lite.Chunks`.
+        reading: settings for interpreting and reading files; see :class:`~energon_lite.Reading`.
+        kwargs: the fields of the groups may be given here directly, as ``subflavors`` in Energon. Energon's other
+            keywords are accepted if they have no effect here.
 
     Raises:
-        ConfigError, DatasetError: something is wrong with the files; says where and what to do.
-        UsageError: arguments that cannot work.
+        ConfigError, DatasetError: a file has a mistake; the message has its place and the fix.
+        UsageError: the arguments are inconsistent.
 
     Example:
         >>> dataset = get_train_dataset("blend.yaml", batch_size=4, shuffle_buffer_size=1000,
@@ -129,18 +129,19 @@ def get_val_dataset(
     reading: Reading | None = None,
     **kwargs: Any,
 ) -> SavableDataset:
-    """The data sets one after the other, unshuffled, each sample exactly once in each ``for`` loop, over all ranks.
+    """Make a data set for validation: unshuffled, each sample exactly once in each ``for`` loop, over all ranks.
 
-    All ranks make the same number of steps. In the last one, ranks that find no samples left get an empty batch (see
-    ``TaskEncoder.empty_batch``), so a loop with collectives in it does not hang, and nothing is counted twice.
+    The leaves come one after the other. All ranks make the same number of steps. In the last one, ranks without samples
+    get an empty batch (see ``TaskEncoder.empty_batch``), so a loop with collectives does not hang, and no sample counts
+    twice.
 
     Args:
         path: as for :func:`get_train_dataset`; or a leaf's description, as :func:`get_val_datasets` returns it.
-        limit: at most so many batches per rank in a loop. A loop that goes on on other ranks ends with the same batch.
-        batch_drop_last: leave out what does not fill a batch on every rank.
+        limit: largest number of batches per rank in a loop. A loop resumed on other ranks ends with the same batch.
+        batch_drop_last: leave out samples that do not fill a batch on every rank.
 
-    The other arguments and errors are those of :func:`get_train_dataset`. Weights and repetitions of a blend do not
-    count here; subsets do.
+    The other arguments and errors are those of :func:`get_train_dataset`. Weights and repetitions of a blend are
+    ignored; subsets apply.
     """
     groups = grouped_keywords(get_val_dataset, kwargs, batching, chunks, reading)
     encoder = with_decoder(DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_val_dataset)
@@ -154,7 +155,7 @@ def get_val_dataset(
 @called_as(get_val_dataset)
 @short_traceback
 def get_val_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableDataset, LeafSpec]]:
-    """:func:`get_val_dataset` for each leaf by itself, with the leaf's description, to report metrics for each."""
+    """Apply :func:`get_val_dataset` to each leaf separately, and return it with the leaf's description, for metrics."""
     return _each_leaf(get_val_dataset, get_val_datasets, args, kwargs)
 
 
@@ -170,17 +171,17 @@ def get_processing_dataset(
     reading: Reading | None = None,
     **kwargs: Any,
 ) -> SavableDataset:
-    """The data sets one after the other, unshuffled, once: for jobs that work on all samples, as captioning does.
+    """Make a data set for jobs that process all samples once, such as captioning: unshuffled, leaf by leaf.
 
-    All ranks together get each sample exactly once. They need not be in step: a rank ends when it has none left, one
-    step before others perhaps, and gets no batch without samples. One that has ended, and is restored there, gets
-    nothing more. What a hook skips, and what fails, is counted.
+    All ranks together get each sample exactly once. They need not be in step: a rank ends when it has no samples left,
+    possibly one step before others, and gets no batch without samples. A rank that is restored after its end gets no
+    more samples. Skips and failures are counted.
 
     Args:
-        batch_size: samples in a batch; None: single ones.
+        batch_size: samples in a batch; None: single samples.
 
-    The other arguments and errors are those of :func:`get_train_dataset`. Weights and repetitions of a blend do not
-    count here; subsets and filters do. A data set that a blend names twice is gone through twice.
+    The other arguments and errors are those of :func:`get_train_dataset`. Weights and repetitions of a blend are
+    ignored; subsets and filters apply. A data set that a blend names twice is processed twice.
 
     Example:
         >>> dataset = get_processing_dataset("coco", task_encoder=Decode(), worker_config=config)
@@ -193,7 +194,7 @@ def get_processing_dataset(
         DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_processing_dataset
     )
     request = DatasetRequest(split_part, worker_config, batch_size, False, None, encoder, *groups)
-    # With other ranks between, runs of neighbours would be fetched by each of them.
+    # With several ranks, a sequence of neighbours would be fetched by each of them.
     run = _VAL_RUN if worker_config.world_size == 1 else None
     return request.in_order("processing", path, run=run, once=True)
 
@@ -201,19 +202,19 @@ def get_processing_dataset(
 @called_as(get_processing_dataset)
 @short_traceback
 def get_processing_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableDataset, LeafSpec]]:
-    """:func:`get_processing_dataset` for each leaf by itself, with the leaf's description: an output for each."""
+    """Apply :func:`get_processing_dataset` to each leaf separately, and return it with the leaf's description."""
     return _each_leaf(get_processing_dataset, get_processing_datasets, args, kwargs)
 
 
 @short_traceback
 def get_loader(dataset: SavableDataset, **kwargs: Any) -> DataLoader:
-    """A loader whose position cannot be saved; arguments as for :func:`get_savable_loader`."""
+    """Make a loader whose position cannot be saved; arguments as for :func:`get_savable_loader`."""
     return DataLoader(dataset, **loader_arguments(dataset, kwargs, get_loader))
 
 
 @short_traceback
 def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoader:
-    """A loader whose position can be saved and restored.
+    """Make a loader whose position can be saved and restored.
 
     Args:
         dataset: from :func:`get_train_dataset` or :func:`get_val_dataset`.
@@ -232,10 +233,10 @@ def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoa
 def _each_leaf(
     function: Callable[..., SavableDataset], called: Callable[..., Any], args: Any, kwargs: Any
 ) -> list[tuple[SavableDataset, LeafSpec]]:
-    """What a function makes of each leaf by itself.
+    """Apply a function to each leaf separately.
 
     Args:
-        called: the one that the user called, for messages.
+        called: the function that the user called, for messages.
     """
     call = inspect.signature(function).bind(*args, **kwargs)
     call.apply_defaults()

@@ -26,3 +26,4 @@ COMMANDS = {
         _GROUP,
     ),
 }
+STATE_READERS = {".metadata": "energon_lite.trainer:read_state"}

@@ -1,4 +1,4 @@
-"""What to do with a sample that fails, for ``WorkerConfig(global_error_handler=...)``, under Energon's names."""
+"""Handlers of failed samples, for ``WorkerConfig(global_error_handler=...)``, by Energon's names."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ _log = logging.getLogger(__name__)
 
 
 def log_exception(error: Exception, sample: Any, sources: Sequence[Any] | None = None) -> None:
-    """Log each failure with its traceback and where the sample's bytes are; without a handler, the first of a kind is.
+    """Log each failure with its traceback and its sources; without a handler, only the first of a kind is logged.
 
     Args:
-        error: what was raised.
-        sample: what the hook was given.
+        error: the exception.
+        sample: the argument of the hook.
         sources: the sample's :class:`~energon_lite.SourceInfo`, if they are known.
 
     Example:
         >>> config = WorkerConfig(rank=0, world_size=1, global_error_handler=log_exception)
     """
-    places = [f"{one.dataset_path}[{one.index}] {one.shard_name} {list(one.file_names)}" for one in sources or ()]
+    places = [
+        f"{source.dataset_path}[{source.index}] {source.shard_name} {list(source.file_names)}"
+        for source in sources or ()
+    ]
     _log.error("a %s failed: %s", type(sample).__name__, "; ".join(places) or "unknown source", exc_info=error)
 
 

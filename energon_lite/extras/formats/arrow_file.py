@@ -1,8 +1,8 @@
-"""An Arrow file, of the file format or of the stream format (as Hugging Face's ``save_to_disk`` writes), by its
-batches.
+"""An Arrow file in file format or stream format (which Hugging Face's ``save_to_disk`` writes), read by batches.
 
-Both are a row of messages, a header and a body each. Headers are found without reading bodies, so that any batch can be
-read by itself. https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
+Both formats are sequences of messages, each with a header and a body. Headers are found without reading bodies, so that
+any batch can be read by itself.
+https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ from energon_lite.storage.files.remote_files import is_remote
 __all__ = ["ArrowTable"]
 
 _FILE_MAGIC = b"ARROW1\0\0"
-_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
+#: Kind of a message: the schema.
+_SCHEMA = 1
+#: Kind of a message: a dictionary.
+_DICTIONARY = 2
+#: Kind of a message: a batch of records.
+_BATCH = 3
 #: Bytes behind the footer of a file: its length, and the magic.
 _TAIL = 10
 #: Bytes of the mark at the end of a stream, at most.
 _END = 8
-#: The field of a footer that lists the batches (``File.fbs`` of Arrow).
+#: Number of the footer's field that lists the batches (``File.fbs`` of Arrow).
 _FOOTER_BATCHES = 3
-#: Bytes of a message that are read in the hope that its header is not longer.
+#: Bytes of a message that are read first; they contain most headers.
 _HEAD = 1 << 12
 
 
 class _Message(NamedTuple):
-    """Where a message is: of which kind, the rows of a batch, its first byte, and its bytes."""
+    """A message: its kind, the rows of a batch, its offset, and its size in bytes."""
 
     kind: int
     rows: int
@@ -42,59 +47,60 @@ class _Message(NamedTuple):
 
 
 class ArrowTable:
-    """A file of record batches. It can be pickled, and used after a fork. Local ones are mapped, not read.
+    """A file of record batches. It can be pickled, and used after a fork. Local files are mapped, not read.
 
     Args:
         path: the file, or its URL.
 
     Attributes:
-        group_rows, names, digest, column_bytes: as those of
+        group_rows, names, digest, column_bytes: as in
             :class:`~energon_lite.extras.formats.parquet_file.ParquetTable`; a group is a batch.
 
     Raises:
-        MissingShardError, ShardFormatError: it is not there, or no Arrow file.
+        MissingShardError, ShardFormatError: the file does not exist, or is no Arrow file.
     """
 
     def __init__(self, path: str):
-        self.path, self.size = path, size_of(path)
+        self.path = path
+        self.size = size_of(path)
         pa = import_arrow(path)
         digest = hashlib.sha256()
         start = len(_FILE_MAGIC) if read_bytes(path, 0, min(self.size, 8)) == _FILE_MAGIC else 0
         messages = self._messages(start, digest)
         if not messages or messages[0].kind != _SCHEMA:
             raise damaged(path, "it does not begin as an Arrow file does")
-        self._batches = [one for one in messages if one.kind == _BATCH]
+        self._batches = [message for message in messages if message.kind == _BATCH]
         # A batch needs the schema and all dictionaries before it. They are few.
-        self._before = [one for one in messages if one.kind in (_SCHEMA, _DICTIONARY)]
-        self.group_rows = [one.rows for one in self._batches]
+        self._before = [message for message in messages if message.kind in (_SCHEMA, _DICTIONARY)]
+        self.group_rows = [batch.rows for batch in self._batches]
         try:
             self._schema = pa.ipc.read_schema(pa.py_buffer(read_bytes(path, *self._before[0][2:])))
             self.names: tuple[str, ...] = tuple(self._schema.names)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise damaged(path, error) from error
         self.digest = digest.hexdigest()
-        size = sum(one.size for one in self._batches)
+        size = sum(batch.size for batch in self._batches)
         self.column_bytes = dict.fromkeys(self.names, size // max(1, len(self.names)))
         self._map: tuple[int, Any] | None = None
 
     def read_group(self, number: int, names: list[str] | None) -> Any:
-        """A batch as a table, with these columns.
+        """Read a batch as a table with these columns.
 
         Raises:
-            ShardFormatError: it is damaged.
+            ShardFormatError: the batch is damaged.
             ShardChangedError: the file was replaced.
         """
         pa = import_arrow(self.path)
         batch = self._batches[number]
         try:
-            before = [one for one in self._before if one.offset < batch.offset]
+            before = [message for message in self._before if message.offset < batch.offset]
             if len(before) == 1:
-                found = pa.ipc.read_record_batch(self._bytes(pa, batch), self._schema)
+                records = pa.ipc.read_record_batch(self._bytes(pa, batch), self._schema)
             else:
-                stream = b"".join(bytes(self._bytes(pa, one)) for one in (*before, batch))
-                found = pa.ipc.open_stream(stream).read_next_batch()
-            found.validate(full=True)  # offsets that a flipped bit has moved would lead out of the memory
-            table = pa.Table.from_batches([found])
+                stream = b"".join(bytes(self._bytes(pa, message)) for message in (*before, batch))
+                records = pa.ipc.open_stream(stream).read_next_batch()
+            records.validate(full=True)  # offsets that a flipped bit has changed would point outside of the memory
+            table = pa.Table.from_batches([records])
             return table if names is None else table.select(names)
         except EnergonLiteError:
             raise
@@ -116,8 +122,8 @@ class ArrowTable:
         return self._map[1].read_at(message.size, message.offset)
 
     def _messages(self, at: int, digest: Any) -> list[_Message]:
-        """All messages from a byte on to the mark at their end."""
-        found = []
+        """All messages from byte ``at`` on to the mark at their end."""
+        messages = []
         while at + 8 <= self.size:
             head = read_bytes(self.path, at, min(_HEAD, self.size - at))
             mark, length = struct.unpack_from("<Ii", head)
@@ -135,17 +141,17 @@ class ArrowTable:
             size = 8 + length + body
             if body < 0 or at + size > self.size:
                 raise damaged(self.path, f"it ends in the message at byte {at}")
-            found.append(_Message(kind, rows, at, size))
+            messages.append(_Message(kind, rows, at, size))
             digest.update(head[: 8 + length])
             at += size
-        self._check_end(at, sum(one.kind == _BATCH for one in found))
-        return found
+        self._check_end(at, sum(message.kind == _BATCH for message in messages))
+        return messages
 
     def _check_end(self, at: int, batches: int) -> None:
-        """Refuse a file whose messages end early: where a stream goes on, or the footer of a file knows more batches.
+        """Refuse a file whose messages end early: a stream with bytes behind them, or a footer with more batches.
 
         Raises:
-            ShardFormatError: it is so.
+            ShardFormatError: the messages end early.
         """
         tail = read_bytes(self.path, max(0, self.size - _TAIL), min(self.size, _TAIL))
         if read_bytes(self.path, 0, min(self.size, len(_FILE_MAGIC))) != _FILE_MAGIC:
@@ -169,7 +175,7 @@ class ArrowTable:
 
 
 def _parse(header: bytes, path: str) -> tuple[int, int, int]:
-    """Kind, rows and bytes of the body of a message, by its flatbuffer (``Message.fbs`` of Arrow)."""
+    """Kind, rows, and bytes of the body of a message, from its flatbuffer (``Message.fbs`` of Arrow)."""
     try:
         (table,) = struct.unpack_from("<I", header)
         kind = _field(header, table, 1, "<B") or 0
@@ -188,7 +194,7 @@ def _parse(header: bytes, path: str) -> tuple[int, int, int]:
 
 
 def _slot(data: bytes, table: int, number: int) -> int | None:
-    """Where field ``number`` of a flatbuffer's table is; None: it has its default."""
+    """Offset of field ``number`` in a flatbuffer's table; None: the field has its default."""
     lookup = table - struct.unpack_from("<i", data, table)[0]
     if lookup < 0 or 4 + 2 * number >= struct.unpack_from("<H", data, lookup)[0]:
         return None

@@ -1,4 +1,4 @@
-"""pyarrow, imported where it is needed."""
+"""Deferred import of pyarrow, an optional package."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["import_arrow"]
 
 
 def import_arrow(where: str) -> Any:
-    """The package ``pyarrow``, with ``pyarrow.parquet`` and ``pyarrow.ipc``.
+    """Import the package ``pyarrow``, with ``pyarrow.parquet`` and ``pyarrow.ipc``.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: the package is not installed.
     """
     try:
         import pyarrow

@@ -1,7 +1,7 @@
-"""Columns of Arrow as lists of Python's values, one for each row.
+"""Conversion of Arrow columns to lists of Python values, one for each row.
 
-Numbers, texts, bytes and times become Python's own, structs dicts, lists lists; lists of numbers become numpy arrays
-(of their own memory, to be written to), which is what tokens are, and a hundred times faster.
+Numbers, texts, bytes and times become Python objects, structs become dicts, lists become lists. Lists of numbers, such
+as tokens, become numpy arrays (writable, with their own memory), which is a hundred times faster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["lengths_of", "values_of"]
 
 
 def values_of(column: Any) -> list[Any]:
-    """The values of a ``ChunkedArray`` or ``Array``.
+    """Return the values of a ``ChunkedArray`` or ``Array``.
 
     Example:
         >>> values_of(pyarrow.array([[1, 2], [3]]))
@@ -31,7 +31,7 @@ def values_of(column: Any) -> list[Any]:
 
 
 def lengths_of(column: Any) -> Any:
-    """What a column says of lengths: its integers; or, of lists, how long they are; int64. None: it is neither."""
+    """Return the lengths in a column as int64: its integers, or the lengths of its lists; None: it has neither."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -44,7 +44,7 @@ def lengths_of(column: Any) -> Any:
 
 
 def _plain(column: Any) -> Any:
-    """Without what Arrow's extension types and dictionaries put around values."""
+    """The values of a column inside Arrow's extension types and dictionaries."""
     import pyarrow as pa
 
     if isinstance(column, pa.ExtensionArray):
@@ -53,7 +53,7 @@ def _plain(column: Any) -> Any:
 
 
 def _number_lists(column: Any) -> list[Any] | None:
-    """The rows of a column of lists of numbers; None: it is another, or a number or list is missing."""
+    """The rows of a column of lists of numbers; None: it has another type, or missing numbers or lists."""
     import pyarrow as pa
 
     kind = column.type

@@ -1,5 +1,5 @@
-"""Files as shards of the store that all data sets of a process share: opened when needed, known again, never mixed
-up."""
+"""Files as shards of the process's shared store: they are opened on demand, and identified by size, first block and
+version, so that replaced files are detected."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _TOGETHER = 16
 
 
 def shard_of(path: str) -> Shard:
-    """A file as it is now.
+    """Return a file as a shard, with its current identity.
 
     Raises:
-        MissingShardError: there is none.
+        MissingShardError: the file does not exist.
     """
-    found = found_at(path)
-    size = size_of(path, found)
-    return path, ShardIdentity(size, head_checksum(read_bytes(path, 0, min(size, 512))), file_version(found))
+    status = found_at(path)
+    size = size_of(path, status)
+    return path, ShardIdentity(size, head_checksum(read_bytes(path, 0, min(size, 512))), file_version(status))
 
 
 def fetch(ranges: Sequence[Range]) -> list[bytes]:
-    """The bytes of ranges, in order; of files behind URLs many are requested at the same time.
+    """Read ranges in order; for files behind URLs many requests are sent at the same time.
 
     Raises:
         MissingShardError, ShardChangedError, DatasetError: as :meth:`ShardStore.read`.
@@ -44,4 +44,4 @@ def fetch(ranges: Sequence[Range]) -> list[bytes]:
     if len(ranges) < 2 or not is_remote(ranges[0][0][0]):
         return store.fetch(ranges)
     with ThreadPoolExecutor(min(_TOGETHER, len(ranges))) as pool:
-        return [data for [data] in pool.map(lambda one: store.fetch([one]), ranges)]
+        return [data for [data] in pool.map(lambda span: store.fetch([span]), ranges)]

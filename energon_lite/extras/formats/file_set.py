@@ -1,4 +1,4 @@
-"""Which files a path means, and which of them belong to a split."""
+"""Selection of files: those that a path matches, and those of a split."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from energon_lite.storage.files.remote_files import is_remote, list_files
 
 __all__ = ["find_files"]
 
-#: Words that mean a split in names of files and folders, as Hugging Face has them.
+#: Words for splits in names of files and folders, as used by Hugging Face.
 _SPLITS = {
     "train": "train",
     "training": "train",
@@ -29,21 +29,21 @@ _PIECES = re.compile(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]|.", re.DOTALL)
 
 
 def find_files(path: str, extensions: tuple[str, ...], split_part: str) -> list[str]:
-    """The files of a split, sorted, of those that a path means: a file, a pattern (``data/*.parquet``, with ``**`` for
-    any folders), or a folder with all that is in it.
+    """Return the files of a split, sorted, among those that a path matches: a file, a pattern (``data/*.parquet``, with
+    ``**`` for any folders), or a folder with everything in it.
 
-    A file belongs to the split whose name stands in the name of the file or of one of its folders (below what the path
-    names): ``train-00000-of-00010.parquet``, ``val/0.parquet``; ``validation`` and ``dev`` are ``val``. Files without
-    such a name belong to all splits. A single file, or a pattern whose files are all of one split, is what was asked
-    for, whatever its name.
+    A file belongs to a split if the name of the file, or of one of its folders (below the fixed part of the path),
+    contains the split's name: ``train-00000-of-00010.parquet``, ``val/0.parquet``; ``validation`` and ``dev`` are
+    ``val``. Files without such a name belong to all splits. A single file, or a pattern whose files are all of one
+    split, is read for any split.
 
     Raises:
-        NotPreparedError: there are none.
-        EmptyDatasetError: none belongs to the split.
+        NotPreparedError: no file matches.
+        EmptyDatasetError: no file belongs to the split.
     """
     base, files = _matching(path, extensions)
     if not files:
-        fix = f"files named {listed([f'*{one}' for one in extensions])} are read"
+        fix = f"files named {listed([f'*{extension}' for extension in extensions])} are read"
         if not is_remote(path) and not has_magic(path):
             fix = missing_file_fix(path, fix)
         raise NotPreparedError("there are no files of this data set", where=path, fix=fix)
@@ -52,18 +52,18 @@ def find_files(path: str, extensions: tuple[str, ...], split_part: str) -> list[
     if len(files) == 1 or not known or (len(known) == 1 and has_magic(path)):
         return files
     wanted = _SPLITS.get(split_part, split_part)
-    found = [file for file, split in splits.items() if split in (wanted, None)]
-    if not found:
+    matching = [file for file, split in splits.items() if split in (wanted, None)]
+    if not matching:
         raise EmptyDatasetError(
             f"no file belongs to split {split_part!r}",
             where=path,
             fix=f"there are files of {listed(sorted(known))}: set split_part, or write a pattern for those you mean",
         )
-    return found
+    return matching
 
 
 def _matching(path: str, extensions: tuple[str, ...]) -> tuple[str, list[str]]:
-    """A folder, and all files that a path means, which are below it."""
+    """A folder, and all files below it that a path matches."""
     base = static_folder(path)
     if is_remote(path):
         if not has_magic(path):
@@ -74,23 +74,25 @@ def _matching(path: str, extensions: tuple[str, ...]) -> tuple[str, list[str]]:
         pattern = path[len(base) + 1 :] if has_magic(path) else "**"
         return base, sorted(f"{base}/{name}" for name in names if name.endswith(extensions) and _fits(name, pattern))
     if has_magic(path) and not os.path.exists(path):
-        found = glob(path, recursive=True)
+        paths = glob(path, recursive=True)
     elif os.path.isdir(path):
-        found = glob(os.path.join(escape(path), "**", "*"), recursive=True)
+        paths = glob(os.path.join(escape(path), "**", "*"), recursive=True)
     else:
-        found = [path]
-    return base, sorted(one for one in found if one.endswith(extensions) and os.path.isfile(one))
+        paths = [path]
+    return base, sorted(file for file in paths if file.endswith(extensions) and os.path.isfile(file))
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Whether a name matches a pattern as in a shell: a star stands for no slash, two for any."""
+    """Return True if a name matches a pattern as in a shell: a star matches no slash, two stars match any."""
     of = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    made = "".join(of.get(one) or (one if one[0] == "[" else re.escape(one)) for one in _PIECES.findall(pattern))
+    made = "".join(
+        of.get(piece) or (piece if piece[0] == "[" else re.escape(piece)) for piece in _PIECES.findall(pattern)
+    )
     return re.fullmatch(made, name) is not None
 
 
 def _split_of(name: str) -> str | None:
-    """The split that a relative name speaks of; the last word counts."""
+    """The split that a relative name contains; the last such word counts."""
     for part in reversed(name.split("/")):
         for word in re.split(r"[-_.\s]", part.lower()):
             if word in _SPLITS:

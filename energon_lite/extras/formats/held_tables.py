@@ -1,4 +1,4 @@
-"""Decoded pieces of files that a process keeps: those that were used last, up to a number of bytes."""
+"""Cache of decoded pieces of files in a process: the most recently used ones, up to a number of bytes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from energon_lite.errors import ShardFormatError
 
 __all__ = ["HELD_BYTES", "HeldTables", "held_tables"]
 
-#: Bytes that a process keeps decoded at most; but always one piece. ``ENERGON_LITE_HELD_BYTES`` says another number.
+#: Bytes of decoded pieces in a process, at most (but at least one piece); set by ``ENERGON_LITE_HELD_BYTES``.
 HELD_BYTES = 1 << 29
 
 
 class HeldTables:
-    """Keeps what was made last.
+    """Cache of the most recently used pieces.
 
     Args:
-        limit: bytes at most; but the last piece is kept whatever its size.
+        limit: bytes at most; the last piece is kept whatever its size.
 
     Attributes:
         size: bytes that are kept.
-        made: pieces that were made so far.
+        made: number of pieces that were made up to now.
 
     Example:
         >>> held = HeldTables(1 << 20)
@@ -32,25 +32,27 @@ class HeldTables:
     """
 
     def __init__(self, limit: int):
-        self.limit, self.size, self.made = limit, 0, 0
+        self.limit = limit
+        self.size = 0
+        self.made = 0
         self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What was made for a key, or is made now. That a piece is damaged is kept, too, and raised again."""
+        """Return the piece of a key, made if necessary. The error of a damaged piece is kept, and raised again."""
         with self._lock:
-            if (found := self._kept.get(key)) is not None:
+            if (piece := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
-        if found is None:
+        if piece is None:
             try:
                 made = make()
             except ShardFormatError as error:
-                made = error.with_traceback(None)  # each sample of a damaged piece would read all of it again
-            found = (made, int(getattr(made, "nbytes", 0)))
-            self._keep(key, found)
-        if isinstance(found[0], Exception):
-            raise found[0]
-        return found[0]
+                made = error.with_traceback(None)  # otherwise each sample of a damaged piece would read it all again
+            piece = (made, int(getattr(made, "nbytes", 0)))
+            self._keep(key, piece)
+        if isinstance(piece[0], Exception):
+            raise piece[0]
+        return piece[0]
 
     def _keep(self, key: Hashable, piece: tuple[Any, int]) -> None:
         with self._lock:
@@ -66,7 +68,7 @@ _shared: dict[int, HeldTables] = {}
 
 
 def held_tables() -> HeldTables:
-    """That of this process. A child of a fork begins with none: its parent's would be counted twice."""
+    """Return the cache of this process. A forked child starts with an empty one: the parent's would count twice."""
     process = os.getpid()
     if process not in _shared:
         _shared.clear()

@@ -13,12 +13,12 @@ from energon_lite.extras.formats.arrow_values import lengths_of, values_of
 __all__ = ["LanceSource", "open_source"]
 
 
-#: The process in which Lance was used first, of this one and those that it was forked from.
+#: The first process that used Lance, among this one and its ancestors by fork.
 _used_by: int | None = None
 
 
 def open_source(path: str, split_part: str) -> LanceSource:
-    """The rows of a Lance data set, of the version that is the newest now. It has no splits."""
+    """Open the rows of the newest version of a Lance data set. It has no splits."""
     return LanceSource(path.removeprefix("lance://"))
 
 
@@ -28,11 +28,11 @@ class LanceSource:
     Args:
         path: its folder or URL.
         names: the columns that are read; None: all.
-        version: of the data set; None: the newest.
+        version: version of the data set; None: the newest.
 
     Raises:
         UsageError: ``pylance`` is not installed.
-        DatasetError: it cannot be opened.
+        DatasetError: the data set cannot be opened.
     """
 
     portable = True
@@ -55,14 +55,14 @@ class LanceSource:
         return self._length
 
     def select(self, names: frozenset[str]) -> LanceSource:
-        """The same rows with these columns."""
+        """Return the same rows with these columns only."""
         return LanceSource(self.path, names, self._version)
 
     def read(self, index: int) -> Mapping[str, Any]:
         return {name: values[0] for name, values in self.read_many([index]).items()}
 
     def read_many(self, indices: Sequence[int]) -> dict[str, list[Any]]:
-        """The rows, by columns: one request to Lance, which reads rows at random."""
+        """Read rows by columns: one request to Lance, which supports random access."""
         try:
             table = self._dataset().take(list(indices), columns=self._columns)
         except (OSError, ValueError, RuntimeError) as error:
@@ -70,11 +70,11 @@ class LanceSource:
         return {name: values_of(table.column(name)) for name in table.column_names}
 
     def column(self, name: str) -> Any:
-        """The integers of a column, or how long its lists are.
+        """Return the lengths in a column: its integers, or the lengths of its lists.
 
         Raises:
             DataIndexError: there is no such column.
-            UsageError: it has other values.
+            UsageError: the column has other values.
         """
         dataset = self._dataset()
         if name not in dataset.schema.names:

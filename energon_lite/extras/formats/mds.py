@@ -1,8 +1,8 @@
 """MDS folders of MosaicML's ``streaming``, read only: ``index.json``, and shards of samples.
 
-A shard: u32 number n of samples, u32 [n + 1] where each begins and the last ends, a JSON text that repeats the columns,
-and the samples. A sample: u32 sizes of those columns that have none fixed, and the values. Compressed shards are
-unpacked into the cache (``$ENERGON_LITE_CACHE``) when they are first read, once a machine.
+A shard: u32 number n of samples, u32 [n + 1] start of each sample and end of the last, a JSON text that repeats the
+columns, and the samples. A sample: u32 sizes of the columns without a fixed size, and the values. Compressed shards are
+unpacked into the cache (``$ENERGON_LITE_CACHE``) when they are first read, once for each machine.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from energon_lite.storage.index.index_cache import cache_folder
 __all__ = ["MdsSource", "open_source"]
 
 _INDEX = "index.json"
-#: Names of the folders of splits, as they are common.
+#: Other common names of the folders of splits.
 _SPLITS = {"val": ("val", "validation", "valid", "dev", "eval")}
 
 
-#: Extensions of names to which none is added.
+#: Extensions of images; a name with one of them gets no further extension.
 _PICTURES = frozenset(["jpg", "jpeg", "png", "webp", "gif", "bmp"])
 _ALIKE = {"jpg": _PICTURES, "png": _PICTURES, "pkl": frozenset(["pkl", "pickle", "pyd"])}
 
 
 def open_source(path: str, split_part: str) -> MdsSource:
-    """The samples of a folder, which is known by its ``index.json``; or, if it has folders for splits, of one of
-    those."""
+    """Open the samples of a folder that has an ``index.json``; or, if it has folders for splits, of the split's
+    folder."""
     folder = path.removeprefix("mds://").removesuffix(_INDEX).rstrip("/") or "."
     if not is_remote(folder) and not os.path.isfile(os.path.join(folder, _INDEX)):
         names = _SPLITS.get(split_part, (split_part,))
@@ -67,12 +67,12 @@ def open_source(path: str, split_part: str) -> MdsSource:
 
 @dataclass(frozen=True)
 class _Shard:
-    """A shard as ``index.json`` has it.
+    """A shard according to ``index.json``.
 
     Args:
-        name, size: of the file with the samples.
-        packed: name, size and compression of the file that is there instead; None: none is.
-        samples: their number.
+        name, size: name and bytes of the unpacked file with the samples.
+        packed: name, size and compression of the compressed file; None: the shard is not compressed.
+        samples: number of samples.
     """
 
     name: str
@@ -85,13 +85,13 @@ class MdsSource:
     """The samples of an MDS folder.
 
     Args:
-        folder: with ``index.json``; or its URL.
-        names: the parts that are read; None: all. A column that holds a file (``jpeg``, ``png``, ``pkl``) is called
-            with the file's extension, ``image.jpg``, so that it is decoded, or refused, as in a tar.
+        folder: the folder of ``index.json``, or its URL.
+        names: the parts that are read; None: all. A column that holds a file (``jpeg``, ``png``, ``pkl``) gets the
+            file's extension, ``image.jpg``, so that it is decoded, or refused, as in a tar.
 
     Raises:
         ShardFormatError: ``index.json`` is damaged, of another version, or has an unknown encoding.
-        MissingShardError: there is none.
+        MissingShardError: there is no ``index.json``.
 
     Example:
         >>> source = MdsSource("data/mds")
@@ -102,17 +102,19 @@ class MdsSource:
     portable = True
 
     def __init__(self, folder: str, names: frozenset[str] | None = None):
-        self.folder, self._path = folder, f"{folder}/{_INDEX}"
+        self.folder = folder
+        self._path = f"{folder}/{_INDEX}"
         data = read_bytes(self._path, 0, size_of(self._path))
         try:
             shards, columns = _parse(json.loads(data))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise self._damaged(f"{type(error).__name__}: {error}") from error
-        self.shards, self._columns = shards, columns
+        self.shards = shards
+        self._columns = columns
         self._decoders = [self._decoder(name, encoding) for name, encoding, _ in columns]
         self._parts = [_part_of(name, encoding) for name, encoding, _ in columns]
         self._names = names
-        self.part_names = frozenset(self._parts if names is None else (one for one in self._parts if one in names))
+        self.part_names = frozenset(self._parts if names is None else (part for part in self._parts if part in names))
         self._starts = np.concatenate([[0], np.cumsum([shard.samples for shard in shards], dtype=np.int64)])
         self.identity = hashlib.sha256(data).hexdigest()
         self.mean_bytes = sum(shard.size for shard in shards) / max(1, len(self))
@@ -123,11 +125,11 @@ class MdsSource:
         return int(self._starts[-1])
 
     def select(self, names: frozenset[str]) -> MdsSource:
-        """The same samples with these parts."""
+        """Return the same samples with these parts only."""
         return MdsSource(self.folder, names)
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The shard that a sample is in, and its number there."""
+        """Return the number of a sample's shard, and its number in that shard."""
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         return shard, index - int(self._starts[shard])
 
@@ -135,17 +137,17 @@ class MdsSource:
         return {name: values[0] for name, values in self.read_many([index]).items()}
 
     def read_many(self, indices: Sequence[int]) -> dict[str, list[Any]]:
-        """The samples, by parts."""
+        """Read samples by parts."""
         places = [self.locate(index) for index in indices]
         ranges = []
         for number, row in places:
             shard, offsets = self._opened_shard(number), self._offsets(number)
             ranges.append((shard, int(offsets[row]), int(offsets[row + 1]) - int(offsets[row])))
-        found: dict[str, list[Any]] = {name: [] for name in self._parts if name in self.part_names}
+        columns: dict[str, list[Any]] = {name: [] for name in self._parts if name in self.part_names}
         for data, (number, row) in zip(fetch(ranges), places, strict=True):
             for name, value in self._values(data, number, row):
-                found[name].append(value)
-        return found
+                columns[name].append(value)
+        return columns
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_opened": {}}
@@ -170,7 +172,7 @@ class MdsSource:
                 where=self._path,
                 fix="pip install 'energon-lite[image]'",
             ) from error
-        except Exception as error:  # decoders raise anything; what matters is which sample it was
+        except Exception as error:  # decoders raise exceptions of all kinds; the message names the sample
             raise ShardFormatError(
                 f"sample {row} cannot be read: {type(error).__name__}: {error}",
                 where=f"{self.folder}/{self.shards[number].name}",
@@ -179,7 +181,7 @@ class MdsSource:
         return values
 
     def _offsets(self, number: int) -> Any:
-        """Where the samples of a shard begin, and the last one ends."""
+        """Offsets of the samples of a shard, and the end of the last one, ``[samples + 1]``."""
         shard = self.shards[number]
 
         def read() -> Any:
@@ -203,34 +205,39 @@ class MdsSource:
             shard = self.shards[number]
             raw = f"{self.folder}/{shard.name}"
             path = raw if shard.packed is None else self._unpacked(shard)
-            found = shard_of(path)
-            if found[1].size != shard.size:
+            opened = shard_of(path)
+            if opened[1].size != shard.size:
                 raise ShardFormatError(
-                    f"the shard has {found[1].size} bytes instead of {shard.size}",
+                    f"the shard has {opened[1].size} bytes instead of {shard.size}",
                     where=raw,
                     fix="restore or download it again",
                 )
-            self._opened[number] = found
+            self._opened[number] = opened
         return self._opened[number]
 
     def _unpacked(self, shard: _Shard) -> str:
-        """The file of a compressed shard, unpacked in the cache; or beside it, where ``streaming`` has left it."""
+        """Path of an unpacked shard: a file that ``streaming`` left next to the packed one, or a file in the cache."""
         assert shard.packed is not None
         name, size, how = shard.packed
         beside, packed = f"{self.folder}/{shard.name}", f"{self.folder}/{name}"
-        folder, file = os.path.join(cache_folder(), "mds", self.identity[:16]), shard.name.replace("/", "_")
+        folder = os.path.join(cache_folder(), "mds", self.identity[:16])
+        file = shard.name.replace("/", "_")
         try:
-            found = found_at(packed)
-        except MissingShardError:  # what was unpacked last is all there is
+            status = found_at(packed)
+        except MissingShardError:  # only the unpacked files are left: take the newest
             left = sorted(glob(os.path.join(escape(folder), "*", escape(file))), key=os.path.getmtime)
             path, packed_at = left[-1] if left else os.path.join(folder, file), 0
         else:
-            path = os.path.join(folder, f"{file_version(found):016x}", file)
-            packed_at = found.st_mtime_ns if isinstance(found, os.stat_result) else 0
-        for one in [path] if is_remote(beside) else [beside, path]:
-            there = os.stat(one) if os.path.isfile(one) else None
-            if there is not None and there.st_size == shard.size and (one == path or there.st_mtime_ns >= packed_at):
-                return one
+            path = os.path.join(folder, f"{file_version(status):016x}", file)
+            packed_at = status.st_mtime_ns if isinstance(status, os.stat_result) else 0
+        for candidate in [path] if is_remote(beside) else [beside, path]:
+            there = os.stat(candidate) if os.path.isfile(candidate) else None
+            if (
+                there is not None
+                and there.st_size == shard.size
+                and (candidate == path or there.st_mtime_ns >= packed_at)
+            ):
+                return candidate
         with only_one(path):
             if not os.path.isfile(path) or os.path.getsize(path) != shard.size:
                 write_bytes(path, unpacked(read_bytes(packed, 0, size), how, shard.size, packed), flush=False)
@@ -256,24 +263,24 @@ def _part_of(name: str, encoding: str) -> str:
 
 
 def _parse(document: Any) -> tuple[list[_Shard], list[tuple[str, str, int | None]]]:
-    """The shards, and the columns with their encodings and sizes."""
+    """The shards, and the columns with their encodings and sizes in bytes (None: variable)."""
     if document["version"] != 2:
         raise ValueError(f"version {document['version']}")
     shards: list[_Shard] = []
-    found: list[tuple[str, str, int | None]] = []
-    for one in document["shards"]:
-        if one["format"] != "mds" or one["version"] != 2:
-            raise ValueError(f"a shard of format {one['format']!r}, version {one['version']}")
-        raw, packed = one["raw_data"], one.get("zip_data")
+    columns: list[tuple[str, str, int | None]] = []
+    for entry in document["shards"]:
+        if entry["format"] != "mds" or entry["version"] != 2:
+            raise ValueError(f"a shard of format {entry['format']!r}, version {entry['version']}")
+        raw, packed = entry["raw_data"], entry.get("zip_data")
         names = [raw["basename"], *([packed["basename"]] if packed else [])]
         if any(os.path.isabs(name) or ".." in name.split("/") or "://" in name for name in names):
             raise ValueError(f"a shard outside of the folder: {listed(names)}")
-        zipped = (packed["basename"], int(packed["bytes"]), str(one["compression"])) if packed else None
-        shards.append(_Shard(raw["basename"], int(raw["bytes"]), zipped, int(one["samples"])))
-        columns = list(zip(one["column_names"], one["column_encodings"], one["column_sizes"], strict=True))
-        if found and columns != found:
+        zipped = (packed["basename"], int(packed["bytes"]), str(entry["compression"])) if packed else None
+        shards.append(_Shard(raw["basename"], int(raw["bytes"]), zipped, int(entry["samples"])))
+        own_columns = list(zip(entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True))
+        if columns and own_columns != columns:
             raise ValueError("the shards have not the same columns")
-        found = columns
+        columns = own_columns
     if any(shard.samples < 0 or shard.size < 0 for shard in shards):
         raise ValueError("negative sizes")
-    return shards, found
+    return shards, columns

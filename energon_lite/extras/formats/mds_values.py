@@ -1,7 +1,7 @@
-"""The encodings of columns in MDS shards, as MosaicML's ``streaming`` documents and writes them.
+"""Decoders of the column encodings in MDS shards, as MosaicML's ``streaming`` documents and writes them.
 
-Columns that hold a file (``jpeg``, ``png``, ``pkl``) stay bytes; so they are decoded, or refused, by the extension of
-the part that they become. All others become what ``streaming`` makes of them.
+Columns that hold a file (``jpeg``, ``png``, ``pkl``) stay bytes, so that they are decoded, or refused, by the extension
+of their part. All others become the values that ``streaming`` gives.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ import numpy as np
 
 __all__ = ["EXTENSIONS", "decoder_of", "fixed_size", "ndarray_bytes"]
 
-#: Encodings whose bytes are those of a file.
+#: Encodings that hold a file, with its extension.
 EXTENSIONS = {"jpeg": "jpg", "png": "png", "pkl": "pkl"}
 _SCALARS = frozenset(["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"])
 _SCALARS |= {"float16", "float32", "float64"}
-#: Codes of the types of arrays: bits, plus 1 for signed integers, plus 2 for floats.
+#: Codes of array types: number of bits, plus 1 for signed integers, plus 2 for floats.
 _CODES = {"uint8": 8, "int8": 9, "uint16": 16, "int16": 17, "float16": 18, "uint32": 32, "int32": 33, "float32": 34}
 _CODES |= {"uint64": 64, "int64": 65, "float64": 66}
 _NAMES = {code: name for name, code in _CODES.items()}
+#: Types of the numbers of a shape, by the width code in the head.
 _SHAPES = ("<u1", "<u2", "<u4", "<u8")
 
 
 def decoder_of(encoding: str) -> Callable[[bytes], Any] | None:
-    """What makes values of the bytes of a column; None: the encoding is unknown.
+    """Return the decoder of a column's bytes; None: the encoding is unknown.
 
     Example:
         >>> decoder_of("ndarray:int16:2")(b"\\x07\\x00\\x08\\x00")
@@ -44,16 +45,16 @@ def decoder_of(encoding: str) -> Callable[[bytes], Any] | None:
 
 
 def fixed_size(encoding: str) -> int | None:
-    """Bytes of each value; None: they differ."""
+    """Return the bytes of each value of an encoding; None: the size varies."""
     name, _, details = encoding.partition(":")
     if name == "ndarray" and ":" in details:
         dtype, _, shape = details.partition(":")
-        return int(np.prod([int(one) for one in shape.split(",")])) * np.dtype(dtype).itemsize
+        return int(np.prod([int(axis) for axis in shape.split(",")])) * np.dtype(dtype).itemsize
     return 8 if name == "int" else np.dtype(name).itemsize if name in _SCALARS else None
 
 
 def ndarray_bytes(array: Any) -> bytes | None:
-    """An array in the encoding ``ndarray``; None: it cannot be written so (of other types, empty, or a scalar)."""
+    """Encode an array as ``ndarray``; None: the encoding does not support it (other types, empty, scalar)."""
     code = _CODES.get(array.dtype.name)
     if code is None or not array.ndim or not array.size or array.ndim > 63:
         return None
@@ -86,16 +87,16 @@ def _image(data: bytes) -> Any:
 
 
 def _list(decode: Callable[[bytes], Any], head: int, data: bytes) -> list[Any]:
-    """Values one after the other, after their number and sizes; ``head``: bytes before that."""
+    """Decode values that follow their number and sizes; ``head`` is the number of bytes before these."""
     (count,) = np.frombuffer(data, "<u4", 1, head).tolist()
     at = head + 4 + 4 * count
-    found = []
+    values = []
     for size in np.frombuffer(data, "<u4", count, head + 4).tolist():
         if at + size > len(data):
             raise ValueError("a list is longer than its bytes")
-        found.append(decode(data[at : at + size]))
+        values.append(decode(data[at : at + size]))
         at += size
-    return found
+    return values
 
 
 def _text(data: bytes) -> str:

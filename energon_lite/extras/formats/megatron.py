@@ -1,8 +1,8 @@
-"""Megatron's token data sets: ``text_document.bin`` with the tokens, ``text_document.idx`` with where they are.
+"""Megatron's token data sets: ``text_document.bin`` with the tokens, ``text_document.idx`` with their places.
 
-A sample is a document (or, by the scheme ``megatron_sequences://``, a sequence of one): ``tokens``, an array of the
-type that was stored; ``lengths`` of the document's sequences; and their ``modes``, where the file has them. Lengths are
-known, so batches by tokens are planned at once: the column ``length`` is always there.
+A sample is a document (or, by the scheme ``megatron_sequences://``, one of its sequences): ``tokens``, an array of the
+stored type; ``lengths`` of the document's sequences; and their ``modes``, if the file has them. Lengths are known, so
+batches by tokens need no measuring: the column ``length`` always exists.
 
 The ``.idx`` file, little endian: ``MMIDIDX\\0\\0``, u64 version (1), u8 code of the type, u64 sequences S, u64 entries
 D of the list of documents; int32 [S] lengths, int64 [S] first bytes in the ``.bin``, int64 [D] first sequence of each
@@ -30,24 +30,26 @@ __all__ = ["MegatronSource", "open_sequences", "open_source"]
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")
-#: By the code in the file.
+#: Type of the tokens by the code in the file.
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
-#: Places in the ``.bin`` that are looked at, and bytes of each, to tell data sets of equal lengths apart.
-_PLACES, _BYTES = 4, 1 << 14
+#: Places in the ``.bin`` that are part of the identity: data sets of equal lengths differ there.
+_PLACES = 4
+#: Bytes that are read at each of these places.
+_BYTES = 1 << 14
 
 
 def open_source(path: str, split_part: str) -> MegatronSource:
-    """The documents of a pair of files; the path is that of either, or without ending. They have no splits."""
+    """Open the documents of a pair of files by the path of either, or without extension. They have no splits."""
     return MegatronSource(path.removeprefix("megatron://"))
 
 
 def open_sequences(path: str, split_part: str) -> MegatronSource:
-    """The sequences of a pair of files."""
+    """Open the sequences of a pair of files; paths as for :func:`open_source`."""
     return MegatronSource(path.removeprefix("megatron_sequences://"), documents=False)
 
 
 class _Arrays(NamedTuple):
-    """What is in the ``.idx``."""
+    """The arrays of the ``.idx`` file."""
 
     lengths: Any
     pointers: Any
@@ -59,12 +61,12 @@ class MegatronSource:
     """The documents, or the sequences, of a pair of files.
 
     Args:
-        path: of either file, or what both begin with; on a local disk, or a URL.
-        documents: False: samples are sequences.
+        path: path of either file, or their common beginning; on a local disk, or a URL.
+        documents: samples are documents; False: they are sequences.
 
     Raises:
-        MissingShardError: one of the files is not there.
-        ShardFormatError: the ``.idx`` is none, or was cut short; or the ``.bin`` is shorter than it says.
+        MissingShardError: one of the files does not exist.
+        ShardFormatError: the ``.idx`` is no such file, or truncated; or the ``.bin`` is shorter than the index states.
 
     Example:
         >>> source = MegatronSource("data/text_document")
@@ -76,7 +78,8 @@ class MegatronSource:
 
     def __init__(self, path: str, *, documents: bool = True):
         self.path = path[:-4] if path.endswith((".idx", ".bin")) else path
-        self._index_path, self._by_document = f"{self.path}.idx", documents
+        self._index_path = f"{self.path}.idx"
+        self._by_document = documents
         self._size = size_of(self._index_path)
         head = read_bytes(self._index_path, 0, min(self._size, _HEAD.size))
         if len(head) < _HEAD.size or not head.startswith(_MAGIC):
@@ -103,7 +106,7 @@ class MegatronSource:
         return {name: values[0] for name, values in self.read_many([index]).items()}
 
     def read_many(self, indices: Sequence[int]) -> dict[str, list[Any]]:
-        """The documents, by parts; tokens are arrays of their own memory."""
+        """Read samples by parts; each array of tokens has its own memory."""
         arrays, item = self._arrays(), self._dtype.itemsize
         wanted = np.asarray(indices, np.int64)
         firsts, stops = (
@@ -117,17 +120,17 @@ class MegatronSource:
             lengths.append(own)
             ranges.append((self._shard, start, size))
         tokens = [np.frombuffer(bytearray(data), self._dtype) for data in fetch(ranges)]
-        found: dict[str, list[Any]] = {"tokens": tokens, "lengths": lengths}
+        columns: dict[str, list[Any]] = {"tokens": tokens, "lengths": lengths}
         if arrays.modes is not None:
             bounds = zip(firsts.tolist(), stops.tolist(), strict=True)
-            found["modes"] = [np.array(arrays.modes[first:stop]) for first, stop in bounds]
-        return found
+            columns["modes"] = [np.array(arrays.modes[first:stop]) for first, stop in bounds]
+        return columns
 
     def column(self, name: str) -> Any:
-        """``length``: tokens of each sample.
+        """Return the column ``length``: the number of tokens of each sample.
 
         Raises:
-            DataIndexError: another name.
+            DataIndexError: ``name`` is another column.
         """
         if name != "length":
             raise DataIndexError(
@@ -165,15 +168,15 @@ class MegatronSource:
                 data = map_file(fd)
             finally:
                 os.close(fd)
-        at, found = _HEAD.size, []
+        at, arrays = _HEAD.size, []
         for dtype, count in (("<i4", self._sequences), ("<i8", self._sequences), ("<i8", self._entries)):
-            found.append(np.frombuffer(data, dtype, count, at))
-            at += found[-1].nbytes
+            arrays.append(np.frombuffer(data, dtype, count, at))
+            at += arrays[-1].nbytes
         modes = np.frombuffer(data, "i1", self._sequences, at) if at < self._size else None
-        return _Arrays(found[0], found[1], found[2], modes)
+        return _Arrays(arrays[0], arrays[1], arrays[2], modes)
 
     def _check(self) -> None:
-        """See that what the ``.idx`` says can be: its numbers decide which bytes are read, and how many."""
+        """Check that the numbers of the ``.idx`` are possible: they decide which bytes, and how many, are read."""
         arrays = self._arrays()
         size, item = self._shard[1].size, self._dtype.itemsize
         documents = arrays.documents

@@ -1,4 +1,4 @@
-"""A Parquet file: what its footer says, and its row groups, one at a time."""
+"""A Parquet file: the contents of its footer, and its row groups, read one at a time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from energon_lite.storage.files.remote_files import is_remote
 
 __all__ = ["ParquetTable", "damaged"]
 
+#: The first and last bytes of a file.
 _MAGIC = b"PAR1"
-#: Bytes at the end that are read at once, in the hope that the footer is not longer.
+#: Bytes at the end of a file that are read first; they contain most footers.
 _TAIL = 1 << 16
 
 
@@ -28,16 +29,17 @@ class ParquetTable:
 
     Attributes:
         group_rows: the number of rows of each row group.
-        names: of the columns at the top.
-        digest: of the footer, which has row counts, sizes, schema and statistics.
-        column_bytes: of each column at the top, decoded.
+        names: names of the top-level columns.
+        digest: digest of the footer, which has row counts, sizes, schema and statistics.
+        column_bytes: decoded bytes of each top-level column.
 
     Raises:
-        MissingShardError, ShardFormatError: it is not there, or no Parquet file.
+        MissingShardError, ShardFormatError: the file does not exist, or is no Parquet file.
     """
 
     def __init__(self, path: str):
-        self.path, self.size = path, size_of(path)
+        self.path = path
+        self.size = size_of(path)
         footer = self._footer()
         pa = import_arrow(path)
         try:
@@ -58,15 +60,15 @@ class ParquetTable:
         for group in groups:
             for number in range(group.num_columns):
                 column = group.column(number)
-                name = next((one for one in self._tops(column.path_in_schema) if one in self.column_bytes), None)
+                name = next((top for top in self._tops(column.path_in_schema) if top in self.column_bytes), None)
                 if name is not None:
                     self.column_bytes[name] += column.total_uncompressed_size
 
     def read_group(self, number: int, names: list[str] | None) -> Any:
-        """A row group as a table, with these columns.
+        """Read a row group as a table with these columns.
 
         Raises:
-            ShardFormatError: it is damaged.
+            ShardFormatError: the row group is damaged.
             ShardChangedError: the file was replaced.
         """
         pa = import_arrow(self.path)
@@ -110,12 +112,12 @@ class ParquetTable:
 
     @staticmethod
     def _tops(path: str) -> list[str]:
-        """What the column at the top may be called; names may have dots in them."""
+        """Possible names of the top-level column of a path; names may contain dots."""
         parts = path.split(".")
         return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
 def damaged(path: str, error: object, what: str = "the file") -> ShardFormatError:
-    """The error for a file that cannot be read."""
-    said = " ".join(str(error).split())[:300]
-    return ShardFormatError(f"{what} cannot be read: {said}", where=path, fix="restore or download it again")
+    """Return the error for a file that cannot be read."""
+    reason = " ".join(str(error).split())[:300]
+    return ShardFormatError(f"{what} cannot be read: {reason}", where=path, fix="restore or download it again")

@@ -1,9 +1,9 @@
 """Tables in Parquet and Arrow files as a source: a sample is a row, its parts are the columns.
 
-Row groups (of Parquet) and batches (of Arrow) are the unit of reading. A process keeps the decoded ones that it used
-last (:mod:`.held_tables`), and the rows of a batch of samples that lie in one are taken out of it together. So with
+Row groups (of Parquet) and batches (of Arrow) are the unit of reading. A process keeps the most recently used decoded
+ones (:mod:`.held_tables`), and the rows of a batch of samples that lie in one are taken out of it together. So with
 ``max_samples_per_sequence`` and ``shuffle_buffer_size`` files are read about once, one row group after the other;
-without them, in a full permutation, each row costs the row group that it is in.
+without them, in a full permutation, each row costs the reading of its row group.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from energon_lite.extras.formats.parquet_file import ParquetTable, damaged
 
 __all__ = ["BYTES_MARK", "TableSource", "open_source"]
 
+#: Extensions of the files.
 EXTENSIONS = (".parquet", ".arrow", ".feather")
-#: In the metadata of a column of text: samples have its bytes, so that they are decoded by the name (of JSON, say).
+#: Mark in the metadata of a text column whose values become bytes, to be decoded by the name of the part (as JSON).
 BYTES_MARK = b"energon_lite.bytes"
 #: Footers that are read at the same time.
 _TOGETHER = 16
 
 
 def open_source(path: str, split_part: str) -> TableSource:
-    """The rows of a file, of the files of a pattern, or of a folder."""
+    """Open the rows of a file, of the files of a pattern, or of a folder."""
     path = path.partition("://")[2] if path.startswith(("parquet://", "arrow://")) else path
     files = find_files(path, EXTENSIONS, split_part)
     if len(files) == 1:
@@ -50,11 +51,11 @@ class TableSource:
     """The rows of some files, one file after the other.
 
     Args:
-        files: with the same columns.
+        files: the files; all have the same columns.
         names: the columns that are read; None: all.
 
     Raises:
-        DatasetError: their columns differ.
+        DatasetError: the columns of the files differ.
 
     Example:
         >>> source = open_source("data/train-*.parquet", "train")
@@ -92,38 +93,38 @@ class TableSource:
         return int(self._starts[-1])
 
     def select(self, names: frozenset[str]) -> TableSource:
-        """The same rows with these columns."""
+        """Return the same rows with these columns only."""
         return TableSource(self.files, names)
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The file that a row is in, and its row group there."""
+        """Return the number of a row's file, and of its row group in that file."""
         return self._groups[bisect_right(self._bounds, index) - 1]
 
     def read(self, index: int) -> Mapping[str, Any]:
         return {name: values[0] for name, values in self.read_many([index]).items()}
 
     def read_many(self, indices: Sequence[int]) -> dict[str, list[Any]]:
-        """The rows, by columns; those of one row group are taken out of it at once."""
+        """Read rows by columns; the rows of one row group are taken out of it at once."""
         wanted = np.asarray(indices, np.int64)
         groups = np.searchsorted(self._starts, wanted, side="right") - 1
         if len(wanted) == 0 or (groups[0] == groups).all():
             return self._take(int(groups[0]), wanted) if len(wanted) else {name: [] for name in self.part_names}
         order = np.argsort(groups, kind="stable")
-        found: dict[str, list[Any]] = {}
+        columns: dict[str, list[Any]] = {}
         for mine in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
             for name, values in self._take(int(groups[mine[0]]), wanted[mine]).items():
-                found.setdefault(name, []).extend(values)
+                columns.setdefault(name, []).extend(values)
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         places = back.tolist()
-        return {name: [values[place] for place in places] for name, values in found.items()}
+        return {name: [values[place] for place in places] for name, values in columns.items()}
 
     def column(self, name: str) -> Any:
-        """The integers of a column, or how long its lists are.
+        """Return the lengths in a column: its integers, or the lengths of its lists.
 
         Raises:
             DataIndexError: there is no such column.
-            UsageError: it has other values.
+            UsageError: the column has other values.
         """
         names = self.files[0].names
         if name not in names:
@@ -133,7 +134,7 @@ class TableSource:
                 where=self.files[0].path,
                 fix=did_you_mean(name, names, known, always=True),
             )
-        found = []
+        blocks = []
         for file in self.files:
             for group in range(len(file.group_rows)):
                 lengths = lengths_of(file.read_group(group, [name]).column(name))
@@ -143,8 +144,8 @@ class TableSource:
                         where=file.path,
                         fix="name another one (length_column=...)",
                     )
-                found.append(lengths)
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+                blocks.append(lengths)
+        return np.concatenate(blocks) if blocks else np.zeros(0, np.int64)
 
     def _take(self, group: int, wanted: Any) -> dict[str, list[Any]]:
         rows = wanted - self._starts[group]
@@ -157,10 +158,10 @@ class TableSource:
         else:
             taken = table.take(rows)
         try:
-            found = {name: values_of(taken.column(name)) for name in table.column_names}
-        except ValueError as error:  # of text that is none, or of Arrow
+            columns = {name: values_of(taken.column(name)) for name in table.column_names}
+        except ValueError as error:  # also an Arrow error, or text that is not UTF-8
             raise damaged(file.path, error, f"row group {number}") from error
-        for name in found:
+        for name in columns:
             if BYTES_MARK in (table.field(name).metadata or ()):
-                found[name] = [value.encode() if isinstance(value, str) else value for value in found[name]]
-        return found
+                columns[name] = [value.encode() if isinstance(value, str) else value for value in columns[name]]
+        return columns

@@ -1,4 +1,4 @@
-"""Stretches of sound, cut to the sample."""
+"""Reader of clips of sound, cut at exact samples."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 __all__ = ["AudioReader"]
 
-#: Seconds that are decoded before the start: a lossy codec needs the packets before the first one that is wanted.
+#: Seconds that are decoded before the start: a lossy codec needs the packets before the first wanted one.
 _WARM_UP = 0.25
-#: Codecs that need none.
+#: Codecs that do not need that.
 _EXACT = ("pcm", "flac", "alac", "wavpack")
-#: Seconds to go back when nothing was found early enough.
+#: Seconds to seek further back if the first decoded frame comes too late; quadrupled each time.
 _BACK = 2.0
-#: Seconds by which the end of a file may differ from what its header says.
+#: Seconds by which the end of a file may differ from its header.
 _TOLERANCE = 0.1
 
 
 class AudioReader:
-    """Reads clips of the first audio stream of a container that was just opened.
+    """Reader of clips of the first audio stream of a container that was just opened.
 
     Args:
         container: from :func:`~energon_lite.extras.media.container.open_container`.
@@ -36,9 +36,10 @@ class AudioReader:
     def __init__(self, container: av.container.InputContainer):
         from av.stream import Discard
 
-        self._container, self._stream = container, container.streams.audio[0]
+        self._container = container
+        self._stream = container.streams.audio[0]
         self._fresh = True
-        #: A Matroska file lists its pictures only; a search for sound would begin at the beginning of the file.
+        #: Matroska files index the video only; a seek in the audio stream would start at the beginning of the file.
         videos = container.streams.video
         self._seek_by: Any = videos[0] if videos and "matroska" in container.format.name else self._stream
         if self._seek_by is self._stream:
@@ -48,22 +49,24 @@ class AudioReader:
         self._begin = 0.0 if first is None else float(first * self._stream.time_base)
 
     def read(self, start: float, stop: float) -> tuple[NDArray[Any], tuple[float, float]] | None:
-        """A clip as ``[channels, samples]``, with its start and end; None: there is no sound so late.
+        """Read a clip as ``[channels, samples]``, with its start and end in seconds; None: the sound ends before it.
 
         Args:
             start, stop: in seconds; ``stop`` may be infinite.
 
         Raises:
-            DecodeError: the file ends before its header says, and before the clip does.
+            DecodeError: the file ends earlier than its header states, and earlier than the clip.
         """
         pieces: list[NDArray[Any]] = []
-        rate, have, wanted = 0, 0, math.inf
+        rate = 0
+        have = 0
+        wanted = math.inf
         first = end = start
         latest = -math.inf
         for frame in self._from(start):
             time, rate = float(frame.pts * frame.time_base), frame.sample_rate
             latest = time + frame.samples / rate
-            said = float((frame.pts + (frame.duration or 0)) * frame.time_base)
+            stated = float((frame.pts + (frame.duration or 0)) * frame.time_base)
             skip = max(0, int((start - time) * rate + 0.5))
             if skip >= frame.samples and not (time <= start < latest):
                 continue
@@ -71,7 +74,7 @@ class AudioReader:
                 first = max(start, time)
                 wanted = max(0, int((stop - first) * rate + 0.5)) if math.isfinite(stop) else math.inf
             piece = _array(frame)[:, skip:] if not pieces else _array(frame)
-            end = said if frame.duration else latest
+            end = stated if frame.duration else latest
             pieces.append(piece if have + piece.shape[1] <= wanted else piece[:, : int(wanted) - have])
             have += pieces[-1].shape[1]
             if have >= wanted:
@@ -84,7 +87,7 @@ class AudioReader:
         return np.concatenate(pieces, axis=1), (first, end)
 
     def _from(self, start: float) -> Iterator[av.AudioFrame]:
-        """Frames from ``start`` or a little earlier on."""
+        """Iterate over frames from ``start``, or slightly earlier, on."""
         name, back = self._stream.codec_context.name, 0.0
         early = start if name.startswith(_EXACT) else start - _WARM_UP
         while True:
@@ -105,14 +108,14 @@ class AudioReader:
 
             try:
                 self._container.seek(math.floor(seconds / self._seek_by.time_base), stream=self._seek_by)
-            except FFmpegError:  # some formats know no such place: all is decoded from the beginning
+            except FFmpegError:  # some formats cannot seek: decode everything from the beginning
                 self._container.seek(0)
         for frame in self._container.decode(self._stream):
             if frame.pts is not None and frame.samples:
                 yield frame
 
     def _check_end(self, latest: float, stop: float) -> None:
-        """See that a file which tells its length exactly, and whose clip ended with the file, is whole."""
+        """Check a clip that ended with the file: if the format states exact lengths, the file has to be complete."""
         stream = self._stream
         if stream.duration is None or not stream.codec_context.name.startswith("flac"):
             return
@@ -125,7 +128,7 @@ class AudioReader:
 
 
 def _array(frame: av.AudioFrame) -> NDArray[Any]:
-    """``[channels, samples]``; packed samples stand channel by channel in each moment."""
+    """The samples of a frame as ``[channels, samples]``; packed formats interleave the channels."""
     array: NDArray[Any] = frame.to_ndarray()
     if not frame.format.is_planar:
         array = array.reshape(frame.samples, frame.layout.nb_channels).T

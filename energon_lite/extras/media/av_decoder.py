@@ -1,4 +1,4 @@
-"""A file of audio or video, of which clips are decoded when they are asked for."""
+"""Decoder of an audio or video file, which decodes clips on request."""
 
 from __future__ import annotations
 
@@ -28,27 +28,29 @@ __all__ = ["AV_EXTENSIONS", "AV_FORMS", "AVDecoder", "AVWebdatasetDecoder"]
 
 #: Extensions of parts that are audio or video.
 AV_EXTENSIONS = frozenset(["mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"])
-#: What a part of audio or video can become.
+#: Forms that a part of audio or video can become.
 AV_FORMS = ("AVDecoder", "torch", "pyav")
 
+#: Start and end of clips, in seconds, or numbers of frames or samples.
 Ranges = Sequence[tuple[float, float]]
+#: The tensors of clips, and their start and end in seconds.
 Clips = tuple[list["torch.Tensor"], list[tuple[float, float]]]
 _ALL = ((0.0, math.inf),)
 
 
 class AVDecoder:
-    """A file of audio or video. Nothing is decoded, nor opened, until a method asks for it, and nothing stays open.
+    """A file of audio or video. It is opened and decoded only when a method is called, and is closed afterwards.
 
-    It can be pickled, and so comes out of worker processes: with the bytes, or, if it reads a file, with its place.
+    It can be pickled, for example to leave worker processes: with the bytes, or, if it reads a file, with its place.
 
     Args:
-        stream: an open binary file that can be searched: ``io.BytesIO(data)``, ``open(path, "rb")``, or what
-            :func:`energon_lite.storage.open_stream` gives, which fetches only the bytes that a clip takes.
-        suppress_warnings: as in Energon; there is nothing to warn of here.
-        allow_truncated: decode what there is of a file that was cut off, instead of raising.
+        stream: an open, seekable binary file: ``io.BytesIO(data)``, ``open(path, "rb")``, or the result of
+            :func:`energon_lite.storage.open_stream`, which fetches only the bytes that a clip needs.
+        suppress_warnings: accepted as in Energon; there are no warnings here.
+        allow_truncated: decode the existing part of a truncated file instead of raising an error.
 
     Raises:
-        UsageError: the stream is one of text.
+        UsageError: the stream is a text file.
 
     Example:
         >>> decoder = AVDecoder(open("film.mp4", "rb"))
@@ -60,7 +62,9 @@ class AVDecoder:
     def __init__(self, stream: BinaryIO, suppress_warnings: bool = False, *, allow_truncated: bool = False) -> None:
         if isinstance(stream, io.TextIOBase) or "t" in getattr(stream, "mode", "rb"):
             raise UsageError("the stream is one of text", fix='open the file with "rb"')
-        self.stream, self.suppress_warnings, self.allow_truncated = stream, suppress_warnings, allow_truncated
+        self.stream = stream
+        self.suppress_warnings = suppress_warnings
+        self.allow_truncated = allow_truncated
         self._is_whole = False
 
     def __repr__(self) -> str:
@@ -83,10 +87,10 @@ class AVDecoder:
             yield container
 
     def check(self) -> None:
-        """See that the file is whole and has audio or video, without decoding any.
+        """Check that the file is complete and has audio or video, without decoding.
 
         Raises:
-            DecodeError: it is not, or has none.
+            DecodeError: the file is incomplete, or has neither.
         """
         with self._open() as container:
             if not (container.streams.video or container.streams.audio):
@@ -95,15 +99,15 @@ class AVDecoder:
     # -- clips ------------------------------------------------------------------------------------------------------
 
     def get_video(self) -> AVData:
-        """All frames, without sound."""
+        """Decode all frames, without sound."""
         return self.get_clips(video_clip_ranges=_ALL)
 
     def get_audio(self) -> AVData:
-        """All of the sound."""
+        """Decode all of the sound."""
         return self.get_clips(audio_clip_ranges=_ALL)
 
     def get_video_with_audio(self) -> AVData:
-        """All frames, and all of the sound."""
+        """Decode all frames, and all of the sound."""
         return self.get_clips(video_clip_ranges=_ALL, audio_clip_ranges=_ALL)
 
     def get_video_clips(
@@ -112,13 +116,13 @@ class AVDecoder:
         video_unit: Literal["frames", "seconds"] = "seconds",
         video_out_frame_size: tuple[int, int] | None = None,
     ) -> Clips:
-        """Clips of the pictures.
+        """Decode clips of the video.
 
         Args:
-            video_clip_ranges: start and end of each clip. The end is part of it: the frame that is shown then is its
-                last one, so that a range ``(t, t)`` is one frame. A range behind the end of the video gives no clip.
-            video_unit: what these numbers are: seconds, or numbers of frames from 0 on.
-            video_out_frame_size: width and height that frames are brought to; None: as they are.
+            video_clip_ranges: start and end of each clip, both included: the last frame is the one that is shown at the
+                end, so a range ``(t, t)`` is one frame. A range behind the end of the video gives no clip.
+            video_unit: unit of these numbers: seconds, or numbers of frames from 0 on.
+            video_out_frame_size: width and height that frames are resized to; None: they are not resized.
 
         Returns:
             ``[frames, channels, height, width]`` (uint8, RGB) for each clip; start of the first and end of the last
@@ -141,27 +145,27 @@ class AVDecoder:
             reader = VideoReader(container, self.stream)
             for start, stop in video_clip_ranges:
                 if ticks is None:
-                    found = reader.read(
+                    clip = reader.read(
                         reader.ticks(start), None if stop == math.inf else reader.ticks(stop), video_out_frame_size
                     )
                 elif int(start) >= len(ticks):
                     continue
                 else:
                     last = None if stop == math.inf else int(ticks[min(int(stop), len(ticks) - 1)])
-                    found = reader.read(int(ticks[int(start)]), last, video_out_frame_size)
-                if found is not None:
-                    clips.append(torch.from_numpy(found[0]).permute(0, 3, 1, 2))
-                    times.append(found[1])
+                    clip = reader.read(int(ticks[int(start)]), last, video_out_frame_size)
+                if clip is not None:
+                    clips.append(torch.from_numpy(clip[0]).permute(0, 3, 1, 2))
+                    times.append(clip[1])
         return clips, times
 
     def get_audio_clips(
         self, audio_clip_ranges: Ranges, audio_unit: Literal["samples", "seconds"] = "seconds"
     ) -> Clips:
-        """Clips of the sound, cut to the sample.
+        """Decode clips of the sound, cut at exact samples.
 
         Args:
             audio_clip_ranges: start and end of each clip. A range behind the end of the sound gives no clip.
-            audio_unit: what these numbers are.
+            audio_unit: unit of these numbers.
 
         Returns:
             ``[channels, samples]`` for each clip, in the codec's type; start and end of each, in seconds.
@@ -181,10 +185,10 @@ class AVDecoder:
                 if not container.streams.audio:
                     raise DecodeError("there is no audio in the file", fix="has_audio_stream() says whether there is")
                 rate = container.streams.audio[0].sample_rate if audio_unit == "samples" else 1
-                found = AudioReader(container).read(start / rate, stop / rate)
-            if found is not None:
-                clips.append(torch.from_numpy(found[0]))
-                times.append(found[1])
+                clip = AudioReader(container).read(start / rate, stop / rate)
+            if clip is not None:
+                clips.append(torch.from_numpy(clip[0]))
+                times.append(clip[1])
         return clips, times
 
     def get_clips(
@@ -195,7 +199,7 @@ class AVDecoder:
         audio_unit: Literal["samples", "seconds"] = "seconds",
         video_out_frame_size: tuple[int, int] | None = None,
     ) -> AVData:
-        """Clips of pictures and of sound; see :meth:`get_video_clips` and :meth:`get_audio_clips`.
+        """Decode clips of video and of sound; see :meth:`get_video_clips` and :meth:`get_audio_clips`.
 
         Example:
             >>> data = decoder.get_clips([(2, 4)], [(2, 4)])
@@ -211,8 +215,8 @@ class AVDecoder:
         return AVData(video_clips=video[0], video_timestamps=video[1], audio_clips=audio[0], audio_timestamps=audio[1])
 
     def get_frames(self, video_decode_audio: bool = False) -> AVData | None:
-        """All that is in the file: the pictures, with the sound if ``video_decode_audio``; or the sound, if there are
-        no pictures; None: it has neither."""
+        """Decode the whole file: all frames, with the sound if ``video_decode_audio``; or the sound, if there are no
+        frames; None: it has neither."""
         with self._open() as container:
             has_video, has_audio = bool(container.streams.video), bool(container.streams.audio)
         # The cover of an album is a video stream of one picture.
@@ -222,10 +226,10 @@ class AVDecoder:
             return self.get_video_with_audio() if video_decode_audio and has_audio else self.get_video()
         return self.get_audio() if has_audio else None
 
-    # -- what the file says -----------------------------------------------------------------------------------------
+    # -- metadata ---------------------------------------------------------------------------------------------------
 
     def get_video_fps(self) -> float:
-        """Frames per second, on the average."""
+        """Frames per second on average."""
         rate = self.get_metadata(
             get_video_duration=False, get_video_frame_count=False, get_video_frame_size=False, get_audio=False
         ).video_fps
@@ -234,24 +238,24 @@ class AVDecoder:
         return rate
 
     def get_audio_samples_per_second(self) -> int:
-        """Samples per second of each channel."""
+        """Audio samples per second of each channel."""
         rate = self.get_metadata(get_video=False, get_audio_duration=False).audio_sample_rate
         if rate is None:
             raise DecodeError("there is no audio in the file", fix="has_audio_stream() says whether there is")
         return rate
 
     def has_audio_stream(self) -> bool:
-        """Whether there is sound."""
+        """Return True if the file has sound."""
         with self._open() as container:
             return bool(container.streams.audio)
 
     def has_video_stream(self) -> bool:
-        """Whether there are pictures."""
+        """Return True if the file has video; a cover image counts."""
         with self._open() as container:
             return bool(container.streams.video)
 
     def get_audio_duration(self) -> float | None:
-        """Seconds of sound; None: there is none."""
+        """Seconds of sound; None: the file has no sound."""
         return self.get_metadata(get_video=False).audio_duration
 
     @overload
@@ -261,11 +265,11 @@ class AVDecoder:
     def get_video_duration(self, get_frame_count: bool = False) -> tuple[float | None, int | None]: ...
 
     def get_video_duration(self, get_frame_count: bool = False) -> tuple[float | None, int | None]:
-        """Seconds of video and, if it is asked for (it may take reading the whole file), the number of frames."""
-        found = self.get_metadata(
+        """Seconds of video, and the number of frames if it is requested (this may take reading the whole file)."""
+        metadata = self.get_metadata(
             get_video_frame_count=get_frame_count, get_video_frame_size=False, get_audio=False, get_audio_duration=False
         )
-        return found.video_duration, found.video_num_frames
+        return metadata.video_duration, metadata.video_num_frames
 
     def get_metadata(
         self,
@@ -277,14 +281,14 @@ class AVDecoder:
         get_audio_duration: bool = True,
         get_audio_num_samples: bool = False,
     ) -> AVMetadata:
-        """What is known of the file.
+        """Return the metadata of the file's streams.
 
         Args:
-            get_video, get_audio: of its pictures, of its sound.
-            get_video_duration, get_audio_duration: also if the header does not say it; all packets are read then.
-            get_video_frame_count: all packets are read, nothing is decoded.
-            get_video_frame_size: the first frame is decoded.
-            get_audio_num_samples: all of the sound is decoded.
+            get_video, get_audio: include the video, include the audio.
+            get_video_duration, get_audio_duration: if the header lacks a duration, read all packets to find it.
+            get_video_frame_count: read all packets to count frames; nothing is decoded.
+            get_video_frame_size: decode the first frame.
+            get_audio_num_samples: decode all of the sound.
 
         Raises:
             DecodeError: the file is damaged.
@@ -294,23 +298,23 @@ class AVDecoder:
             if get_video and container.streams.video:
                 add_video(metadata, container, get_video_duration, get_video_frame_count, get_video_frame_size)
             if get_audio and container.streams.audio:
-                # Of what follows a search, the first samples are missing: all are counted in a file just opened.
+                # After a seek the first samples are missing: all are counted only in a file that was just opened.
                 with opened(self.stream) if get_audio_num_samples else nullcontext(container) as again:
                     add_audio(metadata, again, get_audio_duration, get_audio_num_samples)
         return metadata
 
     def _get_extension(self) -> str | None:
-        """The extension that the file should have, by its content."""
+        """The extension that matches the content of the file."""
         self.stream.seek(0)
         return guess_extension(self.stream.read(HEAD_BYTES))
 
 
 class AVWebdatasetDecoder:
-    """Makes something of a part by its name, if that is one of audio or video.
+    """Decoder of the parts of samples whose name is that of audio or video.
 
     Args:
-        video_decode_audio: of a video, decode the sound as well; with ``av_decode="torch"``.
-        av_decode: ``"AVDecoder"``, an :class:`AVDecoder`; ``"torch"``, all of it decoded, as :class:`AVData`;
+        video_decode_audio: decode the sound of a video as well; with ``av_decode="torch"``.
+        av_decode: ``"AVDecoder"``, an :class:`AVDecoder`; ``"torch"``, the whole file decoded, as :class:`AVData`;
             ``"pyav"``, an open ``av.container.InputContainer``, which cannot leave its process.
 
     Example:
@@ -320,17 +324,18 @@ class AVWebdatasetDecoder:
 
     def __init__(self, video_decode_audio: bool, av_decode: str = "AVDecoder") -> None:
         check_choice("av_decode", av_decode, AV_FORMS)
-        self.video_decode_audio, self.av_decode = video_decode_audio, av_decode
+        self.video_decode_audio = video_decode_audio
+        self.av_decode = av_decode
 
     def read_av_data(self, data: bytes) -> AVDecoder:
-        """The bytes as a file."""
+        """Return a decoder of these bytes."""
         return AVDecoder(io.BytesIO(data))
 
     def __call__(self, key: str, data: bytes) -> Any:
-        """What a part becomes; None: its name is none of audio or video.
+        """Decode a part; None: its name is not that of audio or video.
 
         Args:
-            key: its name, of which the last extension counts.
+            key: name of the part, whose last extension counts.
             data: its bytes.
         """
         if key.lower().rpartition(".")[2] not in AV_EXTENSIONS:
@@ -338,7 +343,7 @@ class AVWebdatasetDecoder:
         return self.of_stream(io.BytesIO(data))
 
     def of_stream(self, stream: Any) -> Any:
-        """What an open file becomes."""
+        """Decode an open file into the chosen form."""
         if self.av_decode == "pyav":
             return open_container(stream)
         decoder = AVDecoder(stream)
@@ -352,7 +357,7 @@ def _check_ranges(ranges: Ranges) -> None:
 
 
 def _portable(stream: Any) -> Any:
-    """What another process can make the stream of again: bytes, the path of a file, or the stream itself."""
+    """The origin from which another process can open the stream: bytes, a file's path, or the stream itself."""
     if isinstance(stream, io.BytesIO):
         return stream.getvalue()
     name = getattr(stream, "name", None)

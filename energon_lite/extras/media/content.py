@@ -1,13 +1,13 @@
-"""What a file is, by its first bytes. The names are those of the package ``filetype``, which Energon asks."""
+"""Detection of a file's type by its first bytes. Extensions are those of the package ``filetype``, as in Energon."""
 
 from __future__ import annotations
 
 __all__ = ["HEAD_BYTES", "guess_extension", "media_kind"]
 
-#: Bytes that :func:`guess_extension` looks at.
+#: Bytes that :func:`guess_extension` examines.
 HEAD_BYTES = 262
 
-#: Extension by the bytes at a place.
+#: Offset of the magic bytes, the bytes, and the extension.
 _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\xff\xd8\xff", "jpg"),
     (0, b"\x89PNG", "png"),
@@ -27,12 +27,12 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\xff\xf1", "aac"),
     (0, b"\xff\xf9", "aac"),
 )
-#: What a RIFF file holds.
+#: Extension of a RIFF file by its form type.
 _RIFF = {b"AVI ": "avi", b"WAVE": "wav"}
-#: Major brands of ISO files that are no plain ``mp4``.
+#: Major brands of ISO files other than ``mp4``.
 _BRANDS = {b"qt  ": "mov", b"M4V ": "m4v", b"M4A ": "m4a"}
 _MP4_BRANDS = (b"mp4", b"iso", b"avc1", b"dash", b"mmp4", b"MSNV", b"F4V ", b"ndx", b"3gp", b"NDS")
-#: Sizes of the header of a bitmap: its two letters alone begin many a text.
+#: Sizes of a bitmap's header, in bytes; they are checked because many texts begin with the letters BM.
 _BITMAP_HEADERS = frozenset([12, 16, 40, 52, 56, 64, 108, 124])
 
 _IMAGES = frozenset("bmp gif ico j2k jp2 jpx jpeg jpg png tif tiff webp".split())  # noqa: SIM905
@@ -40,7 +40,7 @@ _AV = frozenset("aac avi flac flv m4a m4v mkv mov mp3 mp4 ogg wav webm".split())
 
 
 def guess_extension(head: bytes) -> str | None:
-    """The extension that a picture, a sound or a film should have; None: it is none that is known.
+    """Guess the extension of an image, audio or video file; None: the type is unknown.
 
     Args:
         head: the first :data:`HEAD_BYTES` bytes, or more.
@@ -66,6 +66,6 @@ def guess_extension(head: bytes) -> str | None:
 
 
 def media_kind(extension: str | None) -> str | None:
-    """``"image"`` or ``"av"``, by an extension without its dot, in any case; None: neither."""
+    """Return ``"image"`` or ``"av"`` for an extension without dot, in upper or lower case; None: neither."""
     lower = (extension or "").lower()
     return "image" if lower in _IMAGES else "av" if lower in _AV else None

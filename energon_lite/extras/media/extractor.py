@@ -1,4 +1,4 @@
-"""Which files are media, and the metadata of one."""
+"""Selection of the files that are media, and extraction of their metadata."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from energon_lite.extras.media.metadata import ImageMetadata, MediaMetadataBase
 
 __all__ = ["MediaFilterConfig", "MediaFilterStrategy"]
 
-#: Formats of which Pillow knows size and mode when it has read the header; of others they may change afterwards.
+#: Formats whose size and mode Pillow knows from the header; in other formats they may change when the image is loaded.
 _KNOWN_BY_HEADER = frozenset(["JPEG", "PNG", "WEBP", "BMP", "GIF"])
-#: What may be tried; never PostScript, for which Pillow starts a program.
+#: Formats that are tried; PostScript is excluded, because Pillow starts a program for it.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "ICO", "JPEG2000")
 
 
 class MediaFilterStrategy(str, Enum):
-    """By what a file is taken for a medium."""
+    """Criterion by which a file counts as a medium."""
 
     EXTENSION = "EXTENSION"
     HEADER = "HEADER"
@@ -32,11 +32,11 @@ class MediaFilterStrategy(str, Enum):
 
 @dataclass(frozen=True)
 class MediaFilterConfig:
-    """Which files are media. Make one with :meth:`parse`.
+    """A filter of files that are media. Make one with :meth:`parse`.
 
     Args:
-        strategy: by the extension, by the first bytes, or by patterns of names.
-        patterns: for ``GLOB``.
+        strategy: select by extension, by the first bytes, or by patterns of names.
+        patterns: patterns of names, for ``GLOB``.
     """
 
     strategy: MediaFilterStrategy
@@ -44,15 +44,15 @@ class MediaFilterConfig:
 
     @classmethod
     def parse(cls, glob: str | None, header: bool, extension: bool) -> MediaFilterConfig:
-        """The filter that three options mean, of which exactly one is given.
+        """Make the filter from three options, exactly one of which has to be given.
 
         Args:
-            glob: patterns such as ``"*.jpg,clips/*"``, with commas between.
-            header: by the first bytes.
-            extension: by the extension.
+            glob: select by patterns such as ``"*.jpg,clips/*"``, separated by commas.
+            header: select by the first bytes.
+            extension: select by the extension.
 
         Raises:
-            UsageError: none or several were given.
+            UsageError: none or several are given.
         """
         if sum(map(bool, (glob, header, extension))) != 1:
             raise UsageError(
@@ -60,30 +60,30 @@ class MediaFilterConfig:
                 fix="several patterns can be given in one, with commas: '*.jpg,*.mp4'",
             )
         if glob:
-            return cls(MediaFilterStrategy.GLOB, [one.strip() for one in glob.split(",") if one.strip()])
+            return cls(MediaFilterStrategy.GLOB, [pattern.strip() for pattern in glob.split(",") if pattern.strip()])
         return cls(MediaFilterStrategy.HEADER if header else MediaFilterStrategy.EXTENSION)
 
     def should_consider_all(self) -> bool:
-        """Whether a name says nothing."""
+        """Return True if names do not matter, so that every file has to be opened."""
         return self.strategy is MediaFilterStrategy.HEADER
 
     def should_consider_media(self, name: str) -> bool:
-        """Whether a file of this name may be a medium. Case does not matter; a pattern may mean the whole path or the
-        name without folders."""
+        """Return True if a file of this name may be a medium. Upper and lower case are equal; a pattern may match the
+        whole path, or the name without folders."""
         if self.strategy is MediaFilterStrategy.HEADER:
             return True
         if self.strategy is MediaFilterStrategy.EXTENSION:
             return media_kind(_extension(name)) is not None
         lower = name.lower()
         names = (lower, lower.rpartition("/")[2])
-        return any(fnmatchcase(one, pattern.lower()) for one in names for pattern in self.patterns)
+        return any(fnmatchcase(candidate, pattern.lower()) for candidate in names for pattern in self.patterns)
 
     def extract_metadata(self, source: Any, filename: str | None = None) -> MediaMetadataBase | None:
-        """The metadata of a file; None: it is no medium, or a damaged one.
+        """Return the metadata of a file; None: it is no medium, or a damaged one.
 
         Args:
-            source: bytes, an open file, or something with ``open("rb")`` and ``name``, such as a path.
-            filename: its name, if it is not a path.
+            source: bytes, an open file, or an object with ``open("rb")`` and ``name``, such as a path.
+            filename: name of the file, if the source is not a path.
         """
         try:
             return self.read_metadata(source, filename)
@@ -91,10 +91,10 @@ class MediaFilterConfig:
             return None
 
     def read_metadata(self, source: Any, filename: str | None = None) -> MediaMetadataBase | None:
-        """The metadata of a file; None: it is no medium.
+        """Return the metadata of a file; None: it is no medium.
 
         Raises:
-            DecodeError: it is a damaged one.
+            DecodeError: the medium is damaged.
         """
         if isinstance(source, (bytes, bytearray)):
             return self._of_stream(io.BytesIO(source), _named(filename))
@@ -141,7 +141,7 @@ def _of_image(stream: BinaryIO) -> MediaMetadataBase:
             return ImageMetadata(
                 width=image.width, height=image.height, format=image.format or "UNKNOWN", mode=image.mode or "UNKNOWN"
             )
-    except Exception as error:  # decoders raise anything
+    except Exception as error:  # decoders raise exceptions of all kinds
         raise DecodeError(
             f"the picture cannot be read: {type(error).__name__}: {error}", fix="repair or remove it"
         ) from error

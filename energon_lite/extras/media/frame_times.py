@@ -1,4 +1,4 @@
-"""When each frame of a video is shown, without decoding any: for clips that are asked for by frame numbers."""
+"""Times of all frames of a video, without decoding, for clips that are given by frame numbers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["frame_ticks"]
 
 
 def frame_ticks(container: av.container.InputContainer) -> NDArray[np.int64]:
-    """The time stamps of all frames of the first video stream, in order, in ticks of its clock.
+    """Return the time stamps of all frames of the first video stream, in order, in ticks of its clock: ``[frames]``.
 
-    From the index of the file where that has every frame, and at equal distances (MP4 of a constant rate). Otherwise
-    all packets are gone through, for which the whole file has to be read, but nothing is decoded.
+    They come from the index of the file if that has every frame, at equal distances (MP4 of a constant rate).
+    Otherwise all packets of the file are read, but nothing is decoded.
     """
     stream = container.streams.video[0]
     if "mov" in container.format.name and stream.frames and len(stream.index_entries) == stream.frames:
@@ -26,6 +26,6 @@ def frame_ticks(container: av.container.InputContainer) -> NDArray[np.int64]:
         steps = np.diff(ticks)
         if not any(entry.is_discard for entry in entries) and (not len(steps) or (steps == steps[0]).all()):
             return ticks - ticks[0] + (stream.start_time or 0)
-    found = [packet.pts for packet in container.demux(stream) if packet.pts is not None]
+    times = [packet.pts for packet in container.demux(stream) if packet.pts is not None]
     container.seek(stream.start_time or 0, stream=stream)
-    return np.array(sorted(found), dtype=np.int64)
+    return np.array(sorted(times), dtype=np.int64)

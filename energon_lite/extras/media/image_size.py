@@ -1,4 +1,4 @@
-"""How large a picture is, by the first bytes of its file: JPEG, PNG, WebP, GIF and BMP say it there."""
+"""Size of an image from the first bytes of its file, for JPEG, PNG, WebP, GIF and BMP."""
 
 from __future__ import annotations
 
@@ -9,38 +9,51 @@ from energon_lite.errors import DecodeError
 
 __all__ = ["IMAGE_HEAD_BYTES", "image_size"]
 
-#: Bytes that are enough for nearly all pictures; a JPEG may have its thumbnail and its color profile before its size.
+#: Bytes that suffice for nearly all images; a JPEG may have a thumbnail and a color profile before its size.
 IMAGE_HEAD_BYTES = 1024
-#: Bytes that are read together behind these.
+#: Bytes of each further read.
 _MORE = 256
-#: Markers, and bytes of filling, that a JPEG may have before its size.
+#: Markers and fill bytes that are skipped before the size of a JPEG, at most.
 _MOST_MARKERS = 1 << 12
 
-#: Segments of a JPEG that begin a frame, and markers without a length.
+#: Markers of JPEG segments that begin a frame.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+#: Markers without a length.
 _ALONE = frozenset([0x01, *range(0xD0, 0xD8)])
-_END, _SCAN = 0xD9, 0xDA
+#: Marker of the end of the image.
+_END = 0xD9
+#: Marker of the compressed data.
+_SCAN = 0xDA
 
-_PNG, _GIF = struct.Struct(">8x4x4sII"), struct.Struct("<6xHH")
-_BMP, _OLD_BMP = struct.Struct("<18xii"), struct.Struct("<18xHH")
-_LENGTH, _FRAME = struct.Struct(">H"), struct.Struct(">3xHH")
+#: Type of the first chunk, width, height.
+_PNG = struct.Struct(">8x4x4sII")
+#: Width, height.
+_GIF = struct.Struct("<6xHH")
+#: Width, height of a bitmap.
+_BMP = struct.Struct("<18xii")
+#: Width, height of a bitmap with the header of OS/2.
+_OLD_BMP = struct.Struct("<18xHH")
+#: Length of a JPEG segment.
+_LENGTH = struct.Struct(">H")
+#: Height, width of a JPEG frame.
+_FRAME = struct.Struct(">3xHH")
 
-#: Reads bytes of the file: offset and size; fewer at its end.
+#: ``(offset, size) -> bytes``; fewer at the end of the file.
 Read = Callable[[int, int], bytes]
 
 
 def image_size(head: bytes, read: Read | None = None) -> tuple[int, int] | None:
-    """Height and width of a picture as it is stored, in pixels, whatever its EXIF data says of its orientation.
+    """Return height and width of an image as stored, in pixels; the orientation in EXIF data is ignored.
 
     Args:
         head: the first :data:`IMAGE_HEAD_BYTES` bytes of the file, or all of it.
-        read: reads more, which some JPEGs need; None: ``head`` is all there is.
+        read: reads further bytes, which some JPEGs need; None: ``head`` is the whole file.
 
     Returns:
-        ``(height, width)``; None: the file is none of the formats whose first bytes say it.
+        ``(height, width)``; None: the file has none of the supported formats.
 
     Raises:
-        DecodeError: the file is one of these formats, and damaged.
+        DecodeError: the file has one of these formats, but is damaged.
 
     Example:
         >>> image_size(b"GIF89a" + bytes([64, 0, 48, 0]))
@@ -68,16 +81,16 @@ def image_size(head: bytes, read: Read | None = None) -> tuple[int, int] | None:
 
 
 def _of_jpeg(head: bytes, read: Read | None) -> tuple[int, int]:
-    place, base = 2, 0  # of the next marker, and of ``head`` in the file
+    place, base = 2, 0  # offset of the next marker, and offset of ``head`` in the file
     for _ in range(_MOST_MARKERS):
-        # A segment's marker, its length, and what a frame's header begins with.
+        # 9 bytes: a segment's marker, its length, and the beginning of a frame's header.
         if place - base + 9 > len(head) and read is not None:
             head, base = read(place, _MORE), place
         at = place - base
         if head[at] != 0xFF:
             raise _damaged(f"there is no marker at byte {place}")
         marker = head[at + 1]
-        if marker == 0xFF:  # filling
+        if marker == 0xFF:  # fill byte
             place += 1
         elif marker in _ALONE:
             place += 2

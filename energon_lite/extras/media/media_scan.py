@@ -72,7 +72,9 @@ class _Media(Work[Unit, _Found]):
 
     def __init__(self, root: str, media_filter: MediaFilterConfig, *, of_shards: bool):
         super().__init__(meta_path(root, "energon_lite.extras.media"))
-        self.root, self.filter, self.of_shards = root, media_filter, of_shards
+        self.root = root
+        self.filter = media_filter
+        self.of_shards = of_shards
 
     def name(self, unit: Unit) -> str:
         return unit[0] if len(unit) == 1 else f"{unit[0]} to {unit[-1]}"
@@ -173,20 +175,20 @@ def prepare_media(
     of_shards = is_prepared(root)
     units = [(name,) for name, count in read_info(root).items() if count] if of_shards else _files(root, media_filter)
     work = _Media(root, media_filter, of_shards=of_shards)
-    found = 0
+    media_count = 0
 
     def tick(unit: Unit, table: Table | None, done: int, of: int) -> None:
-        nonlocal found
-        found += (table or {}).get("found", 0)
+        nonlocal media_count
+        media_count += (table or {}).get("found", 0)
         if progress:
-            progress(done, of, f"{found:,} media")
+            progress(done, of, f"{media_count:,} media")
 
     what = "shards" if of_shards else "groups of files"
     job = ShardedJob(work, units, ranks=ranks, workers=workers, alone=_ALONE, what=what, where=root, tick=tick)
     job.run()
     with ranks.together():
         if ranks.rank:
-            return MediaReport(root, found)
+            return MediaReport(root, media_count)
         job.raise_errors(DatasetError, "be read", "restore them, or prepare the data set again")
         broken: list[tuple[str, str]] = []
         count = 0

@@ -1,5 +1,5 @@
-"""What is known of a picture, a sound or a film without decoding it, and how that is stored: as Megatron-Energon does
-it, a kind and a JSON text without the entries that are unknown."""
+"""Metadata of images, audio and video that takes no decoding, and its stored form. It is that of Megatron-Energon: a
+kind, and a JSON text without unknown entries."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class MediaMetadataType(str, Enum):
 
     @classmethod
     def from_string(cls, value: str) -> MediaMetadataType:
-        """The kind of that name.
+        """Return the kind of that name.
 
         Raises:
-            DataIndexError: there is none (it is a ValueError as well).
+            DataIndexError: the name is unknown (it is a ValueError as well).
         """
         try:
             return cls(value)
@@ -46,22 +46,22 @@ class MediaMetadataType(str, Enum):
 
 
 class _Unknown(DataIndexError, ValueError):
-    """What Energon raises a ValueError for."""
+    """Error for cases in which Energon raises a ValueError."""
 
 
 @dataclass(slots=True, kw_only=True)
 class MediaMetadataBase:
-    """Base of the metadata of all kinds."""
+    """Base class of the metadata of all kinds."""
 
     metadata_type: ClassVar[MediaMetadataType]
 
     def to_dict(self) -> dict[str, Any]:
-        """What is known, as plain data."""
+        """Return the known entries as plain data."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, payload: Mapping[str, Any]) -> Self:
-        """The metadata that :meth:`to_dict` gave; entries that are not known here, as of a later version, are left out.
+        """Make the metadata from the result of :meth:`to_dict`; unknown entries, as of a later version, are ignored.
 
         Raises:
             DataIndexError: an entry is missing.
@@ -70,14 +70,14 @@ class MediaMetadataBase:
         try:
             return cls(**{name: value for name, value in payload.items() if name in known})
         except TypeError:
-            found = ", ".join(sorted(map(str, payload)))
-            what = f"media metadata has the entries {found or '(none)'} instead of {', '.join(sorted(known))}"
+            entries = ", ".join(sorted(map(str, payload)))
+            what = f"media metadata has the entries {entries or '(none)'} instead of {', '.join(sorted(known))}"
             raise _Unknown(what, fix=_FIX) from None
 
 
 @dataclass(slots=True, kw_only=True)
 class AVMetadata(MediaMetadataBase):
-    """Of a video or a sound. Durations are in seconds; None: unknown, or there is no such stream."""
+    """Metadata of a video or an audio file. Durations are in seconds; None: unknown, or there is no such stream."""
 
     metadata_type: ClassVar[MediaMetadataType] = MediaMetadataType.AV
 
@@ -95,7 +95,7 @@ class AVMetadata(MediaMetadataBase):
 
 @dataclass(slots=True, kw_only=True)
 class ImageMetadata(MediaMetadataBase):
-    """Of a picture: its size in pixels, and format and mode as Pillow calls them (``"JPEG"``, ``"RGB"``)."""
+    """Metadata of an image: its size in pixels, and format and mode by Pillow's names (``"JPEG"``, ``"RGB"``)."""
 
     metadata_type: ClassVar[MediaMetadataType] = MediaMetadataType.IMAGE
 
@@ -112,21 +112,21 @@ _KINDS: dict[MediaMetadataType, type[MediaMetadataBase]] = {
 
 
 def serialize_media_metadata(metadata: MediaMetadataBase) -> tuple[MediaMetadataType, str]:
-    """The kind, and the entries as JSON."""
+    """Return the kind, and the entries as JSON."""
     return metadata.metadata_type, json.dumps(metadata.to_dict(), separators=(",", ":"))
 
 
 def deserialize_media_metadata(
     metadata_type: str | MediaMetadataType, metadata_json: str, *, where: str | None = None
 ) -> MediaMetadataBase:
-    """The metadata that was stored so.
+    """Make the metadata from its stored form.
 
     Args:
-        metadata_type, metadata_json: what :func:`serialize_media_metadata` gave.
-        where: it is stored, for messages.
+        metadata_type, metadata_json: result of :func:`serialize_media_metadata`.
+        where: place of the stored form, for messages.
 
     Raises:
-        DataIndexError: the kind is unknown, or the text is not what is stored for it.
+        DataIndexError: the kind is unknown, or the text does not fit it.
 
     Example:
         >>> deserialize_media_metadata("av", '{"audio_channels":2}').audio_channels

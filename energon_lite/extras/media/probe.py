@@ -1,4 +1,4 @@
-"""What a file says about its streams."""
+"""Metadata of the streams of an audio or video file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["add_audio", "add_video"]
 def add_video(
     metadata: AVMetadata, container: av.container.InputContainer, duration: bool, count: bool, frame_size: bool
 ) -> None:
-    """Fill in what is known of the first video stream.
+    """Fill in the metadata of the first video stream.
 
     Args:
-        duration: go through all packets if the header does not say how long it is.
-        count: go through all packets to count the frames.
+        duration: read all packets if the header has no duration.
+        count: read all packets to count the frames.
         frame_size: decode the first frame.
     """
     stream = container.streams.video[0]
@@ -28,7 +28,8 @@ def add_video(
         packets = [packet for packet in container.demux(stream) if packet.pts is not None]
         metadata.video_num_frames = len(packets)
         if duration and length is None and packets:
-            length, begin = max(packet.pts + (packet.duration or 0) for packet in packets), stream.start_time or 0
+            length = max(packet.pts + (packet.duration or 0) for packet in packets)
+            begin = stream.start_time or 0
     if length is not None:
         metadata.video_duration = (length - begin) * float(stream.time_base)
     if stream.average_rate is not None:
@@ -38,19 +39,21 @@ def add_video(
     if frame_size:
         container.seek(stream.start_time or 0, stream=stream)
         first: Any = next(iter(container.decode(stream)), stream)
-        metadata.video_width, metadata.video_height = first.width, first.height
+        metadata.video_width = first.width
+        metadata.video_height = first.height
 
 
 def add_audio(metadata: AVMetadata, container: av.container.InputContainer, duration: bool, samples: bool) -> None:
-    """Fill in what is known of the first audio stream.
+    """Fill in the metadata of the first audio stream.
 
     Args:
-        duration: go through all packets if the header does not say how long it is.
-        samples: decode all of it and count; the duration is that of what was decoded, then. The container was just
-            opened.
+        duration: read all packets if the header has no duration.
+        samples: decode everything and count samples; the duration is then that of the decoded samples. The container
+            has to be just opened.
     """
     stream = container.streams.audio[0]
-    metadata.audio_sample_rate, metadata.audio_channels = stream.sample_rate, stream.channels
+    metadata.audio_sample_rate = stream.sample_rate
+    metadata.audio_channels = stream.channels
     length, begin = stream.duration, 0
     if samples:
         metadata.audio_num_samples, end = 0, None

@@ -1,7 +1,7 @@
-"""Whether a file was cut off: its own headers say how long it should be.
+"""Detection of truncated files by the length in their own headers.
 
-FFmpeg decodes what there is of a Matroska, WAV or MP3 file that was cut off, and says nothing. In training that would
-be clips that end early without anybody knowing; so it is looked at when a file is opened. Only a few bytes are read.
+FFmpeg decodes the existing part of a truncated Matroska, WAV or MP3 file without an error. In training that would mean
+clips that end early unnoticed; therefore the length is checked when a file is opened. Only a few bytes are read.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import BinaryIO
 
 __all__ = ["missing_bytes"]
 
-#: Boxes at the outermost level of an ISO file that are looked at, at most.
+#: Top-level boxes of an ISO file that are checked, at most.
 _MOST_BOXES = 64
-#: What comes before the frame header of an MP3, at most, in bytes of the first frame up to its table.
+#: Bytes of the first frame of an MP3 in which the table of contents begins.
 _XING_WITHIN = 200
 
 
 def missing_bytes(stream: BinaryIO) -> int:
-    """How many bytes are missing at the end, as far as the headers say; 0: none, or they say nothing. The position of
-    the stream is another one afterwards."""
+    """Return the number of bytes that are missing at the end according to the headers; 0: none, or it is unknown. The
+    position of the stream changes."""
     size = stream.seek(0, os.SEEK_END)
     head = _at(stream, 0, 64)
     if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
@@ -27,8 +27,8 @@ def missing_bytes(stream: BinaryIO) -> int:
     elif head.startswith(b"\x1aE\xdf\xa3"):
         end = _end_of_segment(head)
     elif head.startswith(b"RIFF"):
-        said = int.from_bytes(head[4:8], "little")
-        end = 0 if said in (0, 0xFFFFFFFF, 0x7FFFFFFF) else 8 + said
+        stated = int.from_bytes(head[4:8], "little")
+        end = 0 if stated in (0, 0xFFFFFFFF, 0x7FFFFFFF) else 8 + stated
     elif head.startswith((b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")):
         end = _end_of_mp3(stream, head)
     else:
@@ -42,7 +42,7 @@ def _at(stream: BinaryIO, offset: int, size: int) -> bytes:
 
 
 def _end_of_boxes(stream: BinaryIO, size: int) -> int:
-    """Where the last of the boxes of an ISO file ends."""
+    """End of the last top-level box of an ISO file, in bytes; 0: it has other contents."""
     end = 0
     for _ in range(_MOST_BOXES):
         header = _at(stream, end, 16)
@@ -54,7 +54,7 @@ def _end_of_boxes(stream: BinaryIO, size: int) -> int:
         if length == 1:
             length = int.from_bytes(header[8:16], "big")
         if length < 8:
-            return 0  # no box: what stands here is not for us to judge
+            return 0  # no box: the length of the file is unknown
         end += length
         if end >= size:
             return end
@@ -62,7 +62,7 @@ def _end_of_boxes(stream: BinaryIO, size: int) -> int:
 
 
 def _end_of_segment(head: bytes) -> int:
-    """Where the segment of a Matroska file ends; 0: it does not say."""
+    """End of the segment of a Matroska file, in bytes; 0: it is unknown."""
     length, place = _vint(head, 4)
     place += length
     if head[place : place + 4] != b"\x18S\x80g":
@@ -76,7 +76,7 @@ def _end_of_segment(head: bytes) -> int:
 
 
 def _vint(data: bytes, place: int) -> tuple[int, int]:
-    """A number of Matroska's variable size, and where it ends."""
+    """A number in Matroska's encoding of variable size, and the offset of its end."""
     first = data[place] if place < len(data) else 0
     size = 9 - first.bit_length() if first else 8
     number = int.from_bytes(data[place : place + size], "big") & ((1 << 7 * size) - 1)
@@ -84,7 +84,7 @@ def _vint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def _end_of_mp3(stream: BinaryIO, head: bytes) -> int:
-    """Where the frames of an MP3 end that has a table of contents (Xing, Info); 0: it has none."""
+    """End of the frames of an MP3 that has a table of contents (Xing, Info), in bytes; 0: it has none."""
     start = 0
     if head.startswith(b"ID3"):
         size = 0

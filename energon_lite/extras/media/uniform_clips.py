@@ -24,19 +24,19 @@ def get_clips_uniform(
     request_audio: bool = False,
     video_out_frame_size: tuple[int, int] | None = None,
 ) -> AVData:
-    """Clips of equal length at equal distances, the first at the beginning and the last at the end. Where pictures and
-    sound are not of one length, the shorter counts.
+    """Decode clips of equal length at equal distances, the first at the beginning and the last at the end. If video and
+    sound differ in length, the shorter one counts.
 
     Args:
         av_decoder: the file.
-        clip_duration_seconds: length of each clip; 0: single frames.
-        num_clips: how many.
-        request_video, request_audio: what of it.
-        video_out_frame_size: width and height that frames are brought to; None: as they are.
+        clip_duration_seconds: length of each clip in seconds; 0: single frames.
+        num_clips: number of clips.
+        request_video, request_audio: decode the video, decode the sound.
+        video_out_frame_size: width and height that frames are resized to; None: they are not resized.
 
     Raises:
-        UsageError: neither was asked for, or the file is shorter than a clip.
-        DecodeError: the file is damaged, or does not have what was asked for.
+        UsageError: neither was requested, or the file is shorter than a clip.
+        DecodeError: the file is damaged, or lacks a requested stream.
 
     Example:
         >>> data = get_clips_uniform(decoder, clip_duration_seconds=2, num_clips=4, request_video=True)
@@ -93,8 +93,8 @@ def get_single_frames_uniform(
     video_out_frame_size: tuple[int, int] | None = None,
     return_timestamps: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, list[float]]:
-    """Single frames at equal distances, as ``[frames, channels, height, width]``; with ``return_timestamps`` also the
-    time of each, in seconds.
+    """Decode single frames at equal distances, as ``[frames, channels, height, width]``; with ``return_timestamps``
+    also return the time of each in seconds.
 
     Raises:
         DecodeError: the file is damaged or has no video.

@@ -1,8 +1,8 @@
-"""Stretches of pictures, by the time at which they are shown.
+"""Reader of clips of video, by the time at which frames are shown.
 
-A frame is shown from its own time stamp until that of the next one; times that are asked for are rounded to the nearest
-tick of the stream's clock, so that ``1 / 30`` finds the frame that begins there. Rates play no part in it: frames of a
-stream whose rate varies are found as those of any other, and pictures and sounds of one time belong together.
+A frame is shown from its own time stamp until that of the next one; requested times are rounded to the nearest tick of
+the stream's clock, so that ``1 / 30`` gives the frame that begins there. Frame rates are not used: so frames of streams
+with a variable rate are found in the same way, and video and sound of the same time belong together.
 """
 
 from __future__ import annotations
@@ -22,59 +22,60 @@ if TYPE_CHECKING:
 
 __all__ = ["VideoReader"]
 
-#: Seconds to go back when the first picture after a search comes too late.
+#: Seconds to seek further back if the first frame after a seek comes too late; quadrupled each time.
 _BACK = 2.0
-#: Seconds that are rather decoded than skipped by a search, where it is not known which pictures need no others.
+#: Seconds that are decoded rather than skipped by a seek, if key frames are unknown.
 _FORWARD = 2.0
-#: Ticks by which a time may be beside its true value, which floating point cannot say.
+#: Ticks by which a time may differ from its true value because of floating point.
 _FLOAT_ERROR = 1e-4
-#: Frames that memory is taken for, at most, before there are so many.
+#: Frames that memory is allocated for at first, at most.
 _FIRST_ROOM = 256
 
 
 class VideoReader:
-    """Reads clips of the first video stream of a container that was just opened. Clips that follow each other closely
-    are decoded in one go.
+    """Reader of clips of the first video stream of a container that was just opened. Clips that follow each other
+    closely are decoded without a seek.
 
     Args:
         container: from :func:`~energon_lite.extras.media.container.open_container`.
-        source: what it reads from; if that has a method ``fetch_ahead(start, stop)``, it is told which bytes a clip
-            takes.
+        source: the file that the container reads; if it has a method ``fetch_ahead(start, stop)``, that is called with
+            the bytes of each clip.
     """
 
     def __init__(self, container: av.container.InputContainer, source: Any = None):
         from av.video.reformatter import VideoReformatter
 
-        self.container, self.stream = container, container.streams.video[0]
+        self.container = container
+        self.stream = container.streams.video[0]
         self.time_base = self.stream.time_base
-        #: How long each frame is shown, in ticks, where the header says that it is the same for all; else 0.
+        #: Duration of each frame in ticks, if the header says that it is the same for all; otherwise 0.
         self._constant = _constant_duration(container)
         self._varies = "mov" in container.format.name and not self._constant
         self._tell = getattr(source, "fetch_ahead", None)
         self._reformat = VideoReformatter().reformat
         self._frames: Iterator[av.VideoFrame] | None = None
-        #: Times of the packets that were read, and may not be decoded yet.
+        #: Times of the packets that were read, and may not have been decoded yet.
         self._read: deque[int] = deque()
-        #: The last frame that was decoded, and the one before.
+        #: The frame after the current one, if it has been decoded; and the current one.
         self._next: av.VideoFrame | None = None
         self._current: av.VideoFrame | None = None
 
     def ticks(self, seconds: float) -> int:
-        """The tick nearest to a time; of two, the earlier: half a tick is the middle of a frame that lasts one."""
+        """The tick nearest to a time; the earlier of two: half a tick is the middle of a frame of one tick."""
         return math.ceil(seconds / float(self.time_base) - 0.5 - _FLOAT_ERROR)
 
     def read(
         self, start: int, stop: int | None, size: tuple[int, int] | None = None
     ) -> tuple[NDArray[np.uint8], tuple[float, float]] | None:
-        """The frames that are shown from tick ``start`` up to and including tick ``stop`` (None: the end), at least
+        """Read the frames that are shown from tick ``start`` to tick ``stop`` inclusive (None: to the end), at least
         one, as ``[frames, height, width, 3]``, with the start of the first and the end of the last in seconds; None:
-        the video ends before.
+        the video ends before ``start``.
 
         Args:
-            size: width and height that frames are brought to; None: as they are.
+            size: width and height that frames are resized to; None: they are not resized.
 
         Raises:
-            DecodeError: frames are of different sizes.
+            DecodeError: the frames have different sizes.
         """
         pictures = _Pictures(self._room(start, stop))
         first = last = None
@@ -90,7 +91,7 @@ class VideoReader:
             first, last = first or frame, frame
         if first is None or last is None:
             return None
-        # FFmpeg gives durations in the order of the file, which where they vary is not that of the pictures.
+        # FFmpeg gives durations in the order of the file; variable ones may not belong to the frame shown then.
         after = self._after() if self._varies and stop is not None and last is self._current else None
         end = (last.pts + (last.duration or 0) if after is None else after) * last.time_base
         return pictures.array(), (float(first.pts * first.time_base), float(end))
@@ -112,7 +113,7 @@ class VideoReader:
             self._advance()
 
     def _go_to(self, start: int, stop: int | None) -> None:
-        """Have the frame that is shown at ``start`` as the current one; None: there is none."""
+        """Make the frame that is shown at ``start`` the current one; None: there is no such frame."""
         here = self._current
         if here is None or not self._is_near(here.pts, start):
             self._search(start, stop)
@@ -127,8 +128,8 @@ class VideoReader:
             self._advance()
 
     def _after(self) -> int | None:
-        """When the frame after the current one is shown; None: there is none. It is decoded only if nothing else says
-        when that is."""
+        """The tick at which the frame after the current one is shown; None: there is none. That frame is decoded only
+        if the time is not known otherwise."""
         assert self._current is not None
         if self._next is None:
             here = self._current.pts
@@ -144,10 +145,11 @@ class VideoReader:
     def _advance(self) -> None:
         if self._next is None and self._frames is not None:
             self._next = next(self._frames, None)
-        self._current, self._next = self._next, None
+        self._current = self._next
+        self._next = None
 
     def _is_near(self, here: int, start: int) -> bool:
-        """Whether to go on from frame ``here``, instead of searching."""
+        """Return True if decoding should continue from frame ``here`` instead of seeking to ``start``."""
         if here > start:
             return False
         key = _key_frame(self.stream, start)
@@ -165,7 +167,8 @@ class VideoReader:
             if self._tell is not None:
                 self._tell_range(max(target, begin), stop)
             unused = False
-            self._frames, self._next = self._decoded(), None
+            self._frames = self._decoded()
+            self._next = None
             self._current = next(self._frames, None)
             if target <= begin or (self._current is not None and self._current.pts <= start):
                 return
@@ -185,7 +188,7 @@ class VideoReader:
                     yield frame
 
     def _tell_range(self, start: int, stop: int | None) -> None:
-        """Say which bytes hold the groups of pictures of a clip, as far as the file's own index says."""
+        """Announce the bytes of the groups of pictures of a clip to the source, if the file's index has them."""
         assert self._tell is not None
         entries = self.stream.index_entries
         first = _key_frame(self.stream, start)
@@ -217,7 +220,7 @@ def _end(frame: av.VideoFrame) -> int:
 
 
 def _key_frame(stream: Any, tick: int) -> Any:
-    """The entry of the last picture at or before ``tick`` that needs no other; None: the file has no list of them."""
+    """The index entry of the last key frame at or before ``tick``; None: the file has no index of them."""
     entries = stream.index_entries
     if len(entries) < 2:
         return None
@@ -226,10 +229,11 @@ def _key_frame(stream: Any, tick: int) -> Any:
 
 
 class _Pictures:
-    """Pictures of one size, put together as they come."""
+    """Growing array of frames of one size."""
 
     def __init__(self, room: int):
-        self._room, self._count = max(1, room), 0
+        self._room = max(1, room)
+        self._count = 0
         self._array: NDArray[np.uint8] | None = None
 
     def add(self, picture: av.VideoFrame) -> None:

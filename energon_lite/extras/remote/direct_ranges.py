@@ -52,7 +52,8 @@ class DirectRanges:
         self._heads: dict[str, tuple[RangeClient, bytes, float]] = {}
         #: By bucket: the client of s3fs, and the prefix of the keys in the URLs of its objects.
         self._buckets: dict[str, tuple[Any, str]] = {}
-        self._odd, self._until = 0, 0.0
+        self._odd = 0
+        self._until = 0.0
         #: Number of ranges that were read here.
         self.read_here = 0
 
@@ -80,11 +81,13 @@ class DirectRanges:
                 _log.debug("%s is read by its file system, unless a new signature helps: %s", path, error)
                 self._heads.pop(path, None)
                 continue
-            self._odd, self.read_here = 0, self.read_here + 1
+            self._odd = 0
+            self.read_here += 1
             return data
         self._odd += 1
         if self._odd >= _ODD:
-            self._odd, self._until = 0, time.monotonic() + _PAUSE
+            self._odd = 0
+            self._until = time.monotonic() + _PAUSE
             self._buckets.clear()  # s3fs may have a new session by then
         return None
 

@@ -57,7 +57,10 @@ class RangeClient:
     """
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None = None, patience: float = 15.0):
-        self._host, self._port, self._context, self._patience = host, port, context, patience
+        self._host = host
+        self._port = port
+        self._context = context
+        self._patience = patience
         #: The connection used last comes last, so that unneeded ones are closed by the server.
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
@@ -131,9 +134,11 @@ class _Connection(asyncio.Protocol):
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
-        self._loop, self._transport = loop, None
+        self._loop = loop
+        self._transport = None
         self._answer: asyncio.Future[bytes] | None = None
-        self._uses, self._is_last = 0, False
+        self._uses = 0
+        self._is_last = False
         #: Time of the loop at which the last byte arrived.
         self.heard = loop.time()
 
@@ -147,7 +152,9 @@ class _Connection(asyncio.Protocol):
 
     def ask(self, request: bytes, offset: int, size: int) -> asyncio.Future[bytes]:
         transport: Any = self._transport
-        self._offset, self._size, self._uses = offset, size, self._uses + 1
+        self._offset = offset
+        self._size = size
+        self._uses += 1
         #: The received part of the head; the pieces of the body, and the number of missing bytes (0: no head yet).
         self._head, self._parts, self._left = b"", list[bytes](), 0
         self.heard = self._loop.time()

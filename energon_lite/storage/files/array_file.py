@@ -83,8 +83,11 @@ class ArrayWriter:
 
     def __init__(self, file: BinaryIO, kind: FileKind, meta: Mapping[str, Any]):
         self.meta = dict(meta)
-        self._file, self._kind = file, kind
-        self._sums, self._sum, self._end = array("I"), 0, ALIGN
+        self._file = file
+        self._kind = kind
+        self._sums = array("I")
+        self._sum = 0
+        self._end = ALIGN
         self._places: dict[str, Place] = {}
         file.write(bytes(ALIGN))
 
@@ -128,7 +131,8 @@ class ArrayWriter:
         view = memoryview(data)
         while view:
             part = view[: BLOCK - self._end % BLOCK]
-            self._sum, self._end = zlib.crc32(part, self._sum), self._end + len(part)
+            self._sum = zlib.crc32(part, self._sum)
+            self._end += len(part)
             if self._end % BLOCK == 0:
                 self._sums.append(self._sum)
                 self._sum = 0

@@ -80,7 +80,8 @@ class RangedFile(io.RawIOBase):
     def __init__(self, size: int, read_at: Callable[[int, int], bytes]):
         super().__init__()
         self.size = size
-        self._read_at, self._position = read_at, 0
+        self._read_at = read_at
+        self._position = 0
 
     def readable(self) -> bool:
         return True

@@ -43,7 +43,8 @@ class EPath(os.PathLike[str]):
         self._protocol: str
         self._inside: str
         if isinstance(initial_path, EPath):
-            self._protocol, self._inside = initial_path._protocol, initial_path._inside
+            self._protocol = initial_path._protocol
+            self._inside = initial_path._inside
             return
         protocol, found, rest = of_multi_storage(os.fspath(initial_path)).partition("://")
         if not found:

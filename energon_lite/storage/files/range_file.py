@@ -28,8 +28,11 @@ class RangeFile:
     """
 
     def __init__(self, url: str, length: int):
-        self.url, self.length = url, length
-        self._data, self._base, self._block = b"", 0, _FIRST
+        self.url = url
+        self.length = length
+        self._data = b""
+        self._base = 0
+        self._block = _FIRST
 
     def read(self, size: int, offset: int) -> bytes:
         """Return ``size`` bytes at ``offset``, fewer at the end of the file."""
@@ -41,7 +44,9 @@ class RangeFile:
             if self._data:
                 self._block = min(4 * self._block, _MOST) if near else max(self._block // 4, _FEWEST)
             wanted = min(max(size, self._block), self.length - offset)
-            self._data, self._base, start = read_range(self.url, offset, wanted), offset, 0
+            self._data = read_range(self.url, offset, wanted)
+            self._base = offset
+            start = 0
         return self._data[start : start + size]
 
     def read_into(self, memory: memoryview, offset: int) -> int:

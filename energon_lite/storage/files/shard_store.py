@@ -139,7 +139,8 @@ class RemoteFile:
     __slots__ = ("length", "url")
 
     def __init__(self, url: str, length: int):
-        self.url, self.length = url, length
+        self.url = url
+        self.length = length
 
     def size(self) -> int:
         return self.length
@@ -193,7 +194,9 @@ class ShardStore:
 
     def fetch(self, ranges: Iterable[Range]) -> list[bytes]:
         """:meth:`read` for each of these ranges, in order, with less overhead for many small samples."""
-        files, pieces, again = self._files, list[bytes](), 0
+        files = self._files
+        pieces = list[bytes]()
+        again = 0
         for shard, offset, size in ranges:
             file = files.pop(shard, None)
             if file is None:

@@ -150,7 +150,9 @@ class FileBody:
     """
 
     def __init__(self, head: Head, whole: bytes | None = None):
-        self.head, self._end, self._store = head, head.end, shared_store()
+        self.head = head
+        self._end = head.end
+        self._store = shared_store()
         self._shard = os.path.abspath(head.path), ShardIdentity(head.size, head_checksum(head.start))
         self._first = next(_numbers) << 40
         #: For each block 1 if this process knows that it is in the shared memory.
@@ -159,7 +161,8 @@ class FileBody:
         if whole is not None:
             with suppress(DataIndexError):  # raised again when the damaged block is read
                 head.check(whole, 0)
-                self.memory, self._there = whole, bytearray(b"\1")
+                self.memory = whole
+                self._there = bytearray(b"\1")
         if self.memory is None:
             self.memory = _shared.get(self._shard) or self._shared_memory()
 
@@ -281,8 +284,11 @@ class StoredArray:
     """An array in a file whose rows are read on demand; ``array[a:b]`` is a copy."""
 
     def __init__(self, body: FileBody, dtype: str, shape: Sequence[int], offset: int):
-        self.dtype, self.shape = np.dtype(dtype), tuple(shape)
-        self._body, self._offset, self._row = body, offset, self.dtype.itemsize * math.prod(shape[1:])
+        self.dtype = np.dtype(dtype)
+        self.shape = tuple(shape)
+        self._body = body
+        self._offset = offset
+        self._row = self.dtype.itemsize * math.prod(shape[1:])
         body.check_range(offset, self._row * shape[0])
         self._shared = None if body.memory is None else np.ndarray(self.shape, self.dtype, body.memory, offset)
 

@@ -95,7 +95,8 @@ class ColumnFile:
     def __init__(self, path: str):
         arrays, meta = open_arrays(path, self.kind)
         try:
-            self.values, self.shards = arrays["values"], arrays["shards"][:]
+            self.values = arrays["values"]
+            self.shards = arrays["shards"][:]
             #: One row for each sample.
             self.rows = arrays.get("ends", self.values)
             names = arrays["shard_names"][:].tobytes().decode("utf-8", "surrogateescape")

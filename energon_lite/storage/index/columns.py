@@ -96,9 +96,15 @@ class Column:
         start: int | None,
         fingerprint: str,
     ):
-        self.name, self.maker, self.fingerprint = file.name, file.maker, fingerprint
-        self.dtype, self.shape = file.values.dtype, (length,)
-        self._values, self._length, self._positions, self._start = file.values, length, positions, start
+        self.name = file.name
+        self.maker = file.maker
+        self.fingerprint = fingerprint
+        self.dtype = file.values.dtype
+        self.shape = (length,)
+        self._values = file.values
+        self._length = length
+        self._positions = positions
+        self._start = start
 
     def __len__(self) -> int:
         return self._length
@@ -153,9 +159,13 @@ class RaggedColumn:
     """
 
     def __init__(self, file: RaggedFile, length: int, positions: Callable[[Int64], Int64], *, fingerprint: str):
-        self.name, self.maker, self.fingerprint = file.name, file.maker, fingerprint
+        self.name = file.name
+        self.maker = file.maker
+        self.fingerprint = fingerprint
         self.width = file.values.shape[1]
-        self._file, self._length, self._positions = file, length, positions
+        self._file = file
+        self._length = length
+        self._positions = positions
 
     def __len__(self) -> int:
         return self._length

@@ -49,7 +49,8 @@ def index_places(root: str) -> tuple[str, str]:
 
 
 def _cached_index(root: str) -> str:
-    name, of = os.path.basename(os.path.normpath(root)), root if is_remote(root) else os.path.realpath(root)
+    name = os.path.basename(os.path.normpath(root))
+    of = root if is_remote(root) else os.path.realpath(root)
     place = hashlib.sha256(of.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return os.path.join(cache_folder(), "index", f"{name}-{place}.idx")
 

@@ -28,7 +28,10 @@ _CHUNK = 16 << 20
 #: The byte order mark of UTF-8.
 BOM = b"\xef\xbb\xbf"
 #: Codes of single bytes.
-_LINE_END, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
+_LINE_END = ord("\n")
+_RETURN = ord("\r")
+_OPEN = ord("{")
+_CLOSE = ord("}")
 
 
 class Stream(Protocol):
@@ -99,7 +102,11 @@ def scan_lines(file: Stream, name: str, found: Mapping[str, Any]) -> ShardScan:
         found: its size, head and time of its last change, as fields of :class:`ShardScan`.
     """
     nothing = np.zeros(0, dtype=np.int64)
-    starts, parts, odd, many_odd, lines = [nothing], [nothing.reshape(0, 3)], list[int](), 0, 0
+    starts = [nothing]
+    parts = [nothing.reshape(0, 3)]
+    odd = list[int]()
+    many_odd = 0
+    lines = 0
     for offset, buffer, stops in _buffers(file):
         first, texts, sizes, strange = _lines(buffer, stops, not offset)
         kept = sizes > 0

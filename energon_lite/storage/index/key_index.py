@@ -61,7 +61,8 @@ class KeyIndex:
             first, stop = max(0, guess - near), min(count, guess + near)
             block = self._hashes[first:stop]
             if (not first or block[0] < wanted) and (stop == count or block[-1] > wanted):
-                low, high = np.searchsorted(block, wanted, "left"), np.searchsorted(block, wanted, "right")
+                low = np.searchsorted(block, wanted, "left")
+                high = np.searchsorted(block, wanted, "right")
                 candidates = self._samples[first + int(low) : first + int(high)].tolist()
                 return sorted(sample for sample in candidates if self._index.key(sample) == key)
             near *= 4

@@ -30,7 +30,8 @@ class SampleKeys:
     """
 
     def __init__(self, index: PackedIndex, samples: Int64):
-        self.index, self.samples = index, samples
+        self.index = index
+        self.samples = samples
         self.hashes = hash_keys(index, samples, words=2)
 
     def __len__(self) -> int:

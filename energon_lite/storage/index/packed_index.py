@@ -81,9 +81,14 @@ class PackedIndex:
         self._arrays = dict(arrays)
         self.shards: Int64 = arrays["shards"][:]
         self.shard_times: Int64 = arrays["shard_times"][:]
-        self.samples, self.parts, self._keys = arrays["samples"], arrays["parts"], arrays["keys"]
-        self.part_names, self.notes = tuple(part_names), dict(notes)
-        self.uuid, self.digest, self.rules = uuid, digest, rules
+        self.samples = arrays["samples"]
+        self.parts = arrays["parts"]
+        self._keys = arrays["keys"]
+        self.part_names = tuple(part_names)
+        self.notes = dict(notes)
+        self.uuid = uuid
+        self.digest = digest
+        self.rules = rules
         names = arrays["shard_names"][:].tobytes().decode("utf-8", "surrogateescape")
         self.shard_names: tuple[str, ...] = tuple(names.split("\0")) if len(self.shards) > 1 else ()
 

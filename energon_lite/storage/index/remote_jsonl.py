@@ -106,7 +106,9 @@ class _Stream:
     """A remote file that is read sequentially."""
 
     def __init__(self, url: str, size: int):
-        self._url, self._size, self._place = url, size, 0
+        self._url = url
+        self._size = size
+        self._place = 0
 
     def read(self, size: int, /) -> bytes:
         size = min(size, self._size - self._place)

@@ -145,7 +145,9 @@ def _compiled(node: ast.AST, names: set[str]) -> _Computed:
             inner = _compiled(operand, names)
             return lambda values: np.logical_not(inner(values))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-            function, first, second = _ARITHMETIC[type(op)], _compiled(left, names), _compiled(right, names)
+            function = _ARITHMETIC[type(op)]
+            first = _compiled(left, names)
+            second = _compiled(right, names)
             return lambda values: function(first(values), second(values))
         case ast.BoolOp(op=op, values=parts):
             combine = np.logical_and if isinstance(op, ast.And) else np.logical_or

@@ -85,7 +85,9 @@ def _write(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> PrepareRep
         choice: its splits and the description of samples; None: the folder is prepared, and keeps them.
         sqlite: also write ``index.sqlite``, which Energon uses for look-ups by key.
     """
-    root, counts, warnings = scan.root, scan.index.shard_counts, [*scan.notes, *odd_sample_notes(scan.index)]
+    root = scan.root
+    counts = scan.index.shard_counts
+    warnings = [*scan.notes, *odd_sample_notes(scan.index)]
     splits = {} if choice is None else choice.splits
     database, packed = (nv_meta.meta_path(root, name) for name in (nv_meta.SQLITE_INDEX, nv_meta.PACKED_INDEX))
     legacy = os.path.isfile(nv_meta.meta_path(root, nv_meta.INFO_YAML))

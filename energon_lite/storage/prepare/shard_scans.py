@@ -94,7 +94,8 @@ class ShardScans(ShardedJob[str, ShardScan]):
         progress: Progress | None = None,
     ):
         ranks = ranks or Ranks()
-        self.root, self._indexed = root, {} if rescan else _indexed_scans(root, ranks.seen(shards))
+        self.root = root
+        self._indexed = {} if rescan else _indexed_scans(root, ranks.seen(shards))
         super().__init__(
             Shards(root),
             shards,
@@ -132,8 +133,10 @@ class _Bytes:
     exceed that of the disk."""
 
     def __init__(self, root: str, progress: Progress):
-        self._root, self._progress = root, progress
-        self._size, self._start = 0, time.monotonic()
+        self._root = root
+        self._progress = progress
+        self._size = 0
+        self._start = time.monotonic()
 
     def __call__(self, name: str, table: Table | None, done: int, of: int) -> None:
         path = os.path.join(self._root, name)

@@ -70,7 +70,8 @@ class _Waiter:
     __slots__ = ("left", "woken")
 
     def __init__(self, left: int):
-        self.left, self.woken = left, threading.Event()
+        self.left = left
+        self.woken = threading.Event()
 
 
 class Fetches:
@@ -100,8 +101,11 @@ class Fetches:
         read_in_loop: Callable[[ShardRange], Coroutine[Any, Any, bytes]] | None = None,
         is_hedged: bool = True,
     ):
-        self._read, self._requests, self._is_hedged = read, requests, is_hedged
-        self._loop_of, self._read_in_loop = loop_of, read_in_loop
+        self._read = read
+        self._requests = requests
+        self._is_hedged = is_hedged
+        self._loop_of = loop_of
+        self._read_in_loop = read_in_loop
         self._process = 0
         self._times: dict[int, _Times] = {}
         #: Number of second requests.
@@ -109,7 +113,8 @@ class Fetches:
 
     def _begin(self) -> None:
         """Create threads, locks and queues anew: they do not survive a fork."""
-        self._process, self._lock = os.getpid(), threading.Lock()
+        self._process = os.getpid()
+        self._lock = threading.Lock()
         self._queue: SimpleQueue[Fetch] = SimpleQueue()
         self._threads = 0
         self._waiting: deque[Fetch] = deque()  # fetches that wait for a place in the loop
@@ -159,7 +164,9 @@ class Fetches:
         with self._lock:
             if fetch.is_done:
                 return
-            fetch.data, fetch.error, fetch.is_done = data, error, True
+            fetch.data = data
+            fetch.error = error
+            fetch.is_done = True
             self._active.pop(id(fetch), None)
             if self._is_hedged:
                 self._spare = min(_SPARE, self._spare + _SHARE)

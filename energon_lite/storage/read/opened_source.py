@@ -53,7 +53,8 @@ class OpenedSource:
     """
 
     read_ahead = runs = ahead = None
-    skipped, contents = 0, ""
+    skipped = 0
+    contents = ""
 
     def __init__(
         self,
@@ -65,8 +66,11 @@ class OpenedSource:
         renaming: Renaming | None = None,
         filters: Sequence[SampleFilter] = (),
     ):
-        self.path, self.split_part, self._open = path, split_part, open
-        self._parts, self._renaming = parts, renaming
+        self.path = path
+        self.split_part = split_part
+        self._open = open
+        self._parts = parts
+        self._renaming = renaming
         self._opened: Source | None = None
         source = self._source()
         if not (isinstance(source.identity, str) and source.identity):

@@ -100,7 +100,8 @@ class RangeCache:
         self._requests = Fetches(
             self._read, settings.requests, loop_of=_loop_of, read_in_loop=self._read_in_loop, is_hedged=settings.hedge
         )
-        self._fetches, self._folder = self._requests, None
+        self._fetches = self._requests
+        self._folder = None
         if settings.folder is not None:
             self._folder = _Folder(settings.folder, settings.folder_bytes)
             self._fetches = Fetches(self._from_folder, settings.requests, is_hedged=False)
@@ -156,7 +157,9 @@ class RangeCache:
 
     def _after_fork(self) -> None:
         if self._process != os.getpid():  # requests are answered in the process that sent them
-            self._process, self._coming, self._coming_bytes = os.getpid(), {}, 0
+            self._process = os.getpid()
+            self._coming = {}
+            self._coming_bytes = 0
 
     def _start(self, ranges: Sequence[ShardRange]) -> None:
         if ranges:
@@ -215,7 +218,8 @@ class _Folder:
     """A folder of ranges, one file each. Any number of processes may read, write and clean it up at the same time."""
 
     def __init__(self, path: str, limit: int):
-        self._path, self._limit = os.path.abspath(os.path.expanduser(path)), limit
+        self._path = os.path.abspath(os.path.expanduser(path))
+        self._limit = limit
         try:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             with suppress(FileExistsError):

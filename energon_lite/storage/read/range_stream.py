@@ -144,7 +144,8 @@ class RangeStream(RangedFile):
                 stop = begin
         size = min(self._request(position, wanted), stop - position)
         data = self._read_at(position, size)
-        self.fetched, self.requests = self.fetched + size, self.requests + 1
+        self.fetched += size
+        self.requests += 1
         self._run = (self._run[0] if self._run[1] == position else position), position + size
         self._kept[position] = data
         while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _KEPT:

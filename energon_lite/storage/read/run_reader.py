@@ -49,7 +49,9 @@ class RunReader:
 
     def __init__(self, source: WebdatasetSource, parts: Container[str] | None, streamed: StreamedParts | None = None):
         self.settings = source.read_ahead or ReadAhead()
-        self._source, self._parts, self._streamed = source, parts, streamed
+        self._source = source
+        self._parts = parts
+        self._streamed = streamed
         self._length = source.runs.length if source.runs else 1
         #: By number of the run: the ranges of each of its samples.
         self._runs: dict[int, list[list[ShardRange]]] = {}
@@ -177,7 +179,8 @@ def read_in_runs(
     runs = Runs(length, mixed)
     fits = runs_that_fit(runs, [len(source) for source in local], [source.mean_bytes for source in local])
     for source in local:
-        source.read_ahead, source.runs = None, runs if fits else None
+        source.read_ahead = None
+        source.runs = runs if fits else None
     chosen = [source for source in sources if settings is not None or is_remote(source.path)]
     settings = settings or ReadAhead()
     kept = sum(min(len(source), mixed + 2 * length) * source.mean_bytes for source in chosen)
@@ -191,4 +194,5 @@ def read_in_runs(
         )
         length = 1
     for source in chosen:
-        source.read_ahead, source.runs = settings, Runs(length)
+        source.read_ahead = settings
+        source.runs = Runs(length)

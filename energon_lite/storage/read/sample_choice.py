@@ -70,8 +70,14 @@ class SampleChoice:
         verified: bool = False,
         asked: Sequence[str] = (),
     ):
-        self.index, self.path, self.shard_names, self._asked = index, path, tuple(shard_names), asked
-        self.excluded, self.span, self.skips, self.filters = excluded, span, skips, tuple(filters)
+        self.index = index
+        self.path = path
+        self.shard_names = tuple(shard_names)
+        self._asked = asked
+        self.excluded = excluded
+        self.span = span
+        self.skips = skips
+        self.filters = tuple(filters)
         numbers = {name: number for number, name in enumerate(index.shard_names)}
         self._shards = [numbers[name] for name in shard_names]
         table, folder = index.shards.tolist(), folder_of_shards(path)

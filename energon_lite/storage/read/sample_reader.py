@@ -88,7 +88,9 @@ class SampleReader:
     def __init__(
         self, source: WebdatasetSource, parts: frozenset[str] | None = None, streamed: StreamedParts | None = None
     ):
-        self.source, self.parts, self.streamed = source, parts, streamed
+        self.source = source
+        self.parts = parts
+        self.streamed = streamed
         self.ahead = None if source.read_ahead is None else RunReader(source, parts, streamed)
         self._layouts: dict[tuple[int, ...], tuple[list[int] | slice, tuple[str, ...]] | None] = {}
         self._runs = source.runs if self.ahead is None else None
@@ -257,12 +259,16 @@ class SampleReader:
 
     def _read_run(self, first: int, stop: int) -> list[Row] | None:
         """The samples ``first..stop-1`` of a run; None: the run does not suit being read as a whole."""
-        choice, names, rows = self.source.choice, None, list[Row]()
+        choice = self.source.choice
+        names = None
+        rows = list[Row]()
         for place, begin, length in choice.stretches(first, stop):
             table = self._look_up_neighbours(begin, length)
             if table is None or (names is not None and table.names is not names):
                 return None
-            names, starts, stops = table.names, table.starts, table.stops
+            names = table.names
+            starts = table.starts
+            stops = table.stops
             size = max(stops[-1].tolist(), default=0) - min(starts[0].tolist(), default=0)
             shard = self.source.store.open(*choice.shards[place])
             sparse = int((stops - starts).sum()) * _SPARSE < size
@@ -304,7 +310,9 @@ class SampleReader:
 
     def _keys_of_neighbours(self, places: Ints) -> list[str]:
         """The keys between these offsets in the section of keys, cut out of one text if that is not too long."""
-        key, first, last = self.source.choice.index.key_between, int(places[0]), int(places[-1])
+        key = self.source.choice.index.key_between
+        first = int(places[0])
+        last = int(places[-1])
         if last - first <= _LONGEST_KEY * len(places):
             text = key(first, last)
             if len(text) == last - first:  # each character is a byte

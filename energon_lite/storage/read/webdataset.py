@@ -79,14 +79,17 @@ class WebdatasetSource:
         self, choice: SampleChoice, *, index_path: str = "", split_part: str = "", store: ShardStore | None = None
     ):
         index, self.choice = choice.index, choice
-        self.path, self.split_part = choice.path, split_part
+        self.path = choice.path
+        self.split_part = split_part
         self.store = shared_store() if store is None else store
         self.read_ahead: ReadAhead | None = None
         self.runs: Runs | None = None
-        self.fingerprint, self.skipped = choice.fingerprint, choice.skipped
+        self.fingerprint = choice.fingerprint
+        self.skipped = choice.skipped
         self.part_names = frozenset(index.part_names)
         self.mean_bytes = float(index.shards[:-1, 2].sum()) / max(1, len(index))
-        self._length, self._shard_count = len(choice), len(choice.shards)
+        self._length = len(choice)
+        self._shard_count = len(choice.shards)
         # The arguments that rebuild the choice in a copy; the names of all shards are in the index.
         names = None if choice.shard_names == index.shard_names else choice.shard_names
         verified = choice.checksums is not None
@@ -246,7 +249,9 @@ def _plain_path(path: str | os.PathLike[str]) -> str:
 
 def _empty(source: WebdatasetSource, samples: int, subset: SampleRange | None) -> EmptyDatasetError:
     """The error for a source without samples; ``samples`` counts those of its shards, excluded ones included."""
-    path, split, where = source.path, split_words(source.split_part), source.path
+    path = source.path
+    split = split_words(source.split_part)
+    where = source.path
     if source.choice.filtered:
         left = " and ".join(sample_filter.text for sample_filter in source.choice.filters)
         what = f"the filter {left!r} leaves none of the {counted(samples, 'sample')} in {split}"
@@ -261,5 +266,6 @@ def _empty(source: WebdatasetSource, samples: int, subset: SampleRange | None) -
     elif is_jsonl(path):
         what, fix = "there are no samples in the data set", "a line of the file is a sample; there is none"
     else:
-        what, fix = f"there are no samples in {split}", "check split_parts and exclude in .nv-meta/split.yaml"
+        what = f"there are no samples in {split}"
+        fix = "check split_parts and exclude in .nv-meta/split.yaml"
     return EmptyDatasetError(what, where=where, fix=fix)

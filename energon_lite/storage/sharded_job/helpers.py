@@ -102,7 +102,8 @@ class _Helpers(Generic[U]):
 
     def __init__(self, work: Work[U, Any], left: deque[U], count: int):
         self.results: queue.SimpleQueue[tuple[U, Outcome]] = queue.SimpleQueue()
-        self._work, self._left = work, left
+        self._work = work
+        self._left = left
         self._task = pickle.dumps(work)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._closed = False

@@ -69,13 +69,18 @@ class ShardedJob(Generic[U, R]):
         where: str = "",
         tick: Tick[U] | None = None,
     ):
-        self.work, self.units, self.ranks = work, units, ranks or Ranks()
+        self.work = work
+        self.units = units
+        self.ranks = ranks or Ranks()
         self.done: dict[U, Table] = {}
         self.made: list[U] = []
         self.errors: dict[U, EnergonLiteError] = {}
         self._run = run or partial(run_units, work, workers=self.ranks.workers(workers), alone=alone)
-        self._known, self._again = frozenset(known), again
-        self._what, self._where, self._tick = what, where, tick
+        self._known = frozenset(known)
+        self._again = again
+        self._what = what
+        self._where = where
+        self._tick = tick
         self._told, self._seen = 0, len(self.ranks.seen(units))
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Files by name, beside samples, which are read by number: stores of them, lazy values, and a cache on a local disk."""
+"""Stores, which hold files by name (samples are read by number); lazy values; and a cache on a local disk."""
 
 from energon_lite.lazy_exports import lazy_exports
 

@@ -24,8 +24,10 @@ __all__ = ["PlainHeaders"]
 
 #: Bytes of a block.
 _BLOCK = 512
-#: Types of a regular file and of a pax header.
-_REGULAR, _PAX = b"0x"
+#: Type of a regular file.
+_REGULAR = ord("0")
+#: Type of a pax header.
+_PAX = ord("x")
 #: Offset of the size field in a header.
 _SIZE = 124
 #: Offset of the checksum field.
@@ -55,7 +57,8 @@ class PlainHeaders:
     """
 
     def __init__(self, fd: int | RangeFile, size: int):
-        self._fd, self._size = fd, size
+        self._fd = fd
+        self._size = size
         self._buffer = bytearray(min(_LARGEST_CHUNK, size // _BLOCK * _BLOCK + _BLOCK))
         self._blocks = np.frombuffer(self._buffer, dtype=np.uint8).reshape(-1, _BLOCK)
         self._rows = np.empty((_RUN + _LARGEST_CHUNK // _BLOCK, _BLOCK), dtype=np.uint8)

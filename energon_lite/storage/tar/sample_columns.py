@@ -52,7 +52,9 @@ class SampleColumns:
         kept = np.flatnonzero(dots >= 0)
         if not len(kept):
             return
-        names, lengths, dots = members.names[kept], members.lengths[kept], dots[kept]
+        names = members.names[kept]
+        lengths = members.lengths[kept]
+        dots = dots[kept]
         in_key = np.arange(names.shape[1]) < dots[:, None]
         keys = names * in_key
         words = keys.view(np.uint64)
@@ -68,7 +70,9 @@ class SampleColumns:
 
     def _part_numbers(self, names: Bytes2D, starts: Int64, stops: Int64) -> list[int]:
         """Number of each name's bytes from start to stop, in the order of first appearance."""
-        text, numbers, before = names.tobytes(), self._numbers, np.arange(len(names)) * names.shape[1]
+        text = names.tobytes()
+        numbers = self._numbers
+        before = np.arange(len(names)) * names.shape[1]
         places = zip((before + starts).tolist(), (before + stops).tolist(), strict=True)
         return [numbers.setdefault(text[start:stop], len(numbers)) for start, stop in places]
 

@@ -32,7 +32,11 @@ _REGULAR = b"0\x007"
 _WITHOUT_PAYLOAD = b"123456"
 #: Types of extended headers.
 _EXTENSIONS = b"xXgLK"
-_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK, _GNU_SPARSE = _EXTENSIONS + b"S"
+_PAX_GLOBAL = ord("g")
+_GNU_NAME = ord("L")
+_GNU_LINK = ord("K")
+#: Type of a member that is stored sparsely.
+_GNU_SPARSE = ord("S")
 #: Bytes of an extended header at most; a larger one means damage, and must not be read into memory.
 _EXTENSION_LIMIT = 1 << 20
 #: Bytes behind the end marker that are checked together.
@@ -72,8 +76,11 @@ class TarHeaders:
     """
 
     def __init__(self, fd: int | RangeFile, size: int, path: str):
-        self._fd, self._size, self._path = fd, size, path
-        self._buffer, self._base = b"", 0
+        self._fd = fd
+        self._size = size
+        self._path = path
+        self._buffer = b""
+        self._base = 0
         #: Records of global extended headers, which apply to all later members.
         self._everywhere: dict[str, str] = {}
         #: Byte after the last member, at which the end marker starts.
@@ -100,7 +107,9 @@ class TarHeaders:
                 self._finish(position, bool(block))
                 return
             self._check(block, position)
-            kind, size, payload = block[156], _number(block[124:136]), position + BLOCK
+            kind = block[156]
+            size = _number(block[124:136])
+            payload = position + BLOCK
             if size < 0:
                 raise self._damaged(position, "its size is no number")
             if kind in _EXTENSIONS:
@@ -154,7 +163,8 @@ class TarHeaders:
         """``length`` bytes at ``position``, fewer at the end of the file."""
         start = position - self._base
         if start < 0 or start + length > len(self._buffer):
-            self._buffer, self._base = self._bytes(max(_CHUNK, length), position), position
+            self._buffer = self._bytes(max(_CHUNK, length), position)
+            self._base = position
             start = 0
         return self._buffer[start : start + length]
 

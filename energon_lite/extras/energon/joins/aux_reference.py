@@ -1,4 +1,4 @@
-"""What ``aux`` of a reference names: data sets and folders out of which a cooker takes files by name."""
+"""References under ``aux``: data sets and folders from which a cooker reads files by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AuxReference:
     """One entry of ``aux``.
 
     Args:
-        kind: ``dataset``: a prepared one; ``filesystem``: the files below a folder; ``byterange``: pieces of these.
+        kind: ``dataset``: a prepared one; ``filesystem``: the files of a folder; ``byterange``: byte ranges of these.
         path: absolute, or a URL.
         origin: ``file:line``, for messages.
     """
@@ -32,20 +32,20 @@ class AuxReference:
 
 
 def read_aux(node: Node, missing_ok: bool = False) -> dict[str, AuxReference]:
-    """The entries of ``aux`` by name, in their order.
+    """Read the entries of ``aux`` by name, in their order.
 
     Raises:
-        ConfigError: one of them is no path, or not there, unless ``missing_ok``.
+        ConfigError: an entry is no path, or does not exist and ``missing_ok`` is False.
     """
     return {name: _read(entry, missing_ok) for name, entry in node.entries().items()}
 
 
 def _read(node: Node, missing_ok: bool) -> AuxReference:
     text = node.string(_EXPECTED)
-    found = _SCHEME.fullmatch(text)
-    kind = "dataset" if found is None else found["kind"]
-    if found is not None:
-        text = found["path"] if found["scheme"] is None else f"{found['scheme']}://{found['path']}"
+    match = _SCHEME.fullmatch(text)
+    kind = "dataset" if match is None else match["kind"]
+    if match is not None:
+        text = match["path"] if match["scheme"] is None else f"{match['scheme']}://{match['path']}"
     text, given = local_path(text), text
     if "\0" in text or "::" in text:
         what = "chained URLs are not read: they can make fsspec do more than reading"

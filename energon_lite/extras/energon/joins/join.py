@@ -1,4 +1,4 @@
-"""``join``: data sets whose samples belong together by their keys, as a document says it."""
+"""The ``join`` of a document: data sets whose samples are combined by their keys."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Join", "JoinSpec", "Nonmatch", "read_join"]
 
-#: What becomes of a sample of the first data set that another one has no sample for.
+#: Treatment of a sample of the first data set without a counterpart in another one.
 Nonmatch = Literal["error", "skip", "none"]
 
 
 @dataclass(frozen=True)
 class Join:
-    """A join as written.
+    """Join as written in a document.
 
     Args:
-        references: the data sets; the others are joined to the first one.
-        names: of them, if the document has a mapping; None: it has a list.
-        joiner: the node that names what puts samples together.
+        references: the data sets; all others are joined to the first one.
+        names: their names, if the document has a mapping; None: it has a list.
+        joiner: the node that names the function or class that combines samples.
     """
 
     references: tuple[Reference, ...]
@@ -37,13 +37,13 @@ class Join:
 
 @dataclass(frozen=True)
 class JoinSpec:
-    """A join, resolved.
+    """Join with resolved data sets.
 
     Args:
-        members: the data sets, the first one first; of their fields those count that say which samples are read.
-        nonmatch: for each of them, what becomes of samples of the first one that it has none for.
+        members: the data sets, the first one first; of their fields only those that select samples matter.
+        nonmatch: for each of them, the treatment of samples of the first one without a counterpart in it.
         names: the joiner gets samples by these names; None: in order.
-        joiner: module and name of what puts them together, for messages and comparisons.
+        joiner: module and name of the joiner, for messages and comparisons.
         node: the node that names it.
     """
 
@@ -54,24 +54,24 @@ class JoinSpec:
     node: Node = field(compare=False, repr=False)
 
     def load_joiner(self, *, trust_code: bool) -> type[Sample] | Callable[..., Any]:
-        """The class or the function that puts samples together.
+        """Resolve the class or function that combines samples.
 
         Raises:
-            ConfigError: there is no such class or function.
+            ConfigError: the class or function does not exist.
             TrustError: it would have to be imported, and ``trust_code`` is False.
         """
         return joiner(self.node, trust_code=trust_code)
 
 
 def read_join(node: Node, reference: Callable[[Node], Reference]) -> Join:
-    """The keys ``join`` and ``joiner`` of a mapping.
+    """Read the keys ``join`` and ``joiner`` of a mapping.
 
     Args:
         node: the mapping.
-        reference: reads one of the data sets.
+        reference: function that reads the reference to a data set.
 
     Raises:
-        ConfigError: anything wrong in it.
+        ConfigError: the mapping has a mistake.
     """
     entries = node.entries()
     listed, named = entries["join"], None
@@ -83,7 +83,7 @@ def read_join(node: Node, reference: Callable[[Node], Reference]) -> Join:
         fix = "add 'joiner: {__module__: ..., __class__: ...}' with the sample type of the joined samples"
         raise listed.key_error("'join' without 'joiner'", fix, expected="both keys", found="'join' alone")
     joiner_name(entries["joiner"])
-    references = tuple(reference(one) for one in nodes)
+    references = tuple(reference(entry) for entry in nodes)
     if not references:
         raise listed.error("the join is empty", "add '- path: ...'", expected="at least one data set")
     if references[0].nonmatch != "error":

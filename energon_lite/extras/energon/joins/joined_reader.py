@@ -26,7 +26,8 @@ class JoinedReader:
     """
 
     def __init__(self, source: JoinedSource, readers: Sequence[SampleReader]):
-        self.source, self.readers = source, tuple(readers)
+        self.source = source
+        self.readers = tuple(readers)
 
     def read(self, indices: Sequence[int]) -> Columns | None:
         """Read the samples ``indices`` (at least one) by columns; None: those of the first data set are not alike.
@@ -85,7 +86,9 @@ def _samples(reader: SampleReader, indices: Sequence[int], found: Columns | None
     if found is None:
         yield from map(reader.sample, indices)
         return
-    path, names, columns = reader.source.path, found.names, [*found.parts.values()]
+    path = reader.source.path
+    names = found.names
+    columns = [*found.parts.values()]
     for index, key, shard, *parts in zip(indices, found.keys, found.shards, *columns, strict=True):
         files = tuple([f"{key}.{name}" for name in names])
         info = SourceInfo(dataset_path=path, index=index, shard_name=shard, file_names=files)

@@ -48,9 +48,11 @@ class JoinedSource:
         self.members = tuple(members)
         first = self.members[0]
         table = join_table(self.members, nonmatch)
-        self._table_path, self._digest = table.path, table.digest
+        self._table_path = table.path
+        self._digest = table.digest
         self._start, self._stop = (0, len(table.rows)) if subset is None else subset.bounds(len(table.rows))
-        self.path, self.split_part = first.path, first.split_part
+        self.path = first.path
+        self.split_part = first.split_part
         if self._start >= self._stop:
             raise EmptyDatasetError(
                 "no sample is left of the join: " + (f"{table.left_out} have no match" if table.left_out else "empty"),

@@ -1,1 +1,1 @@
-"""A data set of one format made from one of another: tar, MDS, Parquet, JSONL; what ``energon-lite convert`` does."""
+"""Conversion of data sets between tar, MDS, Parquet, JSONL and other formats, as by ``energon-lite convert``."""

@@ -1,8 +1,7 @@
-"""A whole data set converted: on all cores and ranks, as often as it takes.
+"""Conversion of a whole data set, on all cores and ranks, resumable.
 
-Units of work are runs of samples, each of which becomes a shard. A shard that is there is not made again, so a run that
-was killed goes on where it was. What was asked for is kept beside the shards; a run that asks for something else is
-refused.
+Units of work are runs of samples, each of which becomes a shard. Existing shards are not made again, so a run that was
+killed resumes there. The settings are kept next to the shards; a run with other settings is refused.
 """
 
 from __future__ import annotations
@@ -31,22 +30,26 @@ from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 
 __all__ = ["ConvertReport", "convert_dataset"]
 
-WORK_FOLDER, SETTINGS_FILE = ".convert", "settings.json"
-#: Written last: what a data set was made of.
+#: Folder of the results of units, in the folder of the shards.
+WORK_FOLDER = ".convert"
+#: File with the settings, in that folder.
+SETTINGS_FILE = "settings.json"
+#: Written last: digest of the settings and the data, and the counts of the result.
 DONE_FILE = ".convert.json"
 _FORMAT = 1
-#: Samples of a shard where nobody knows how large they are.
+#: Samples of a shard if their size is unknown.
 _USUAL = 10_000
 
 
 @dataclass
 class ConvertReport:
-    """What was done.
+    """The outcome of a conversion.
 
     Attributes:
         path: the new data set.
-        shards, samples, size: their numbers, and the bytes of all shards.
-        made: shards that this run made; the others were there already.
+        shards, samples: their numbers.
+        size: bytes of all shards.
+        made: number of shards that this run made; the others existed already.
     """
 
     path: str
@@ -57,14 +60,18 @@ class ConvertReport:
 
 
 class _Shards(Work[int, tuple[int, int]]):
-    """The making of shards, by their number; results are samples and bytes."""
+    """The making of shards by their number; a result is (samples, bytes)."""
 
     def __init__(
         self, root: str, settings: str, source: SingleSource, writer: ShardWriter, rows: int, without: frozenset[str]
     ):
         super().__init__(os.path.join(root, WORK_FOLDER))
-        self.root, self._settings, self._source, self._writer = root, settings, source, writer
-        self._rows, self._without = rows, without
+        self.root = root
+        self._settings = settings
+        self._source = source
+        self._writer = writer
+        self._rows = rows
+        self._without = without
 
     def name(self, unit: int) -> str:
         return f"shard-{unit:05d}{self._writer.extension}"
@@ -111,25 +118,25 @@ def convert_dataset(
 ) -> ConvertReport:
     """Write the samples of a data set, in their order, in another format.
 
-    Parts keep their names; see ``docs/formats.md`` for what becomes of their values. Keys are kept in tars only.
+    Parts keep their names; ``docs/formats.md`` describes the conversion of their values. Only tars keep keys.
 
     Args:
         path: a data set: a prepared folder, a JSONL file, Parquet or Arrow files, an MDS folder, Megatron's files, ...
-        output: a local folder; for ``jsonl`` also a file ``*.jsonl``, which then has all lines.
+        output: a local folder; for ``jsonl`` also a file ``*.jsonl``, which then gets all lines.
         to: ``tar``, ``mds``, ``parquet`` or ``jsonl``.
-        split: of the data set; None: all of it.
-        shard_bytes: bytes of samples in a shard, about: shards have equally many samples.
-        samples_per_shard: instead of that.
+        split: name of a split of the data set; None: the whole data set.
+        shard_bytes: approximate bytes of samples in a shard: all shards have the same number of samples.
+        samples_per_shard: number of samples in a shard; overrides ``shard_bytes``.
         without: parts that are left out.
-        look: samples at the beginning by which the types of columns are chosen.
+        look: number of samples at the beginning that decide the types of columns.
         workers: processes; None: one per core.
-        force_overwrite: begin anew if ``output`` holds another data set.
-        ranks: the processes that do this together.
-        progress: called with the number of shards that are done, of how many, and a few words.
+        force_overwrite: start anew if ``output`` holds another data set.
+        ranks: the processes that share the work.
+        progress: called with the number of finished shards, the number of all, and a few words.
 
     Raises:
-        UsageError: parts for which the format has no place; a folder that holds other data.
-        DatasetError, ConfigError: the data set cannot be read; shards that cannot be made, each with its reason.
+        UsageError: the format does not support a part; or the folder holds other data.
+        DatasetError, ConfigError: the data set cannot be read; or shards cannot be made (the message has the reasons).
     """
     check_choice("to", to, tuple(WRITERS))
     ranks, target = ranks or Ranks(), os.path.abspath(os.path.expanduser(output))
@@ -158,7 +165,8 @@ def convert_dataset(
     job.run()
     job.raise_errors(DatasetError, "be made", "start again: what is done stays")
     tables = [job.done[unit] for unit in units if unit in job.done]
-    samples, size = sum(table["samples"] for table in tables), sum(table["size"] for table in tables)
+    samples = sum(table["samples"] for table in tables)
+    size = sum(table["size"] for table in tables)
     report = ConvertReport(target, len(units), samples, size, len(job.made))
     if not ranks.rank:
         _finish(path, target, root, work, [(work.name(unit), job.done[unit]) for unit in units], workers)
@@ -176,7 +184,7 @@ def _chosen(source: SingleSource, start: int, stop: int, without: frozenset[str]
 
 
 def _begin(target: str, root: str, work: _Shards, settings: str, force_overwrite: bool) -> None:
-    """Make the folder, or find that it was begun with the same settings."""
+    """Make the folder, unless a conversion with the same settings was begun there."""
     marker = os.path.join(work.folder, SETTINGS_FILE)
     if _read_json(marker) == settings:
         return
@@ -198,7 +206,7 @@ def _begin(target: str, root: str, work: _Shards, settings: str, force_overwrite
 def _finish(
     path: str, target: str, root: str, work: _Shards, made: list[tuple[str, Table]], workers: int | None
 ) -> None:
-    """Write what makes a data set of the shards."""
+    """Write the files that turn the shards into a data set."""
     writer = work._writer
     if isinstance(writer, Mds):
         entries = [writer.entry(name, table["size"], table["samples"]) for name, table in made]
@@ -211,7 +219,7 @@ def _finish(
                 with open(os.path.join(root, name), "rb") as part:
                     shutil.copyfileobj(part, file, 1 << 22)
     document = nv_meta.meta_path(os.path.abspath(path), nv_meta.DATASET_YAML)
-    # Parts of a tar keep their names, so what is made of them stays; columns of a table become other files in a tar.
+    # Parts of a tar keep their names, so dataset.yaml stays valid; columns of a table become other files in a tar.
     if root == target and nv_meta.is_prepared(path) and os.path.isfile(document) and writer.extension != ".jsonl":
         os.makedirs(os.path.join(root, nv_meta.META_FOLDER), exist_ok=True)
         shutil.copyfile(document, nv_meta.meta_path(root, nv_meta.DATASET_YAML))

@@ -1,4 +1,4 @@
-"""What is converted: the samples of a data set of any format, in order, in portions."""
+"""Reading of the samples to convert: those of a data set of any format, in order, in portions."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ __all__ = ["Sample", "open_samples", "read_samples"]
 #: A key, and the parts by name: bytes of files, or values.
 Sample = tuple[str, dict[str, Any]]
 
-#: Samples, and bytes of them, that are read together at most.
-_PORTION, _PORTION_BYTES = 512, 1 << 26
+#: Samples that are read together, at most.
+_PORTION = 512
+#: Bytes of samples that are read together, at most, approximately.
+_PORTION_BYTES = 1 << 26
 
 
 def open_samples(path: str, split: str | None) -> SingleSource:
-    """A data set, or a split of it.
+    """Open a data set, or a split of it.
 
     Args:
-        path: a prepared folder, a JSONL file, or what else is a data set by itself.
-        split: its name; None: all of it.
+        path: a prepared folder, a JSONL file, or another path of a single data set.
+        split: name of the split; None: the whole data set.
 
     Raises:
-        DatasetError, ConfigError: it cannot be opened.
-        UsageError: it is a metadataset.
+        DatasetError, ConfigError: the data set cannot be opened.
+        UsageError: the path is a metadataset.
     """
     root = local_path(path)
     root = root if is_url(root) else os.path.abspath(os.path.expanduser(root))
@@ -54,30 +56,31 @@ def open_samples(path: str, split: str | None) -> SingleSource:
 
 
 def read_samples(source: SingleSource, start: int, stop: int) -> Iterator[Sample]:
-    """The samples from ``start`` to ``stop``; of a JSONL file the fields of its objects are the parts.
+    """Read the samples from ``start`` to ``stop`` - 1; for a JSONL file the fields of its objects are the parts.
 
     Raises:
-        DatasetError: one of them cannot be read.
+        DatasetError: a sample cannot be read.
     """
     reader = source if isinstance(source, OpenedSource) else SampleReader(source)
     portion = max(1, min(_PORTION, int(_PORTION_BYTES / max(1.0, source.mean_bytes))))
     lines = is_jsonl(source.path)
     for first in range(start, stop, portion):
         indices = range(first, min(stop, first + portion))
-        found = reader.read(indices)
+        columns = reader.read(indices)
         for place, index in enumerate(indices):
-            if found is None:
+            if columns is None:
                 key, parts, _ = reader.sample(index)
             else:
-                key, parts = found.keys[place], {name: column[place] for name, column in found.parts.items()}
+                key = columns.keys[place]
+                parts = {name: column[place] for name, column in columns.parts.items()}
             yield key, _fields(parts["json"], source.path, index) if lines else parts
 
 
 def _fields(line: bytes, path: str, number: int) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"line {number} is no JSON: {error}", where=path, fix="correct or remove the line") from None
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise UsageError(f"line {number} is no JSON object", where=path, fix="correct or remove the line")
-    return found
+    return fields

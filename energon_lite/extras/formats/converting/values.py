@@ -1,8 +1,8 @@
-"""What becomes of a part in another format.
+"""Conversion of a part into the form that another format needs.
 
-A part is the bytes of a file, whose kind its name says (``jpg``, ``txt``, ``json``), or a value. In a table and in MDS,
-text and numbers are to be read by others, so ``txt`` becomes text there, and ``cls`` a number; in a tar, a value
-becomes a file of a kind that has it back when it is decoded.
+A part is the bytes of a file, whose kind is given by its name (``jpg``, ``txt``, ``json``), or a value. In tables and
+MDS, text and numbers should be readable by other programs, so ``txt`` becomes text there, and ``cls`` a number; in a
+tar, a value becomes a file whose decoding gives the value back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from energon_lite.storage.samples.decoding import SampleDecoder
 
 __all__ = ["as_file", "as_json", "as_value", "is_file_struct"]
 
-#: Extensions whose parts are decoded where values are wanted; others stay bytes.
+#: Extensions of text. Parts of these and the next are decoded if values are wanted; others stay bytes.
 _TEXTS = frozenset(["txt", "text", "transcript"])
 _NUMBERS = frozenset(["cls", "cls2", "index", "inx", "id"])
 _DECODED = _TEXTS | _NUMBERS | {"npy"}
@@ -27,20 +27,20 @@ _DECODER = SampleDecoder(image_decode=None)
 
 
 def extension_of(name: str) -> str:
-    """What a part is decoded by."""
+    """Return the extension of a part's name, which selects its decoder."""
     return name.rpartition(".")[2]
 
 
 def is_file_struct(value: Any) -> bool:
-    """Whether a value is a file as Hugging Face's data sets have it: its bytes and its path."""
+    """Return True if a value is a file in the form of Hugging Face's data sets: its bytes and its path."""
     return isinstance(value, dict) and value.keys() == {"bytes", "path"} and isinstance(value["bytes"], bytes)
 
 
 def as_value(name: str, value: Any) -> Any:
-    """A part as text, number or array, where it is one; else as it is.
+    """Return a part as text, number or array if its name says that it is one; otherwise unchanged.
 
     Raises:
-        DecodeError: its bytes are not what its name says.
+        DecodeError: the bytes do not fit the name.
     """
     if isinstance(value, bytes) and extension_of(name) in _DECODED:
         return _DECODER.decode(name, value)
@@ -48,10 +48,10 @@ def as_value(name: str, value: Any) -> Any:
 
 
 def as_json(name: str, value: Any, where: str) -> Any:
-    """A part as JSON has it: bytes of text and JSON decoded, arrays as lists.
+    """Return a part as a JSON value: bytes of text and JSON are decoded, arrays become lists.
 
     Raises:
-        UsageError: JSON has no such value.
+        UsageError: JSON cannot hold the value.
     """
     if isinstance(value, bytes):
         if extension_of(name) not in _DECODED | _JSON:
@@ -62,9 +62,9 @@ def as_json(name: str, value: Any, where: str) -> Any:
             )
         value = _DECODER.decode(name, value)
     if isinstance(value, dict):
-        return {key: as_json(str(key), one, where) for key, one in value.items()}
+        return {key: as_json(str(key), element, where) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
-        return [as_json(name, one, where) for one in value]
+        return [as_json(name, element, where) for element in value]
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else _plain(name, value, where)
 
 
@@ -81,10 +81,10 @@ def _plain(name: str, value: Any, where: str) -> Any:
 
 
 def as_file(name: str, value: Any, where: str) -> tuple[str, bytes]:
-    """The name and the bytes of the file that a part is in a tar.
+    """Return name and bytes of the file that a part becomes in a tar.
 
     Raises:
-        UsageError: there is no kind of file for it.
+        UsageError: no kind of file can hold the value.
     """
     if isinstance(value, bytes):
         return name, value
@@ -101,7 +101,7 @@ def as_file(name: str, value: Any, where: str) -> tuple[str, bytes]:
         return _with_extension(name, {"npy"}, "npy"), stream.getvalue()
     if isinstance(value, int) and not isinstance(value, bool) and extension_of(name) in _NUMBERS:
         return name, str(value).encode()
-    if hasattr(value, "getbands"):  # Pillow's
+    if hasattr(value, "getbands"):  # an image of Pillow
         import io
 
         stream = io.BytesIO()
@@ -112,7 +112,7 @@ def as_file(name: str, value: Any, where: str) -> tuple[str, bytes]:
 
         return _with_extension(name, {"mp", "msg", "msgpack"}, "mp"), msgpack.packb(value)
     text = json.dumps(as_json(name, value, where), ensure_ascii=False)
-    # Halves of surrogate pairs, which UTF-8 does not have, are written as JSON escapes them.
+    # Unpaired surrogates, which UTF-8 cannot encode, are written as JSON escapes.
     return _with_extension(name, _JSON, "json"), text.encode(errors="backslashreplace")
 
 
@@ -138,6 +138,6 @@ def _has_bytes(value: Any) -> bool:
 
 
 def _sniffed(data: bytes) -> str:
-    """The extension of a picture, by its first bytes; empty: it is none that one knows."""
+    """The extension of an image, by its first bytes; empty: the format is unknown."""
     heads = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"RIFF": ".webp"}
     return next((ending for head, ending in heads.items() if data.startswith(head)), "")

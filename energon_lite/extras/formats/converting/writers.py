@@ -1,4 +1,4 @@
-"""Shards of each format: how one is written, of samples that come one after the other."""
+"""Writers of shards in each format, from a sequence of samples."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from energon_lite.extras.formats.tables import BYTES_MARK
 
 __all__ = ["WRITERS", "JsonLines", "Mds", "ParquetRows", "ShardWriter", "Tar"]
 
-#: Bytes of a row group, before compression, and rows of it at most.
-_GROUP_BYTES, _GROUP_ROWS = 1 << 24, 10_000
+#: Bytes of a row group, before compression.
+_GROUP_BYTES = 1 << 24
+#: Rows of a row group, at most.
+_GROUP_ROWS = 10_000
 
 
 class ShardWriter(ABC):
-    """Writes shards of a format.
+    """Writer of shards of a format.
 
     Args:
-        first: samples at the beginning of the data set, by which columns and their types are chosen.
+        first: samples at the beginning of the data set, which decide the columns and their types.
         where: the data set, for messages.
     """
 
@@ -40,10 +42,10 @@ class ShardWriter(ABC):
 
     @abstractmethod
     def write(self, file: BinaryIO, samples: Iterable[Sample]) -> int:
-        """Write a shard into an empty file; returns the number of samples.
+        """Write a shard into an empty file; return the number of samples.
 
         Raises:
-            UsageError: the format has no place for a part, or it is not like those at the beginning.
+            UsageError: the format does not support a part, or a part differs from those at the beginning.
         """
 
     def _unlike(self, key: str, what: str) -> UsageError:
@@ -55,7 +57,7 @@ class ShardWriter(ABC):
 
 
 class Tar(ShardWriter):
-    """Tar shards: a member for each part."""
+    """Writer of tar shards, with a member for each part."""
 
     extension = ".tar"
 
@@ -80,7 +82,7 @@ class Tar(ShardWriter):
 
 
 class JsonLines(ShardWriter):
-    """JSONL: a line for each sample. A sample that is one JSON object, as those of JSONL files are, is the line."""
+    """Writer of JSONL, a line for each sample. A sample of one JSON object, as from a JSONL file, is the line."""
 
     extension = ".jsonl"
 
@@ -97,7 +99,7 @@ class JsonLines(ShardWriter):
 
 
 class ParquetRows(ShardWriter):
-    """Parquet: a row for each sample, a column for each part; pages have checksums."""
+    """Writer of Parquet, with a row for each sample and a column for each part; pages have checksums."""
 
     extension = ".parquet"
 
@@ -110,7 +112,7 @@ class ParquetRows(ShardWriter):
         for name in names:
             values = [_for_table(name, parts.get(name)) for _, parts in first]
             is_file = any(_is_grid(parts.get(name)) for _, parts in first) and extension_of(name) != "npy"
-            self._columns[name] = f"{name}.npy" if is_file else name  # so that it is decoded again
+            self._columns[name] = f"{name}.npy" if is_file else name  # the extension by which it is decoded again
             try:
                 kind = _array(pa, values, None).type
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -123,7 +125,9 @@ class ParquetRows(ShardWriter):
 
     def write(self, file: BinaryIO, samples: Iterable[Sample]) -> int:
         pa = import_arrow(self.where)
-        count, size, rows = 0, 0, list[Sample]()
+        count = 0
+        size = 0
+        rows = list[Sample]()
         options = {"compression": "zstd", "write_page_checksum": True}
         with pa.parquet.ParquetWriter(file, self.schema, **options) as writer:
             for sample in samples:
@@ -162,12 +166,12 @@ def _for_table(name: str, value: Any) -> Any:
 
 
 def _is_grid(value: Any) -> bool:
-    """Whether a value is an array that is no list of numbers: a table has its file."""
+    """Return True for an array that is no list of numbers: a table stores the bytes of its file."""
     return isinstance(value, np.ndarray) and (value.ndim != 1 or value.dtype.kind not in "iuf")
 
 
 def _array(pa: Any, values: list[Any], kind: Any) -> Any:
-    """A column. Lists of numbers as they are, of the type that they have."""
+    """A column of these values. Lists of numbers keep their type."""
     first = next((value for value in values if value is not None), None)
     if kind is None and isinstance(first, np.ndarray):
         kind = pa.list_(pa.from_numpy_dtype(first.dtype))
@@ -176,21 +180,21 @@ def _array(pa: Any, values: list[Any], kind: Any) -> Any:
         if any(isinstance(value, np.ndarray) and value.dtype != own for value in values):
             raise ValueError("arrays of several types")
     column = pa.array(values, type=kind)
-    if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):  # others may have been cut to fit
-        changed = next((one for one in zip(values, column.to_pylist(), strict=True) if not _is_kept(*one)), None)
+    if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):  # other types may have lost precision
+        changed = next((pair for pair in zip(values, column.to_pylist(), strict=True) if not _is_kept(*pair)), None)
         if changed is not None:
             raise ValueError(f"{changed[0]!r} would become {changed[1]!r}")
     return column
 
 
 def _is_kept(value: Any, found: Any) -> bool:
-    """Whether a value came back from a column: a number of equal size, a dict with all that it has."""
+    """Return True if a column gives a value back: an equal number, or a dict with all of its entries."""
     if isinstance(value, dict):
-        return all(one is None or (name in found and _is_kept(one, found[name])) for name, one in value.items())
+        return all(item is None or (name in found and _is_kept(item, found[name])) for name, item in value.items())
     if isinstance(value, (list, tuple)):
         return len(value) == len(found) and all(map(_is_kept, value, found))
     if isinstance(value, np.ndarray):
-        return True  # of the column's own type
+        return True  # its type is that of the column
     return bool(value == found or value != value)
 
 
@@ -202,17 +206,17 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, (bytes, str)) else 8
 
 
-#: Encodings of parts that are files.
+#: Encodings of parts that are files, by extension.
 _MDS_FILES = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "json": "json", "jsn": "json"}
 _MDS_FILES |= dict.fromkeys(("txt", "text", "transcript"), "str")
 
 
-#: Encodings that are text, and what is written so.
+#: Encodings as text, with the types of the values that they can hold.
 _TEXTS: dict[str, tuple[type, ...]] = {"str": (str,), "str_int": (int,), "str_float": (int, float)}
 
 
 class Mds(ShardWriter):
-    """MDS shards, as MosaicML's ``streaming`` reads them. All samples have the same parts."""
+    """Writer of MDS shards, which MosaicML's ``streaming`` reads. All samples have the same parts."""
 
     extension = ".mds"
 
@@ -222,11 +226,11 @@ class Mds(ShardWriter):
         for name in sorted({name for _, parts in first for name in parts}):
             kinds = {self._encoding(name, parts.get(name)) for _, parts in first}
             kinds = {"str_float"} if kinds == {"int", "str_float"} else kinds
-            kinds = {"jpeg"} if kinds == {"jpeg", "png"} else kinds  # which opens either
+            kinds = {"jpeg"} if kinds == {"jpeg", "png"} else kinds  # its decoder opens either
             self.columns[name] = kinds.pop() if len(kinds) == 1 else "bytes" if "bytes" in kinds else "json"
 
     def config(self) -> dict[str, Any]:
-        """The columns, as the index and each shard have them."""
+        """Return the description of the columns, for the index and for each shard."""
         return {
             "column_encodings": list(self.columns.values()),
             "column_names": list(self.columns),
@@ -246,7 +250,7 @@ class Mds(ShardWriter):
                 others = sorted(parts.keys() ^ self.columns.keys())
                 raise self._unlike(key, f"{others[0]!r} is missing, or new")
             data = [self._encoded(key, name, parts[name]) for name in self.columns]
-            head = [len(one) for one, size in zip(data, sizes, strict=True) if not size]
+            head = [len(part) for part, size in zip(data, sizes, strict=True) if not size]
             made.append(np.array(head, "<u4").tobytes() + b"".join(data))
         config = json.dumps(self.config(), sort_keys=True).encode()
         offsets = np.cumsum([8 + 4 * len(made) + len(config), *map(len, made)], dtype=np.int64)
@@ -304,10 +308,10 @@ class Mds(ShardWriter):
         raise self._unlike(key, f"{name!r} is a {type(value).__name__}, which is not written as {encoding!r}")
 
     def entry(self, name: str, size: int, samples: int) -> dict[str, Any]:
-        """What the index says of a shard."""
+        """Return the index entry of a shard."""
         raw = {"basename": name, "bytes": size, "hashes": {}}
         return self.config() | {"raw_data": raw, "samples": samples, "zip_data": None}
 
 
-#: By the name of the format.
+#: Writers by the name of their format.
 WRITERS: dict[str, type[ShardWriter]] = {"tar": Tar, "mds": Mds, "parquet": ParquetRows, "jsonl": JsonLines}

@@ -1,13 +1,13 @@
-"""A folder for files of one process, whose size is bounded together with those of all other processes of the machine.
+"""A folder for files of one process, with a common limit for the folders of all processes of the machine.
 
-    <parent>/.energon_lite_cache.<user>       bytes and files of all processes; whoever counts holds a lock on it
+    <parent>/.energon_lite_cache.<user>       bytes and files of all processes; locked while they are counted
     <parent>/cache_<name>/                    the files of one process
-    <parent>/cache_<name>.<user>.usage        its bytes and files; it holds a lock on this one for as long as it lives
+    <parent>/cache_<name>.<user>.usage        its bytes and files; locked by the process as long as it lives
 
-Room is counted before a file is written, and given back after it was removed. A process that is killed lets go of its
-lock: so anybody can tell that its folder is left over, without asking for process numbers, which containers do not
-share. Whoever starts, or finds the folder full, removes what is left over, and counts again. A process that is killed
-between two writes of numbers leaves too large a sum, never too small a one.
+Space is counted before a file is written, and released after it was removed. The lock of a killed process ends with it,
+so any process can tell that a folder is left over, without using process numbers, which differ between containers. A
+process that starts, or finds the folder full, removes folders that are left over, and counts again. If a process is
+killed between two writes of the numbers, the sum is too large, never too small.
 """
 
 from __future__ import annotations
@@ -29,45 +29,46 @@ from energon_lite.storage.files.file_lock import lock, unlock
 
 __all__ = ["CacheFolder"]
 
-#: Bytes, files.
+#: Bytes and number of files.
 _USAGE = struct.Struct("<qq")
 #: Seconds to wait for another process that counts.
 _PATIENCE = 10.0
-#: Seconds between two tries, at least; it takes some 30 microseconds to count.
+#: Seconds between two attempts to lock, at least; counting takes about 30 microseconds.
 _PAUSE = 2e-4
 
 
 class CacheFolder:
-    """The folder of this process; it is made when it is needed first.
+    """The cache folder of this process; it is made at the first use.
 
     Args:
-        parent: where it is; what is there is bounded together.
-        is_ours: the parent was made for this, and goes when it is empty.
+        parent: folder of all cache folders, to which the limits apply.
+        is_ours: the parent belongs to this library, and is removed when it is empty.
 
     Raises:
         UsageError: the parent cannot be used.
     """
 
     def __init__(self, parent: str, *, is_ours: bool = False):
-        self.parent, self._is_ours = os.path.abspath(parent), is_ours
+        self.parent = os.path.abspath(parent)
+        self._is_ours = is_ours
         self._user = os.geteuid()
         self._ledger = os.path.join(self.parent, f".energon_lite_cache.{self._user}")
         self._mutex = threading.Lock()
         self._path: str | None = None
-        self._usage: int | None = None  # descriptor of the file with this process's numbers
+        self._usage: int | None = None  # descriptor of the file with this process's counts
         self._used = (0, 0)
 
     # -- this process ---------------------------------------------------------------------------------------------
 
     @property
     def path(self) -> str:
-        """Of the folder."""
+        """Path of the folder; it is made if necessary."""
         with self._mutex:
             return self._open()
 
     @property
     def is_open(self) -> bool:
-        """Whether there is one."""
+        """True if the folder exists."""
         return self._path is not None
 
     def _open(self) -> str:
@@ -84,13 +85,14 @@ class CacheFolder:
         return self._path
 
     def _make(self, tries: int = 3) -> str:
-        """Make the folder, empty and counted as such."""
+        """Make the folder, and its counts of zero."""
         try:
             self._make_parent()
             with self._counting():
                 path = os.path.join(self.parent, f"cache_{os.urandom(8).hex()}")
                 usage = os.open(f"{path}.{self._user}.usage", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-                self._usage, self._used = usage, (0, 0)
+                self._usage = usage
+                self._used = (0, 0)
                 if not lock(usage, 0.0):
                     raise OSError(errno.ENOLCK, "files cannot be locked there")
                 os.pwrite(usage, _USAGE.pack(0, 0), 0)
@@ -111,11 +113,11 @@ class CacheFolder:
                 raise OSError(errno.EPERM, "it belongs to somebody else")
 
     def reserve(self, size: int, most_bytes: int, most_files: int) -> str | None:
-        """Count a file of this size, if there is room for it; gives the folder that it is to be written to.
+        """Count a file of this size if there is space for it; return the folder to write it to, or None.
 
         Args:
-            size: in bytes.
-            most_bytes, most_files: what all processes together may have.
+            size: bytes of the file.
+            most_bytes, most_files: limits of all processes together.
         """
         with self._mutex:
             path = self._open()
@@ -133,18 +135,18 @@ class CacheFolder:
                 return None
 
     def give_back(self, size: int, folder: str) -> None:
-        """A file of this size was removed from the folder that :meth:`reserve` gave, or was not written."""
+        """Release the space of a file that was removed from the folder of :meth:`reserve`, or was not written."""
         with self._mutex:
-            if self._usage is None or folder != self._path:  # it was removed, and counted no more
+            if self._usage is None or folder != self._path:  # the folder was removed, with its counts
                 return
-            with suppress(OSError), self._counting() as ledger:  # else it counts until this process is gone
+            with suppress(OSError), self._counting() as ledger:  # on failure it counts until this process ends
                 self._used = self._used[0] - size, self._used[1] - 1
                 os.pwrite(self._usage, _USAGE.pack(*self._used), 0)
                 used, files = _read(ledger)
                 os.pwrite(ledger, _USAGE.pack(used - size, files - 1), 0)
 
     def close(self) -> None:
-        """Remove the folder, and those that are left over. It is made anew if it is needed again."""
+        """Remove the folder, and folders that are left over. It is made anew if it is needed again."""
         with self._mutex:
             path, usage = self._path, self._usage
             self._path = self._usage = None
@@ -156,7 +158,7 @@ class CacheFolder:
         self.sweep()
 
     def forget(self) -> None:
-        """In a forked process: the folder is the parent's."""
+        """Forget the folder in a forked process: it belongs to the parent process."""
         if self._usage is not None:
             os.close(self._usage)
         self._path = self._usage = None
@@ -164,7 +166,7 @@ class CacheFolder:
     # -- all processes --------------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Remove the folders of processes that are gone, and count again; without any left, the numbers, too."""
+        """Remove the folders of processes that have ended, and count again; remove the sum if no folder is left."""
         if not self._names() and not os.path.lexists(self._ledger):
             return
         with suppress(OSError), self._counting() as ledger:
@@ -181,7 +183,7 @@ class CacheFolder:
                     os.rmdir(self.parent)
 
     def _names(self) -> list[str]:
-        """Of the files with the numbers of processes."""
+        """Names of the files with the counts of each process."""
         pattern = re.compile(rf"cache_[0-9a-f]{{16}}\.{self._user}\.usage")
         try:
             return [name for name in os.listdir(self.parent) if pattern.fullmatch(name)]
@@ -189,7 +191,7 @@ class CacheFolder:
             return []
 
     def _of_living(self, name: str) -> tuple[int, int] | None:
-        """The numbers of a process; None: it is gone, and so is its folder now."""
+        """The counts of a process; None if it has ended, after removing its folder."""
         place = os.path.join(self.parent, name)
         try:
             file = os.open(place, os.O_RDWR | os.O_NOFOLLOW)
@@ -208,7 +210,7 @@ class CacheFolder:
 
     @contextmanager
     def _counting(self) -> Iterator[int]:
-        """Be the only process that counts; gives the file with the sum.
+        """Lock the file with the sum for this process alone; give its descriptor.
 
         Raises:
             OSError: it cannot be locked.
@@ -218,7 +220,7 @@ class CacheFolder:
             try:
                 if not _lock_soon(file):
                     raise OSError(errno.ENOLCK, "files cannot be locked there")
-                if _is_there(self._ledger, file):  # else the last user removed it
+                if _is_there(self._ledger, file):  # otherwise another process removed it while this one waited
                     yield file
                     return
             finally:
@@ -227,14 +229,14 @@ class CacheFolder:
 
 
 def _lock_soon(file: int) -> bool:
-    """Lock a file that others hold for some microseconds at a time; False: it cannot be locked."""
+    """Lock a file that others hold for microseconds at a time; return False if it cannot be locked."""
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            time.sleep(_PAUSE * (1 + os.urandom(1)[0] / 64))  # a hook's random numbers are its own
+            time.sleep(_PAUSE * (1 + os.urandom(1)[0] / 64))  # must not consume random numbers of the user's hooks
         except OSError:
             return False
     return False

@@ -1,4 +1,4 @@
-"""Threads that do calls for others, and that no process waits for when it ends."""
+"""Threads that run calls in the background, and do not keep a process from ending."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ _Call = tuple["Future[Any] | None", Callable[..., Any], tuple[Any, ...]]
 
 
 class DaemonThreads:
-    """Like :class:`concurrent.futures.ThreadPoolExecutor`, whose threads keep a process from ending.
+    """Pool of daemon threads. The threads of :class:`concurrent.futures.ThreadPoolExecutor` keep a process from ending.
 
     Args:
-        count: threads at most; they are started when there is something to do.
-        name: of the threads.
+        count: threads at most; they are started when there are calls.
+        name: prefix of the threads' names.
     """
 
     def __init__(self, count: int, name: str):
-        self._count, self._name = count, name
+        self._count = count
+        self._name = name
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._open = 0  # calls that are not done
+        self._open = 0  # calls that have not been finished
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Have a function called; the future is cancelled as long as no thread has begun."""
+        """Schedule a call; its future can be cancelled until a thread starts the call."""
         future: Future[Any] = Future()
         with self._lock:
             self._open += 1
@@ -43,11 +44,11 @@ class DaemonThreads:
         return future
 
     def call_soon(self, function: Callable[[], Any]) -> None:
-        """Have a function called, if there is a thread. Takes no lock, so that the collection of garbage may do it."""
+        """Schedule a call if there is a thread. Takes no lock, so that the garbage collector may call it."""
         self._calls.put((None, function, ()))
 
     def shutdown(self, timeout: float) -> None:
-        """Have the threads end when nothing is left to do, and wait for them, at most so many seconds."""
+        """End the threads after all scheduled calls; wait for them for at most ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         with self._lock:
             threads, self._threads = self._threads, []
@@ -66,7 +67,7 @@ class DaemonThreads:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function(*arguments))
-                except BaseException as error:  # whoever waits for it gets it
+                except BaseException as error:  # raised again for the caller who waits on the future
                     future.set_exception(error)
             with self._lock:
                 self._open -= 1

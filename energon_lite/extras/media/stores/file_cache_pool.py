@@ -1,4 +1,4 @@
-"""A cache on a local disk: values are fetched by threads in the background, until they are asked for."""
+"""A cache of values on a local disk, which background threads fill before the values are needed."""
 
 from __future__ import annotations
 
@@ -29,28 +29,31 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds between two looks whether other processes have given room back, and looks between two clean-ups.
-_LOOK, _LOOKS = 0.1, 20
-#: Seconds that threads have to end what they are at, when a pool is closed.
+#: Seconds between two checks if other processes have released space.
+_LOOK = 0.1
+#: Checks between two clean-ups of the folder.
+_LOOKS = 20
+#: Seconds that threads have to finish their calls when a pool is closed.
 _LEAVE = 1.0
 
 
 class FileStoreCachePool(CachePool):
-    """Fetches values to a folder on a local disk, in the background, and keeps each until nobody refers to it any more.
+    """Cache that fetches values to a folder on a local disk, in the background, and keeps each as long as a lazy value
+    refers to it.
 
     The limits hold for all processes of a user on this machine that use the same folder: workers, and ranks. A value
-    for which there is no room waits for it; if it is asked for meanwhile, it is read from its store. What a process
-    that was killed has left is removed by the next one that starts, or that needs room.
+    without space waits for it; if it is needed before, it is read from its store. Files that a killed process left are
+    removed by the next process that starts, or that needs space.
 
-    Workers get pools of their own, with the same settings. Loaders clean up when they are closed; nothing is left on
+    Workers get pools of their own, with the same settings. Loaders clean up when they are closed; no file is left on
     the disk when a process ends.
 
     Args:
-        parent_cache_dir: the folder; None: one of this user's in the system's folder for temporary files.
+        parent_cache_dir: the folder; None: a folder of this user in the system's folder for temporary files.
         num_workers: threads of each process that fetch values.
-        max_cache_size_gbytes: in units of 2^30 bytes.
-        max_cache_count: files.
-        method: "raw": keep bytes, and decode them when they are asked for. "pickle": keep what was decoded.
+        max_cache_size_gbytes: size of all files in units of 2^30 bytes, at most.
+        max_cache_count: number of files, at most.
+        method: "raw": keep bytes, and decode them when they are needed. "pickle": keep decoded values.
 
     Raises:
         UsageError: a limit is not above 0, or the method is unknown.
@@ -79,7 +82,9 @@ class FileStoreCachePool(CachePool):
                 raise UsageError(f"{name} is {value}", fix="give a number above 0")
         check_choice("method", method, ["raw", "pickle"])
         self._arguments = {"parent_cache_dir": parent_cache_dir, **limits, "method": method}
-        self.num_workers, self.max_cache_count, self.method = num_workers, max_cache_count, method
+        self.num_workers = num_workers
+        self.max_cache_count = max_cache_count
+        self.method = method
         self.max_cache_size = int(max_cache_size_gbytes * (1 << 30))
         ours = os.path.join(tempfile.gettempdir(), f"energon_lite_cache_{os.geteuid()}")
         self.parent_cache_dir = Path(ours if parent_cache_dir is None else parent_cache_dir).expanduser()
@@ -90,13 +95,13 @@ class FileStoreCachePool(CachePool):
         _pools.add(self)
 
     def _begin(self) -> None:
-        """Be the pool of this process."""
+        """Set up the pool's state for this process."""
         self._process = os.getpid()
         self._condition = threading.Condition(threading.Lock())
         self._entries: dict[tuple[int, str], CacheEntry] = {}
-        self._let_go: list[CacheEntry | tuple[str, int]] = []  # by lazy values that are gone
+        self._let_go: list[CacheEntry | tuple[str, int]] = []  # entries and files of lazy values that are gone
         self._put_aside: set[str] = set()
-        self._writing = 0  # values that are being put aside
+        self._writing = 0  # values that are being written by to_cache()
         self.current_cache_size = self.current_cache_count = 0
         self._worker_pool = DaemonThreads(self.num_workers, "energon-lite-cache")
         self._end: Finalize | None = None
@@ -104,8 +109,8 @@ class FileStoreCachePool(CachePool):
         self._folder = CacheFolder(os.fspath(self.parent_cache_dir), is_ours=is_ours)
 
     def _arm(self) -> None:
-        """Have the folder removed when the pool is gone, or this process ends; behind the end of its workers, whose
-        folders are left to it if they had to be killed."""
+        """Register the removal of the folder for the end of the pool or of this process. It runs after the end of the
+        process's workers, because the folders of killed workers have to be removed by this process."""
         if not self._folder.is_open and not (self._end is not None and self._end.still_active()):
             self._end = Finalize(self, self._folder.close, exitpriority=5)
 
@@ -118,7 +123,7 @@ class FileStoreCachePool(CachePool):
 
     @property
     def cache_dir(self) -> Path:
-        """The folder of this process; it is made if it is not there."""
+        """The folder of this process; it is made if it does not exist."""
         self._check_open()
         self._arm()
         return Path(self._folder.path)
@@ -126,7 +131,7 @@ class FileStoreCachePool(CachePool):
     # -- lazy values ----------------------------------------------------------------------------------------------
 
     def get_lazy(self, ds: FileStore[Any], fname: str) -> Lazy[Any]:
-        """A value that is fetched in the background. Those of one file share what is fetched.
+        """Return a lazy value that is fetched in the background. Lazy values of one file share the fetched bytes.
 
         Raises:
             UsageError: the pool was closed.
@@ -145,7 +150,7 @@ class FileStoreCachePool(CachePool):
         return FileCacheLazy(pool=self, entry=entry)
 
     def to_cache(self, data: T, name: str) -> Lazy[T]:
-        """A value put aside on the disk, or, where there is no room, in memory.
+        """Write a value to the disk, or, if there is no space, keep it in memory; return it as a lazy value.
 
         Raises:
             UsageError: the pool was closed.
@@ -166,10 +171,10 @@ class FileStoreCachePool(CachePool):
         return CacheFileLazy(pool=self, fname=name, cache_path=Path(path), size=len(raw))
 
     def value_of(self, entry: CacheEntry) -> tuple[Any, SourceInfo]:
-        """The value of an entry, for one that refers to it, and will not any more."""
-        if entry.process != os.getpid():  # of the process that this one was forked from
-            found: tuple[Any, SourceInfo] = entry.ds[entry.fname]
-            return found
+        """Return the value of an entry to a lazy value that refers to it, and end that reference."""
+        if entry.process != os.getpid():  # an entry of the process that this one was forked from
+            value_and_source: tuple[Any, SourceInfo] = entry.ds[entry.fname]
+            return value_and_source
         with self._condition:
             future = entry.send_to_cache_future
             is_cancelled = future.cancel()
@@ -186,11 +191,11 @@ class FileStoreCachePool(CachePool):
                 entry.waiting -= 1
                 self._refer_less(entry)
                 if entry.refcount > 0 and not is_kept and not failed and entry.send_to_cache_future is future:
-                    self._fetch_later(entry)  # for the others
+                    self._fetch_later(entry)  # for the other lazy values of the entry
 
     def drop_later(self, what: CacheEntry | tuple[str, int]) -> None:
-        """A lazy value is gone: the entry that it referred to, or the file that was put aside for it, with its size, is
-        not needed for it any more. Called from anywhere, by the collection of garbage, too: so it takes no lock."""
+        """Release the entry that a destroyed lazy value referred to, or its file, given with the size. Takes no lock,
+        because the garbage collector may call it at any time."""
         self._let_go.append(what)
         self._worker_pool.call_soon(self._drop_now)
 
@@ -204,7 +209,7 @@ class FileStoreCachePool(CachePool):
         entry.send_to_cache_future = self._worker_pool.submit(self._fetch, entry)
 
     def _fetch(self, entry: CacheEntry) -> bool:
-        """Have the value of an entry on the disk; False: it is not there."""
+        """Write the value of an entry to the disk; return False if it is not there."""
         if self._is_closed:
             return False
         data, entry.read_from = entry.ds.raw(entry.fname) if self.method == "raw" else entry.ds[entry.fname]
@@ -225,8 +230,8 @@ class FileStoreCachePool(CachePool):
         return True
 
     def _wait_for_room(self, entry: CacheEntry) -> str | None:
-        """Reserve it, in the folder that is returned; None: nobody refers to the
-        entry any more, somebody wants it now, or there is never room."""
+        """Wait for space and reserve it; return the folder to write to. None: no lazy value refers to the entry any
+        more, a caller waits for the value, or there will never be enough space."""
         looks = 0
         while not self._is_closed and entry.kept_size <= self.max_cache_size:
             with self._condition:
@@ -246,7 +251,7 @@ class FileStoreCachePool(CachePool):
         return self._folder.reserve(size, self.max_cache_size, self.max_cache_count)
 
     def _write(self, folder: str, raw: bytes) -> str | None:
-        """The file that has these bytes, for which there is room; None: it cannot be written."""
+        """Write these bytes to a new file in reserved space, and return its path; None: it cannot be written."""
         path = os.path.join(folder, os.urandom(12).hex())
         try:
             write_bytes(path, raw, flush=False)
@@ -265,14 +270,14 @@ class FileStoreCachePool(CachePool):
         try:
             raw = None if path is None else path.read_bytes()
         except OSError:
-            raw = None  # the pool was closed, or somebody cleaned up
+            raw = None  # the pool was closed, or the file was removed by hand
         if raw is None or source is None or len(raw) != entry.kept_size:
-            found: tuple[Any, SourceInfo] = entry.ds[entry.fname]
-            return found
-        data = pickle.loads(raw) if entry.is_pickled else raw  # our own, from a folder of ours
+            value_and_source: tuple[Any, SourceInfo] = entry.ds[entry.fname]
+            return value_and_source
+        data = pickle.loads(raw) if entry.is_pickled else raw  # written by this user, in a private folder
         return (entry.ds.decoded(entry.fname, data) if self.method == "raw" else data), source
 
-    # -- references; whoever calls the others holds the lock ------------------------------------------------------
+    # -- references; the caller of the other methods holds the lock ---------------------------------------------
 
     def _drop(self) -> None:
         while self._let_go:

@@ -23,18 +23,18 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class CacheEntry(StoreEntry):
-    """A file of a store that is fetched, or was.
+    """The state of a store's file in a cache pool.
 
     Args:
-        ds, fname: the store, and the name in it.
-        process: whose pool it is.
-        send_to_cache_future: says whether it is on the disk.
-        refcount: lazy values that will ask for it.
-        waiting: those of them that do just now.
+        ds, fname: the store, and the name of the file in it.
+        process: number of the process that owns the pool.
+        send_to_cache_future: result of the fetch: True if the value is on the disk.
+        refcount: lazy values that refer to it and have not been read.
+        waiting: lazy values that are being read at the moment.
         kept_size: bytes on the disk.
-        cache_path: the file; None: there is none.
-        read_from: where the value was read; None: it was not.
-        is_pickled: what the file holds.
+        cache_path: the file on the disk; None: there is none.
+        read_from: source of the value; None: it has not been read.
+        is_pickled: the file on the disk holds a pickle, not plain bytes.
     """
 
     ds: Any
@@ -50,24 +50,25 @@ class CacheEntry(StoreEntry):
 
     @property
     def require_data_now(self) -> bool:
-        """Whether somebody waits for it."""
+        """True if a caller waits for the value."""
         return self.waiting > 0
 
 
 class FileCacheLazy(Lazy[T]):
-    """A value that is fetched in the background; from :meth:`FileStoreCachePool.get_lazy`. If that has not begun, or if
-    there is no room, it is read when it is asked for."""
+    """A value that is fetched in the background, made by :meth:`FileStoreCachePool.get_lazy`. If the fetch has not
+    started, or if there is no space, it is read at the first request."""
 
     _data: tuple[T, SourceInfo] | None = None
 
     def __init__(self, *, pool: FileStoreCachePool, entry: CacheEntry):
         super().__init__(ds=entry.ds, fname=entry.fname, pool=pool)
-        self.entry, self._cache = entry, pool
+        self.entry = entry
+        self._cache = pool
         self._is_used = False
 
     def get(self, sample: Any = None) -> T:
         if self._data is None:
-            if self._is_used:  # it failed the first time
+            if self._is_used:  # the first call failed
                 self._data = self.ds[self.fname]
             else:
                 self._is_used = True
@@ -88,13 +89,16 @@ _NOTHING: Any = object()
 
 
 class CacheFileLazy(Lazy[T]):
-    """A value that was put aside; from :meth:`FileStoreCachePool.to_cache`."""
+    """A value that :meth:`FileStoreCachePool.to_cache` has written to the disk."""
 
     def __init__(
         self, *, pool: FileStoreCachePool, fname: str, data: T = _NOTHING, cache_path: Path | None = None, size: int = 0
     ):
         super().__init__(ds=None, fname=fname, pool=pool)
-        self.cache_path, self._cache, self._size, self._data = cache_path, pool, size, data
+        self.cache_path = cache_path
+        self._cache = pool
+        self._size = size
+        self._data = data
         self._process = os.getpid()
 
     def get(self, sample: Any = None) -> T:
@@ -104,7 +108,7 @@ class CacheFileLazy(Lazy[T]):
                 raw = self.cache_path.read_bytes()
             except FileNotFoundError:
                 raise UsageError(f"{self.fname!r} was put aside in a cache pool that is closed") from None
-            self._data = pickle.loads(raw)  # our own, from a folder of ours
+            self._data = pickle.loads(raw)  # written by this user, in a private folder
             self._drop()
         return self._data
 

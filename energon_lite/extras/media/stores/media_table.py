@@ -1,4 +1,4 @@
-"""The table of media metadata that stands in a data set's ``index.sqlite``, or in that of a folder of files."""
+"""The table of media metadata in the ``index.sqlite`` of a data set or of a folder of files."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class MediaTable:
     """Media metadata by the names of files.
 
     Args:
-        root: the data set, or the folder; or its URL.
+        root: the data set or folder, or its URL.
     """
 
     def __init__(self, root: str):
         self._root = root
-        self._own = threading.local()  # a connection of each thread, and of each process
+        self._own = threading.local()  # each thread and each process has its own connection
 
     def __reduce__(self) -> Any:
         return MediaTable, (self._root,)
 
     def get(self, key: str) -> MediaMetadataBase:
-        """What is known about a file.
+        """Return the metadata of a file.
 
         Raises:
-            UsageError: there is no such table.
-            MissingEntryError: nothing is known about this one.
-            DataIndexError: what is known is damaged.
+            UsageError: there is no table of metadata.
+            MissingEntryError: the table has no entry for this file.
+            DataIndexError: the table or the entry is damaged.
 
         Example:
             >>> MediaTable("data/films").get("000017.mp4").video_duration
@@ -62,9 +62,9 @@ class MediaTable:
         return deserialize_media_metadata(str(row[0]), str(row[1]), where=f"{self._root} [{key}]")
 
     def _connection(self) -> sqlite3.Connection:
-        found: tuple[int, sqlite3.Connection] | None = getattr(self._own, "opened", None)
-        if found is not None and found[0] == os.getpid():
-            return found[1]
+        opened: tuple[int, sqlite3.Connection] | None = getattr(self._own, "opened", None)
+        if opened is not None and opened[0] == os.getpid():
+            return opened[1]
         path = _local_copy(self._root) if is_remote(self._root) else os.path.join(self._root, META_FOLDER, SQLITE_INDEX)
         if not os.path.isfile(path):
             raise UsageError("there is no media metadata", where=self._root, fix=_FIX)
@@ -78,7 +78,7 @@ class MediaTable:
 
 
 def _local_copy(url: str) -> str:
-    """``index.sqlite`` of a remote data set in the user's cache."""
+    """Path of a copy in the user's cache of the ``index.sqlite`` of a remote data set."""
     version = list_files(url, META_FOLDER).get(SQLITE_INDEX)
     if version is None:
         raise UsageError("there is no media metadata", where=url, fix=_FIX)

@@ -1,4 +1,4 @@
-"""A folder as a store, on a local disk or behind a URL."""
+"""Stores of the files in a folder, on a local disk or behind a URL."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 
 class SystemFileStore(FileStore[bytes]):
-    """The files below a folder.
+    """The files below a folder, by their paths.
 
     Args:
-        base_dir: the folder, or its URL. None: keys are whole paths.
+        base_dir: the folder, or its URL. None: keys are absolute paths.
 
     Raises:
-        DatasetError: there is no such folder on this machine.
+        DatasetError: the folder does not exist on this machine.
 
     Example:
         >>> data, source = SystemFileStore("images")["cats/0001.jpg"]
@@ -66,7 +66,7 @@ class SystemFileStore(FileStore[bytes]):
         return SourceInfo(dataset_path=folder, index=key, shard_name=folder, file_names=(key,))
 
     def _path(self, key: str) -> str:
-        """The whole path of a key, which must not lead out of the folder: keys come out of data."""
+        """The full path of a key. It must not lead out of the folder: keys come from data."""
         if self.base_dir is None:
             return key
         if is_remote(self.base_dir):
@@ -96,7 +96,7 @@ class SystemFileStore(FileStore[bytes]):
         return self._asked(read, path, key)
 
     def _asked(self, ask: Callable[[], T], path: str, key: str) -> T:
-        """What a file system answers; its errors as those of this library."""
+        """Return the result of a call to a file system; its errors become those of this library."""
         try:
             return ask()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:

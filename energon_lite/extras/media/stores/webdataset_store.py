@@ -1,4 +1,4 @@
-"""A prepared data set, or a JSONL file, as a store: parts of samples by key and name."""
+"""A prepared data set, or a JSONL file, as a store: parts of samples by key and part name."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from energon_lite.storage.tar.sample_columns import split_member_name
 
 __all__ = ["JsonlFileStore", "WebdatasetFileStore"]
 
-#: Samples whose rows of the index are in memory at a time while they are listed.
+#: Samples whose index rows are in memory at a time while samples are listed.
 _LISTED = 1 << 16
 
 
 class _Place(NamedTuple):
-    """Numbers of a sample, of a part in it, and of their shard; the part's name, where it begins, and its bytes."""
+    """Place of a part: numbers of its sample, of the part in it, and of the shard; its name, offset and size."""
 
     sample: int
     part: int
@@ -37,14 +37,14 @@ class _Place(NamedTuple):
 
 
 class WebdatasetFileStore(FileStore[bytes]):
-    """The parts of all samples of a prepared data set, whatever its splits; keys are names of members of its tars,
+    """The parts of all samples of a prepared data set, in all splits; keys are the names of members of its tars,
     ``<key of the sample>.<part>``.
 
     Args:
         dataset_path: the folder, or its URL.
 
     Raises:
-        NotPreparedError: there is none, or it was not prepared.
+        NotPreparedError: there is no data set, or it was not prepared.
         DatasetError: as :meth:`~energon_lite.storage.read.webdataset.WebdatasetSource.open`.
 
     Example:
@@ -76,15 +76,15 @@ class WebdatasetFileStore(FileStore[bytes]):
         return place.size, source
 
     def _place(self, key: str) -> tuple[_Place, SourceInfo]:
-        """Where the part of a key is, and how it is called."""
+        """The place of the part with a key, and its source."""
         sample, part = self._located(key)
         index, shard = self._source.index, self._shard_of(sample)
         _, rows = index.key_and_part_rows(sample)
-        found = [at for at in range(0, len(rows), 3) if index.part_names[rows[at + 2]] == part]
-        if not found:
+        rows_of_part = [at for at in range(0, len(rows), 3) if index.part_names[rows[at + 2]] == part]
+        if not rows_of_part:
             raise MissingEntryError(f"sample {key.rpartition('.')[0]!r} has no part {part!r}", where=self.get_path())
-        offset, size, _ = rows[found[-1] : found[-1] + 3]  # of two parts with one name the last counts
-        place = _Place(sample, found[-1] // 3, part, shard, offset, size)
+        offset, size, _ = rows[rows_of_part[-1] : rows_of_part[-1] + 3]  # of two parts with one name the last counts
+        place = _Place(sample, rows_of_part[-1] // 3, part, shard, offset, size)
         return place, self._source_of(sample, key, index.shard_names[shard])
 
     def get_path(self) -> str:
@@ -94,12 +94,12 @@ class WebdatasetFileStore(FileStore[bytes]):
         return self._media.get(key)
 
     def __len__(self) -> int:
-        """Samples."""
+        """Number of samples."""
         return len(self._source.index)
 
     def list_all_samples(self) -> Iterator[tuple[str, int, int]]:
-        """Each sample: its key, the bytes that it takes in its shard (headers and padding included), and the number of
-        the shard. From the index alone, in the order of the shards.
+        """Iterate over the samples: key, bytes in its shard (headers and padding included), and number of the shard.
+        Only the index is read, in the order of the shards.
 
         Example:
             >>> next(WebdatasetFileStore("data/coco").list_all_samples())
@@ -111,7 +111,7 @@ class WebdatasetFileStore(FileStore[bytes]):
                 yield index.key(sample), size, shard
 
     def list_all_sample_parts(self) -> Iterator[tuple[str, int, int]]:
-        """Each part of each sample: its whole name, which is a key of this store; its bytes; the number of its shard.
+        """Iterate over all parts of all samples: key of the part in this store, bytes, and number of the shard.
 
         Example:
             >>> next(WebdatasetFileStore("data/coco").list_all_sample_parts())
@@ -123,31 +123,31 @@ class WebdatasetFileStore(FileStore[bytes]):
                 yield from ((f"{key}.{name}", size, shard) for name, size in parts)
 
     def list_sample_parts(self, sample_key: str, slow_mode: bool = False) -> Iterator[tuple[str, int, int]]:
-        """The parts of one sample: name without the key, bytes, and number of the shard.
+        """Iterate over the parts of one sample: name without the key, bytes, and number of the shard.
 
         Args:
-            sample_key: its key.
-            slow_mode: as in Energon, where it reads the shard for want of an index; the index knows parts here.
+            sample_key: key of the sample.
+            slow_mode: ignored; in Energon it reads the shard if the index lacks the parts, which this index has.
 
         Raises:
-            MissingEntryError: there is no such sample; at the first one that is asked for.
+            MissingEntryError: there is no such sample; raised at the first part.
         """
         sample = self._sample(str(sample_key))
         shard = self._shard_of(sample)
         yield from ((name, size, shard) for name, size in self._parts_of(sample)[1])
 
     def get_total_size(self) -> int:
-        """Bytes of all samples, headers and padding included."""
+        """Bytes of all samples in their shards, headers and padding included."""
         return sum(sum(sizes) for _, _, sizes in self._stretches())
 
     def close(self) -> None:
-        """As in Energon; there is nothing to be closed: files belong to the process, and are shared."""
+        """Do nothing: open files belong to the process, and are shared. Energon's stores have this method."""
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({self.get_path()})"
 
     def _located(self, key: str) -> tuple[int, str]:
-        """The number of the sample, and the name of the part."""
+        """The number of the sample, and the name of the part, for a key."""
         split = split_member_name(key)
         if split is None:
             raise MissingEntryError(
@@ -175,13 +175,13 @@ class WebdatasetFileStore(FileStore[bytes]):
         return int(self._source.index.shards[:, 3].searchsorted(sample, "right")) - 1
 
     def _parts_of(self, sample: int) -> tuple[str, list[tuple[str, int]]]:
-        """The key of a sample; name and size of its parts."""
+        """The key of a sample, and name and size of each of its parts."""
         index = self._source.index
         key, rows = index.key_and_part_rows(sample)
         return key, [(index.part_names[rows[at + 2]], rows[at + 1]) for at in range(0, len(rows), 3)]
 
     def _stretches(self) -> Iterator[tuple[int, int, list[int]]]:
-        """All samples in stretches: number of the shard, of the first sample, and the bytes of each."""
+        """All samples in stretches: number of the shard, number of the first sample, and the bytes of each sample."""
         index = self._source.index
         for shard, (_, _, end, first, _) in enumerate(index.shards[:-1].tolist()):
             stop = int(index.shards[shard + 1, 3])
@@ -189,7 +189,7 @@ class WebdatasetFileStore(FileStore[bytes]):
                 last = min(begin + _LISTED, stop)
                 headers = index.samples[begin : last + 1][:, 2].copy()
                 if last == stop:
-                    headers[-1] = end  # there the next shard begins
+                    headers[-1] = end  # the row after the last sample belongs to the next shard
                 yield shard, begin, np.diff(headers).tolist()
 
     def _source_of(self, sample: int, key: str, shard: str) -> SourceInfo:
@@ -211,7 +211,7 @@ class JsonlFileStore(WebdatasetFileStore):
         super().__init__(jsonl_path)
 
     def list_sample_parts(self, sample_key: str, slow_mode: bool = False) -> Iterator[tuple[str, int, int]]:
-        """The line with a number: its whole name, its bytes with the end of the line, and 0; as in Energon."""
+        """The line with a number: its key in this store, its bytes with the line end, and 0; as in Energon."""
         sample = self._sample(str(sample_key))
         for _, first, sizes in self._stretches():
             if sample < first + len(sizes):
@@ -219,7 +219,7 @@ class JsonlFileStore(WebdatasetFileStore):
                 return
 
     def list_all_sample_parts(self) -> Iterator[tuple[str, int, int]]:
-        """Each line: its key in this store, its bytes with the end of the line, and 0."""
+        """Iterate over the lines: key in this store, bytes with the line end, and 0."""
         return ((f"{key}.{PART}", size, shard) for key, size, shard in self.list_all_samples())
 
     def _located(self, key: str) -> tuple[int, str]:
@@ -246,11 +246,14 @@ def _name_of(kind: type[WebdatasetFileStore], source: WebdatasetSource) -> _Name
 
 
 def _again(kind: type[WebdatasetFileStore], source: WebdatasetSource, media: MediaTable) -> WebdatasetFileStore:
-    """A copy in another process, which opens the index when it is first asked; or the one that is there already: lazy
-    values bring their stores along wherever they are sent."""
+    """Return the copy of a store in another process, which opens the index at the first request. An existing copy is
+    reused, because each pickled lazy value brings its store along."""
     store = _known.get(_name_of(kind, source))
     if store is not None:
         return store
     store = _known[_name_of(kind, source)] = kind.__new__(kind)
-    store._source, store._media, store._keys, store._lock = source, media, None, threading.Lock()
+    store._source = source
+    store._media = media
+    store._keys = None
+    store._lock = threading.Lock()
     return store
