@@ -2,7 +2,7 @@
 
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has tables: ``COMMANDS``, ``SOURCES``,
-``RANGE_READERS``, ``STATE_READERS``. A guest that is deleted takes its entries with it.
+``COST_MODELS``, ``RANGE_READERS``, ``STATE_READERS``. A guest that is deleted takes its entries with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -27,7 +27,16 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
 
-__all__ = ["Command", "SourceFormat", "commands", "load", "range_readers", "source_formats", "state_readers"]
+__all__ = [
+    "Command",
+    "SourceFormat",
+    "commands",
+    "cost_models",
+    "load",
+    "range_readers",
+    "source_formats",
+    "state_readers",
+]
 
 #: Packages whose folders are guests, and guests by themselves.
 _FOLDERS = "energon_lite.extras"
@@ -73,6 +82,15 @@ def commands() -> dict[str, Command]:
 def source_formats() -> dict[str, SourceFormat]:
     """Return the formats of all guests, by URL scheme."""
     return _merged("SOURCES")
+
+
+def cost_models() -> dict[str, str]:
+    """Return the cost models of all guests, by the name in documents. Table ``COST_MODELS``.
+
+    A value is ``module:function``, called with the document's :class:`~energon_lite.documents.node.Node`, or with None
+    for a model without costs; returns a :class:`~energon_lite.batching.step_balancer.StepCostModel`.
+    """
+    return _merged("COST_MODELS")
 
 
 def range_readers() -> dict[str, str]:

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from energon_lite import BestFit, ByTokens, Capacity, Chunks, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.batching import SortedWindow
+from energon_lite.batching.step_balancer import CostColumns
 from energon_lite.batching.strategy import strategy_from_dict
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.errors import StateMismatchError, UsageError
 from energon_lite.extras.balance.cost_model import CostModel
-from energon_lite.extras.balance.step_costs import CostColumns
 from energon_lite.order import BlendOrder, ConcatOrder
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from token_data import CAPACITY, Tokens, length_of, tokens_of
 
 MODEL = CostModel.from_features({"tokens": 10**9, "squared_patches": 10**9, "images": 5 * 10**9, "loss_tokens": 10**9})
+NOTHING = CostModel.from_features({})  # for a limit of images alone
 PER_STEP = 12
 
 
@@ -61,7 +62,7 @@ def plan_of(sizes: list[int], document: dict[str, Any], chunk: int, max_images: 
     if len(sizes) > 1:  # small leaves of an endless blend come round several times in a chunk
         order = BlendOrder([LeafOrder(size, key) for key, size in enumerate(sizes)], [1.0] * len(sizes), 0)
     tables = [columns(size) for size in sizes]
-    costs = [CostColumns(MODEL if even else None, table, max_images) for table in tables]
+    costs = CostColumns(MODEL if even else NOTHING, tables, max_images)
     return TokenPlan(
         order,
         strategy_from_dict(document),
@@ -75,7 +76,7 @@ def plan_of(sizes: list[int], document: dict[str, Any], chunk: int, max_images: 
 
 def pieces(chunk: PlannedChunk, first: int, count: int) -> list[list[Any]]:
     """What micro-batches of a step are made of, evened out or not."""
-    if chunk.costs is None:
+    if chunk.balancer is None:
         return [chunk.spans(number) for number in range(first, first + count)]
     return [list(one) for one in chunk.step_spans(first, count)]
 

@@ -11,3 +11,4 @@ COMMANDS = {
         _GROUP,
     ),
 }
+COST_MODELS = {"transformer": "energon_lite.extras.balance.cost_file:cost_model"}

@@ -18,7 +18,6 @@ import numpy as np
 
 from energon_lite.documents.paths import local_path, missing_file_fix
 from energon_lite.errors import DatasetError, EmptyDatasetError, UsageError
-from energon_lite.extras.balance.cost_model import LOSS_TOKENS
 from energon_lite.storage.files.atomic_file import remove_if_there, write_bytes
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.columns import LENGTH, write_column
@@ -46,6 +45,8 @@ __all__ = ["Input", "TokenizeReport", "tokenize_files"]
 WORK_FOLDER, SETTINGS_FILE = ".tokenize", "settings.json"
 #: What a data set was made of, and the counts.
 DONE_FILE = "tokenize.json"
+#: Column of the number of tokens that the loss counts, by the name that cost models use.
+LOSS_TOKENS = "loss_tokens"
 _FORMAT = 3
 #: Version of the results of shards.
 _RESULTS = 2
