@@ -1,1 +1,1 @@
-"""Tools for users that nothing else in the library needs."""
+"""Tools for users that no other part of the library needs."""
