@@ -101,9 +101,14 @@ class ImageTextTaskEncoder(TaskEncoder):
         multiple: int = 1,
     ):
         super().__init__()
-        self.tokenize, self.image_token, self.end_token = tokenize, image_token, end_token
-        self.pad, self.multiple = end_token if pad is None else pad, multiple
-        self.token_pixels, self.max_image_tokens, self.pack_capacity = patch * merge, max_image_tokens, capacity
+        self.tokenize = tokenize
+        self.image_token = image_token
+        self.end_token = end_token
+        self.pad = end_token if pad is None else pad
+        self.multiple = multiple
+        self.token_pixels = patch * merge
+        self.max_image_tokens = max_image_tokens
+        self.pack_capacity = capacity
 
     @stateless(restore_seeds=False)
     def pieces(self, sample: Any) -> list[tuple[torch.Tensor | str, bool]]:

@@ -73,7 +73,8 @@ class PackedList(Sequence[T]):
     """
 
     def __init__(self, path: str, trust_code: bool, chosen: range | None = None):
-        self.path, self._trust_code = path, trust_code
+        self.path = path
+        self._trust_code = trust_code
         with open(path, "rb", opener=open_file) as file:
             head = read_head(file, path, _LIST_FILE)
             if head.meta["pickles"] and not trust_code:
@@ -203,7 +204,8 @@ class _Body:
     """Items of a mapped file. Each block is verified when it is first accessed."""
 
     def __init__(self, mapped: memoryview, head: Head):
-        self._mapped, self._head = mapped, head
+        self._mapped = mapped
+        self._head = head
         self._there = bytearray(len(head.checksums))
         self._items = head.places["items"][2]
         _, (offsets,), self._place = head.places["offsets"]
@@ -303,7 +305,8 @@ class _Packing:
     """Encoder of objects to bytes."""
 
     def __init__(self, trust_code: bool):
-        self._trust_code, self.pickles = trust_code, False
+        self._trust_code = trust_code
+        self.pickles = False
 
     def pack(self, item: Any, number: int) -> bytes:
         """Encode an item.
@@ -346,7 +349,9 @@ class _Packing:
                 try:
                     self._pack(value)
                 except Exception as reason:
-                    place, item, error = f"{place}[{key!r}]", value, reason
+                    place = f"{place}[{key!r}]"
+                    item = value
+                    error = reason
                     break
             else:
                 return place, str(error)

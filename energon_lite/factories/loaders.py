@@ -103,7 +103,7 @@ class TraversedDatasetReference:
         split_part: the split to read.
         aux: auxiliary stores of files, by name.
         subflavors: its labels; those of outer documents take precedence.
-        shuffle_over_epochs_multiplier: so many epochs are mixed.
+        shuffle_over_epochs_multiplier: number of epochs to mix.
     """
 
     path: EPath
@@ -146,7 +146,7 @@ class DatasetLoaderInterface(ABC):
             training: True for shuffled, endless data sets.
             split_part: the split, unless the document names another.
             subflavors: further labels, which take precedence.
-            shuffle_over_epochs_multiplier: so many epochs are mixed.
+            shuffle_over_epochs_multiplier: number of epochs to mix.
             subset: a part of each data set.
             kwargs: further arguments of the factories, such as ``decoder``.
         """

@@ -66,8 +66,10 @@ class OpenedData:
             )
         runs = dataset.runs_as
         assert isinstance(runs, PlannedDataset)
-        self._loader, self._lock = SavableDataLoader(dataset), threading.Lock()
-        self._single, self._batched = runs.pipeline(), replace(runs, batched=True).pipeline()
+        self._loader = SavableDataLoader(dataset)
+        self._lock = threading.Lock()
+        self._single = runs.pipeline()
+        self._batched = replace(runs, batched=True).pipeline()
         for pipeline in (self._single, self._batched):
             pipeline.samples.worker_config = dataset.worker_config
         self._kept: OrderedDict[Address, Any] = OrderedDict()

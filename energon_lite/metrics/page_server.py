@@ -53,7 +53,8 @@ class _Page:
     """Path, type and contents of the page."""
 
     def __init__(self, path: str, content_type: str):
-        self.path, self.content_type = path, content_type
+        self.path = path
+        self.content_type = content_type
         self.data = b""
 
 
@@ -72,10 +73,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         page = self.server.page
-        found = self.path.partition("?")[0] == page.path
-        data = page.data if found else f"there is only {page.path}\n".encode()
-        self.send_response(200 if found else 404)
-        self.send_header("Content-Type", page.content_type if found else "text/plain; charset=utf-8")
+        is_page = self.path.partition("?")[0] == page.path
+        data = page.data if is_page else f"there is only {page.path}\n".encode()
+        self.send_response(200 if is_page else 404)
+        self.send_header("Content-Type", page.content_type if is_page else "text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

@@ -84,8 +84,8 @@ def find_blocks(paths: Sequence[str], *, records: int, text_records: str = "file
         else:
             blocks += _line_blocks(path, records, number, "lines" if kind == "text" else kind)
     for start in range(0, len(texts), records):
-        some = texts[start : start + records]
-        blocks.append(Block("text", tuple(path for _, path in some), some[0][0]))
+        part = texts[start : start + records]
+        blocks.append(Block("text", tuple(path for _, path in part), part[0][0]))
     return blocks
 
 
@@ -122,7 +122,9 @@ def read_block(block: Block) -> Iterator[Record]:
 
 def _line_blocks(path: str, records: int, number: int, kind: str) -> list[Block]:
     """Divide a file at every ``records``-th end of a line."""
-    cuts, lines, position = [0], 0, 0
+    cuts = [0]
+    lines = 0
+    position = 0
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):
             ends = np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == 10)
@@ -172,12 +174,17 @@ def _text_record(file: int, number: int, data: bytes) -> Record:
 def _parquet_blocks(path: str, records: int, number: int) -> list[Block]:
     with _parquet(path) as file:
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
-    blocks, start, first, rows = [], 0, 1, 0
+    blocks = []
+    start = 0
+    first = 1
+    rows = 0
     for group, size in enumerate(sizes, start=1):
         rows += size
         if rows >= records or group == len(sizes):
             blocks.append(Block("parquet", (path,), number, start, group, first))
-            start, first, rows = group, first + rows, 0
+            start = group
+            first = first + rows
+            rows = 0
     return blocks
 
 

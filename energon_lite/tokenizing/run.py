@@ -101,7 +101,8 @@ class _Shards(Work[_Shard, Tokenized]):
 
     def __init__(self, root: str, settings: Mapping[str, Any], tokenizer: HuggingFaceTokenizer):
         super().__init__(os.path.join(root, WORK_FOLDER))
-        self._root, self._tokenizer = root, tokenizer
+        self._root = root
+        self._tokenizer = tokenizer
         self._settings = hashlib.sha256(json.dumps([settings, _RESULTS]).encode()).hexdigest()[:16]
 
     def name(self, unit: _Shard) -> str:

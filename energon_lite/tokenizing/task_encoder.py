@@ -64,7 +64,9 @@ class TokenizedTaskEncoder(TaskEncoder):
 
     def __init__(self, *, packed: bool = True, pad: int = 0, multiple: int = 1):
         super().__init__()
-        self.packed, self.pad, self.multiple = packed, pad, multiple
+        self.packed = packed
+        self.pad = pad
+        self.multiple = multiple
 
     @stateless(restore_seeds=False)
     def encode_sample(self, sample: TokenizedSample) -> TokenSequence:

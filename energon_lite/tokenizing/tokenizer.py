@@ -97,7 +97,9 @@ class HuggingFaceTokenizer:
                 steps += [(place, True), (place + 1, False)] if place else [(1, False)]
         if not steps or steps[-1][0] < len(messages):
             steps.append((len(messages), False))
-        text, ends, answers = "", [0], []
+        text = ""
+        ends = [0]
+        answers = []
         for count, asked in steps:
             before, text = text, self._templated(list(messages[:count]), asked)
             if not text.startswith(before):

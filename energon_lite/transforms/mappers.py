@@ -145,7 +145,10 @@ class RandomCropMapper(TransformMapper[T.RandomCrop]):
         left, top, right, bottom = _borders(self.transform.padding)
         if self.transform.pad_if_needed:
             missing = np.maximum(wanted - dst_size - (top + bottom, left + right), 0)
-            left, right, top, bottom = left + missing[1], right + missing[1], top + missing[0], bottom + missing[0]
+            left = left + missing[1]
+            right = right + missing[1]
+            top = top + missing[0]
+            bottom = bottom + missing[0]
         matrix = self.translate(left, top) @ matrix
         dst_size = dst_size + np.array((top + bottom, left + right))
         if (dst_size < wanted).any():

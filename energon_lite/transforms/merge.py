@@ -131,12 +131,12 @@ def _all_mappers(base: Any) -> Iterator[type[TransformMapper[Any]]]:
 
 def _common(what: str, transforms: Sequence[TransformMapper[Any]]) -> Any:
     """Return the common value of all transforms that have one; None if none has."""
-    said = [(value, transform) for transform in transforms if (value := getattr(transform, what)()) is not None]
-    for value, transform in said[1:]:
-        first, other = said[0]
+    given = [(value, transform) for transform in transforms if (value := getattr(transform, what)()) is not None]
+    for value, transform in given[1:]:
+        first, other = given[0]
         if value != first:
             raise UsageError(
                 f"{type(other).__name__} has {what} {first}, {type(transform).__name__} has {value}: one warp has one",
                 fix=f"give all of them the same {what}",
             )
-    return said[0][0] if said else None
+    return given[0][0] if given else None

@@ -39,7 +39,9 @@ class LoaderSpeed:
     """
 
     def __init__(self, make_dataset: Callable[[int], SavableDataset], seconds: float, most_batches: int = 1 << 30):
-        self._make, self._seconds, self._most = make_dataset, seconds, most_batches
+        self._make = make_dataset
+        self._seconds = seconds
+        self._most = most_batches
         self._state: Any = None
 
     def __call__(self, setting: Setting) -> Speed:

@@ -119,7 +119,10 @@ class _Search:
         tell: Callable[[Speed], None],
         clock: Callable[[], float],
     ):
-        self._measure, self._bounds, self._tell, self._clock = measure, bounds, tell, clock
+        self._measure = measure
+        self._bounds = bounds
+        self._tell = tell
+        self._clock = clock
         self._began = clock()
         self._took: list[float] = []  # seconds, each
         self.tuning = Tuning()

@@ -95,7 +95,8 @@ class FileTokenizer(Tokenizer):
     def __init__(self, path: str):
         self._inner = HuggingFaceTokenizer(path)
         self.vocab_size = self._inner.vocab_size
-        self.bos, self.eos = self._inner.begin, self._inner.end
+        self.bos = self._inner.begin
+        self.eos = self._inner.end
         self.pad = self.eos or 0
 
     def chat(self, messages: Sequence[Mapping[str, Any]], mark: str | None = None) -> list[tuple[list[int], bool]]:

@@ -61,8 +61,12 @@ class ImageExchange:
 
     def __init__(self, model: LlamaModel, sizes: Sequence[Sequence[Sizes]], group: dist.ProcessGroup):
         assert model.vision is not None
-        self._encoder, self._projector, self._config = model.vision, model.projector, model.config
-        self._sizes, self._group, self._rank = sizes, group, group.rank()
+        self._encoder = model.vision
+        self._projector = model.projector
+        self._config = model.config
+        self._sizes = sizes
+        self._group = group
+        self._rank = group.rank()
         self._turn = 0
 
     def __call__(self, image: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
@@ -74,7 +78,9 @@ class ImageExchange:
         Returns:
             The tokens of all images, concatenated, ``[tokens, hidden]``; and the number of tokens of each.
         """
-        sizes, rank, config = self._sizes[self._turn], self._rank, self._config
+        sizes = self._sizes[self._turn]
+        rank = self._rank
+        config = self._config
         self._turn += 1
         plan = _plan(config, sizes)
         flat = [size for of_rank in sizes for size in of_rank]
