@@ -80,7 +80,7 @@ class OpenedData:
             if address not in self._kept:
                 result = self._single.run(Job(0, 0, [address]))
                 if result.batch is None:
-                    return self._loader.restore_sample(("sample", *address, 0))  # which raises what is wrong with it
+                    return self._loader.restore_sample(("sample", *address, 0))  # raises the error of the sample
                 self._kept[address] = result.batch
                 if len(self._kept) > _KEPT:
                     self._kept.popitem(last=False)
@@ -94,7 +94,7 @@ class OpenedData:
             failures = [outcome for outcome in result.outcomes if isinstance(outcome, Failure)]
             if failures and not self._batched.refill:
                 for address in addresses:
-                    self._loader.restore_sample(("sample", *address, 0))  # which raises what is wrong with it
+                    self._loader.restore_sample(("sample", *address, 0))  # raises the error of the sample
                 lost = failures[0]
                 raise SampleError(f"the batch cannot be made: {lost.stage}: {lost.reason}", fix=lost.fix or None)
             return result.batch

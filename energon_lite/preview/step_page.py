@@ -225,7 +225,7 @@ def _charts(run: ShownRun, finder: StepFinder, place: Place, made: Sequence[Micr
     return element("section", summary, element("div", charts, class_="charts"), aria_label="Lengths and costs")
 
 
-# -- what comes next ----------------------------------------------------------------------------------------------
+# -- the next steps -----------------------------------------------------------------------------------------------
 
 
 def coming(run: ShownRun, links: Links, finder: StepFinder, place: Place, count: int = _COMING) -> Markup:

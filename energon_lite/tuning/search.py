@@ -265,7 +265,7 @@ def _proposal(tuning: Tuning, bounds: Bounds) -> Speed:
     """Return the cheapest setting that is about as fast as the fastest, or fast enough.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no setting could be run within the limits.
     """
     fitting = _fitting(tuning, bounds)
     if not fitting:

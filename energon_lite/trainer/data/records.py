@@ -36,7 +36,7 @@ _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "ass
 def cook_record(sample: CrudeSample) -> Sample:
     """Make the sample of a record, by the names of its fields.
 
-    * ``tokens.npy``, and ``mask.npy`` if there is one: what ``energon-lite tokenize`` wrote.
+    * ``tokens.npy``, and ``mask.npy`` if there is one: the output of ``energon-lite tokenize``.
     * ``messages`` (or ``conversations``), a list of ``{role, content}`` (or ``{from, value}``): a chat. ``content`` is
       a text, in which ``<image>`` stands for an image, or a list of ``{type: text, text}`` and ``{type: image}``.
     * ``prompt`` and ``response``: a chat of two messages.

@@ -64,7 +64,7 @@ class Tokenizer(ABC):
 
 
 class ByteTokenizer(Tokenizer):
-    """The bytes of UTF-8 as tokens 0..255, then begin, end and padding. Nothing to download, nothing unknown.
+    """The bytes of UTF-8 as tokens 0..255, then begin, end and padding. It needs no download and has no unknown tokens.
 
     Example:
         >>> ByteTokenizer().encode("Hi")
@@ -119,7 +119,7 @@ def make_tokenizer(path: str | None, vocab_size: int) -> Tokenizer:
 
     Raises:
         ConfigError: it has more tokens than the model.
-        UsageError: there is none.
+        UsageError: the tokenizer does not exist.
     """
     tokenizer = ByteTokenizer() if path is None else FileTokenizer(path)
     if tokenizer.vocab_size > vocab_size:

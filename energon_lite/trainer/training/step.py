@@ -124,7 +124,6 @@ def launch_step(
         optimizer: optimizer of that model.
         micro_batches: this rank's; tensor- and context-parallel peers and the first and the last pipeline stage have
             equal ones, stages between them None for each. They may be empty, and their number is equal on all ranks.
-            equal ones, stages between them None for each. They may be empty, and are as many on each rank.
         mesh: the ranks.
         lr: the learning rate, or a function from the number of tokens of the step to it.
         record: see :func:`run_pipeline`.
