@@ -30,7 +30,7 @@ class EnergonDataModule(LightningDataModule):
 
     Args:
         train: function from the ``WorkerConfig`` of a device to the training data: ``get_train_dataset(...)``,
-                or a loader of it.
+            or a loader of it.
         val: the same for validation data, or a dict of several functions.
         num_workers: worker processes of each device.
         seed_offset: seed of the run.
