@@ -136,7 +136,7 @@ class Trainer:
         return done
 
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Any]:
-        """:meth:`launch` a step, wait for it, and return its metrics."""
+        """Run a step by :meth:`launch`, wait for it, and return its metrics."""
         return self.numbers(self.launch(step, batches))
 
     def launch(self, step: int, batches: Iterator[Any]) -> RunningStep:
