@@ -71,7 +71,7 @@ class DatasetBlendMode(Enum):
 
 @dataclass(kw_only=True)
 class LoadedDataset:
-    """A data set of a blend.
+    """A data set of a blend, with its weight or repetitions.
 
     Args:
         dataset: its factory.
@@ -174,7 +174,7 @@ class DatasetLoaderInterface(ABC):
 
 @dataclass(kw_only=True)
 class DatasetLoader(DatasetLoaderInterface):
-    """A single data set.
+    """Loader of a single data set.
 
     Args:
         path: path of the prepared folder, or of a JSONL file.

@@ -55,7 +55,7 @@ _RESULTS = 2
 
 @dataclass(frozen=True)
 class Input:
-    """Files for one task.
+    """Input files of one task.
 
     Args:
         files: paths, folders (all files of known kinds in them) or patterns with ``*``, ``?`` and ``**``.

@@ -36,7 +36,7 @@ class TransformMapper(ABC, Generic[TTransform]):
         self.transform = transform
 
     def __call__(self, sample: Any) -> Any:
-        """Apply the transform itself, alone."""
+        """Apply this transform alone to a sample."""
         return self.transform(sample)
 
     @abstractmethod

@@ -73,7 +73,7 @@ class MergeTransform(torch.nn.Module):
 
 
 def _warp_image(image: Image.Image, back: Matrix, size: Size, mode: str, fill: Any) -> Image.Image:
-    """Args: back: from points of the new image to those of ``image``."""
+    """Warp a Pillow image; ``back`` maps points of the new image to those of ``image``."""
     affine = np.allclose(back[2, :2], 0)
     method = Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE
     if isinstance(fill, (int, float)):
@@ -87,7 +87,7 @@ def _warp_image(image: Image.Image, back: Matrix, size: Size, mode: str, fill: A
 
 
 def _warp_tensor(image: torch.Tensor, back: Matrix, size: Size, mode: str, fill: Any) -> torch.Tensor:
-    """Args: back: from points of the new image to those of ``image``."""
+    """Warp a tensor; ``back`` maps points of the new image to those of ``image``."""
     height, width = size.tolist()
     *many, channels, rows, columns = image.shape
     x, y = torch.arange(width, dtype=torch.float64) + 0.5, torch.arange(height, dtype=torch.float64) + 0.5

@@ -65,7 +65,7 @@ def huggingface_name(name: str) -> str:
 
 
 def check_tensors(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], where: str) -> None:
-    """Compare names and shapes.
+    """Check that tensors have the expected names and shapes.
 
     Raises:
         StateMismatchError: some tensors are missing, unexpected, or of another shape; with their names.

@@ -58,7 +58,7 @@ class NonFiniteGuard:
         self.in_a_row, self._numbers = state.get("in_a_row", 0), list(state.get("numbers", ()))
 
     def saw(self, step: int, values: Mapping[str, Any], data: StepData | None) -> None:
-        """Count a step.
+        """Count a finished step, and end the run after too many bad ones.
 
         Args:
             step: its number.
