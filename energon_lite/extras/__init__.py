@@ -1,1 +1,1 @@
-"""Tools for users that no other part of the library needs."""
+"""Extras of the core: each folder can be deleted, and the rest of the package still works."""

@@ -18,7 +18,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.errors import SampleError
-from energon_lite.tokenizing.task_encoder import TokenizedSample
+from energon_lite.trainer.tokenizing.task_encoder import TokenizedSample
 
 #: Placeholder of an image in a text.
 IMAGE_MARK = "<image>"

@@ -8,7 +8,10 @@ from typing import Any, NoReturn
 import torch
 import torch.nn.functional as F
 
-from energon_lite import AugmentTaskEncoder, FatalSampleError, PackedBatch, PaddedBatch, TaskEncoder, pad_sequences
+from energon_lite import TaskEncoder, pad_sequences
+from energon_lite.batching import PackedBatch, PaddedBatch
+from energon_lite.errors import FatalSampleError
+from energon_lite.hooks import AugmentTaskEncoder
 from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 

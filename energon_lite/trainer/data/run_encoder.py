@@ -6,8 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from energon_lite import ConcatSplit, TaskEncoder, UsageError, strategy_from_dict
-from energon_lite.errors import ConfigError
+from energon_lite import ConcatSplit, TaskEncoder
+from energon_lite.batching import strategy_from_dict
+from energon_lite.errors import ConfigError, UsageError
 from energon_lite.named_object import find_named
 from energon_lite.trainer.data.config import DataConfig
 from energon_lite.trainer.data.rows import RowsTaskEncoder

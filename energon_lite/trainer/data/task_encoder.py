@@ -13,24 +13,23 @@ from energon_lite import (
     ChatSample,
     Cooker,
     InterleavedSample,
-    SampleDecoder,
     SkipSample,
     TaskEncoder,
     TextSample,
-    TokenizedTaskEncoder,
-    TokenSequence,
     VQASample,
-    next_token_pairs,
     pack_sequences,
     pad_sequences,
     stateless,
 )
+from energon_lite.batching import TokenSequence, next_token_pairs
 from energon_lite.errors import SampleError
-from energon_lite.tokenizing.task_encoder import TokenizedSample
+from energon_lite.storage import SampleDecoder
+from energon_lite.trainer import TokenizedTaskEncoder
 from energon_lite.trainer.data.records import IMAGE_MARK, cook_record
 from energon_lite.trainer.data.rows import rows_of
 from energon_lite.trainer.data.tokenizer import ByteTokenizer, Tokenizer
 from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.tokenizing.task_encoder import TokenizedSample
 
 #: Placeholder of an image in a list of tokens, whatever its number of tokens.
 _IMAGE = -1

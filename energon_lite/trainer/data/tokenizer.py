@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_lite.errors import ConfigError
-from energon_lite.tokenizing.tokenizer import HuggingFaceTokenizer
+from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
 
 
 class Tokenizer(ABC):

@@ -72,7 +72,7 @@ class OptimizerConfig:
         schedule: ``cosine``, ``linear``, ``constant`` or ``wsd``.
         decay_share: share of the run's steps, at its end, in which ``wsd`` lowers the learning rate.
         scale_rule: dependence of the learning rate on the tokens of a step, if these vary: ``linear``, ``sqrt`` or
-            ``none``; see :func:`energon_lite.learning_rate_scale`.
+            ``none``; see :func:`energon_lite.batching.learning_rate_scale`.
         reference_tokens: tokens of the step for which ``lr`` was chosen; required by ``scale_rule``.
         weight_decay: weight decay of matrices; norms and biases are not decayed.
         betas: decay rates of the two moments.

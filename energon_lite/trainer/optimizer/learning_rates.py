@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from energon_lite import learning_rate_scale
+from energon_lite.batching import learning_rate_scale
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 
 

@@ -1,7 +1,8 @@
 """Exchange of images between data-parallel ranks, so that all encode equal work, forward and backward.
 
 Data-parallel ranks have images of different sizes and numbers, however their tokens are balanced. In each turn, the
-:class:`~energon_lite.EncoderPlan` assigns each image to a rank. Pixels are sent to that rank and the tokens are sent
+:class:`~energon_lite.extras.balance.EncoderPlan` assigns each image to a rank. Pixels are sent to that rank and the
+tokens are sent
 back; in the backward pass the gradients take the same ways in reverse. The result of a step does not change.
 
 Every rank must know the sizes of all images of the step. The ranks exchange them once, in a small message. They do not
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from energon_lite import EncoderPlan
+from energon_lite.extras.balance import EncoderPlan
 from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel

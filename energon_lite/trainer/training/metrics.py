@@ -10,11 +10,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from energon_lite import MetricsFile as MetricsFile
-from energon_lite import MetricsSink as MetricsSink
-from energon_lite import PrometheusEndpoint, TensorBoardFolder
-from energon_lite import WandbRun as WandbRun
 from energon_lite.errors import listed
+from energon_lite.extras.inspect import MetricsFile as MetricsFile
+from energon_lite.extras.inspect import PrometheusEndpoint, TensorBoardFolder
+from energon_lite.extras.inspect import WandbRun as WandbRun
+from energon_lite.loading import MetricsSink as MetricsSink
 from energon_lite.trainer.training.config import TrainerConfig
 from energon_lite.trainer.training.config_file import config_to_dict
 

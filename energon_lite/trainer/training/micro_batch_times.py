@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from energon_lite import CostModel, UsageError, fit_costs, read_micro_batches, write_cost_model
+from energon_lite.errors import UsageError
+from energon_lite.extras.balance import CostModel, fit_costs, read_micro_batches, write_cost_model
 from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh

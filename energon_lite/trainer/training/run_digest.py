@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_lite import chain_digest, digest_text
+from energon_lite.batching import chain_digest, digest_text
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 __all__ = ["RunDigest", "digest_parts", "joined_digest"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_lite import digest_text
+from energon_lite.batching import digest_text
 from energon_lite.trainer.data.loaders import StepData
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import TrainerConfig

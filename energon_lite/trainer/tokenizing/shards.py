@@ -1,0 +1,120 @@
+"""Making of a tar shard from a block of records: a pure function that writes atomically."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.storage.files.atomic_file import replacing
+from energon_lite.trainer.tokenizing.array_tar import ArrayTar
+from energon_lite.trainer.tokenizing.records import Block, read_block
+from energon_lite.trainer.tokenizing.tasks import Example, Task, examples_of
+from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
+
+__all__ = ["MASK_PART", "TOKENS_PART", "ShardCounts", "Tokenized", "shard_name", "total", "write_shard"]
+
+#: Parts of a sample with its tokens, and with its loss mask.
+TOKENS_PART = "tokens.npy"
+MASK_PART = "mask.npy"
+
+#: Records that are tokenised by one call.
+_TOGETHER = 512
+#: The most problems of a shard that are listed.
+_TOLD = 5
+
+
+@dataclass
+class ShardCounts:
+    """Counts of a block's records and examples.
+
+    Attributes:
+        records: number of records read.
+        examples: number of examples written.
+        tokens: number of tokens in them.
+        longest: tokens of the longest example.
+        too_long: number of records that were truncated, dropped or split.
+        left_out: number of records without an example: broken and dropped ones.
+        problems: the first broken records, as [file number, record number, problem].
+    """
+
+    records: int = 0
+    examples: int = 0
+    tokens: int = 0
+    longest: int = 0
+    too_long: int = 0
+    left_out: int = 0
+    problems: list[list[Any]] = field(default_factory=list)
+
+
+def total(counts: Sequence[ShardCounts]) -> ShardCounts:
+    """Sum the counts of several shards."""
+    names = ("records", "examples", "tokens", "too_long", "left_out")
+    return ShardCounts(
+        **{name: sum(getattr(shard, name) for shard in counts) for name in names},
+        longest=max((shard.longest for shard in counts), default=0),
+        problems=[problem for shard in counts for problem in shard.problems],
+    )
+
+
+class Tokenized(NamedTuple):
+    """Result of a block: the counts, and tokens and counted tokens of each example in order, int64 ``[n]``."""
+
+    counts: ShardCounts
+    lengths: NDArray[np.int64]
+    loss_tokens: NDArray[np.int64]
+
+
+def shard_name(number: int) -> str:
+    """Return the name of a shard."""
+    return f"tokens-{number:06d}.tar"
+
+
+def write_shard(root: str, number: int, block: Block, task: Task, tokenizer: HuggingFaceTokenizer) -> Tokenized:
+    """Tokenise a block into the shard of its number.
+
+    Args:
+        root: folder of the data set.
+        number: number of the block.
+        block: the records.
+        task: task that makes examples.
+        tokenizer: the tokenizer.
+    """
+    counts = ShardCounts()
+    lengths: list[int] = []
+    loss_tokens: list[int] = []
+    with replacing(os.path.join(root, shard_name(number))) as temporary, open(temporary, "wb") as file:
+        tar = ArrayTar(file)
+        for key, example in _examples(block, task, tokenizer, counts):
+            tar.add(f"{key}.{TOKENS_PART}", example.tokens)
+            if example.mask is not None:
+                tar.add(f"{key}.{MASK_PART}", example.mask)
+            lengths.append(len(example.tokens))
+            loss_tokens.append(len(example.tokens) if example.mask is None else int(np.count_nonzero(example.mask)))
+        tar.finish()
+    counts.examples, counts.tokens, counts.longest = len(lengths), sum(lengths), max(lengths, default=0)
+    return Tokenized(counts, np.array(lengths, dtype=np.int64), np.array(loss_tokens, dtype=np.int64))
+
+
+def _examples(
+    block: Block, task: Task, tokenizer: HuggingFaceTokenizer, counts: ShardCounts
+) -> Iterator[tuple[str, Example]]:
+    """Yield the examples of a block with their keys, and count the records."""
+    reader = read_block(block)
+    while records := list(islice(reader, _TOGETHER)):
+        counts.records += len(records)
+        fields = [record.problem if record.fields is None else record.fields for record in records]
+        outcomes = examples_of(fields, task, tokenizer)
+        for record, (examples, problem, too_long) in zip(records, outcomes, strict=True):
+            counts.too_long += too_long
+            counts.left_out += not examples
+            if problem and len(counts.problems) < _TOLD:
+                counts.problems.append([record.file, record.number, problem])
+            name = f"{record.file:05d}-{record.number:09d}"
+            for part, example in enumerate(examples):
+                yield name if len(examples) == 1 else f"{name}-{part:05d}", example
