@@ -26,7 +26,7 @@ def build_blend_index(
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
     """Build a blend index; each rank of the default process group writes a slice.
 
-    See :func:`energon_lite.order.build_blend_index`.
+    See :func:`energon_lite.extras.tools.order_arrays.build_blend_index`.
 
     Args:
         weights, n, key: as for that function, equal on all ranks.

@@ -33,8 +33,7 @@ class ImageTextRow(PackedBatch):
     """A packed row of samples with images.
 
     In addition to the fields of all packed batches, it has the images in ``media["image"]``, the sample of each image
-    in
-    ``media_samples["image"]``, and these fields:
+    in ``media_samples["image"]``, and these fields:
 
     Args:
         mrope_position_ids: int64 ``[3, 1, length]``: frame, row and column of each position, from 0 in each sample; see

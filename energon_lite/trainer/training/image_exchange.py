@@ -2,8 +2,8 @@
 
 Data-parallel ranks have images of different sizes and numbers, however their tokens are balanced. In each turn, the
 :class:`~energon_lite.extras.balance.EncoderPlan` assigns each image to a rank. Pixels are sent to that rank and the
-tokens are sent
-back; in the backward pass the gradients take the same ways in reverse. The result of a step does not change.
+tokens are sent back; in the backward pass the gradients take the same ways in reverse. The result of a step does not
+change.
 
 Every rank must know the sizes of all images of the step. The ranks exchange them once, in a small message. They do not
 take them from the plan of the data, because a sample that failed would be missing there.

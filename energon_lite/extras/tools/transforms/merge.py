@@ -32,7 +32,7 @@ class MergeTransform(torch.nn.Module):
         transforms: ``Resize``, ``RandomResizedCrop``, ``CenterCrop``, ``RandomCrop``, ``RandomHorizontalFlip``,
             ``RandomVerticalFlip``, ``RandomRotation``, ``RandomPerspective`` of ``torchvision.transforms``, classes
             derived from them, or :class:`~energon_lite.extras.tools.transforms.CustomTransform`. Those with an
-            interpolation must have the same one (bilinear if none has), and those with a fill value the same fill value.
+            interpolation must have the same one (bilinear if none has), and those with a fill value the same value.
 
     Raises:
         ValueError: a transform of another kind, or different interpolations or fill values.
