@@ -1,4 +1,4 @@
-"""``python -m energon_lite.extras.energon``: a script, a module or a line of code, with Energon's names over ours."""
+"""Command ``python -m energon_lite.extras.energon``: run a script, module or code with Energon's names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Energon always lets them, unless --no-trust-code is given."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the arguments say; returns an exit code where nothing was run."""
+    """Run the script, module or code in the arguments; return the exit code."""
     rest = list(sys.argv[1:] if arguments is None else arguments)
     trust_code = rest[:1] != ["--no-trust-code"]
     rest = rest if trust_code else rest[1:]
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(source: str | bytes, name: str, file: str | None) -> None:
-    """Run source as the main module, which stays so until the process ends: threads and children look it up."""
+    """Run source as the main module, which remains in place until the process ends, for threads and children."""
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=__builtins__, __spec__=None)
     if file is not None:

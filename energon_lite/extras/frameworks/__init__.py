@@ -1,5 +1,5 @@
-"""Adapters to other people's trainers: each hands a savable loader to a trainer in the trainer's own words.
+"""Adapters of savable loaders to other trainers, in the terms of each trainer.
 
-Each module needs the package that it is named after, and imports it only when it is used. None has a mechanism of its
-own: order, resuming and dealing to ranks are the loader's, and an adapter translates names.
+Each module requires the package that it is named after, and imports it only when used. Adapters translate names and
+have no mechanisms of their own: order, resuming and distribution to ranks are the loader's.
 """

@@ -1,7 +1,7 @@
-"""Hugging Face Accelerate: a loader that ``accelerator.prepare``, ``save_state`` and ``load_state`` take as their own.
+"""Hugging Face Accelerate: a loader for ``accelerator.prepare``, ``save_state`` and ``load_state``.
 
-Accelerate would cut batches up again, or read them on the first process only; a loader that deals them to ranks itself
-passes through ``prepare`` as one that is prepared already. Its state goes into ``save_state``'s folder.
+Accelerate would split batches again, or read them on the first process only; a loader that deals batches to ranks
+passes through ``prepare`` as one that is already prepared. Its state is saved in ``save_state``'s folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["AccelerateLoader"]
 
 
 class _Batches(torch.utils.data.IterableDataset[Any]):
-    """The loader as what ``skip_first_batches`` and others look for behind a loader; its length is that in samples."""
+    """The loader as a data set, for ``skip_first_batches`` and other code of torch; its length is in samples."""
 
     def __init__(self, batches: TrainerLoader):
         self.batches = batches
@@ -41,17 +41,16 @@ class _Batches(torch.utils.data.IterableDataset[Any]):
 class AccelerateLoader(torch.utils.data.DataLoader[Any]):
     """A savable loader for Accelerate: make it after the ``Accelerator``, and give it to ``accelerator.prepare``.
 
-    Batches come on the accelerator's device, the next one copied while the step on the one before it runs.
-    ``save_state`` and ``load_state`` carry the place in the data, for any number of processes; nothing is to be skipped
-    after it. ``accelerator.accumulate`` knows the last batch of a loop that ends, and ``gather_for_metrics`` drops the
+    Batches are on the accelerator's device; the next one is copied during the step on the current one. ``save_state``
+    and ``load_state`` save the position in the data, for any number of processes; do not skip batches afterwards.
     copies that fill the last step of a validation.
 
     Args:
-        loader: the loader, or a data set, of which one is made; of this process's rank.
-        convert: what becomes of each batch before it is handed out.
+        loader: the loader, or a data set to make one of; for this process's rank.
+        convert: function applied to each batch before it is delivered.
 
     Raises:
-        UsageError, TopologyError: as :class:`~energon_lite.extras.frameworks.trainer_loader.TrainerLoader`.
+        UsageError, TopologyError: see :class:`~energon_lite.extras.frameworks.trainer_loader.TrainerLoader`.
 
     Example:
         >>> accelerator = Accelerator(gradient_accumulation_steps=4)
@@ -60,7 +59,7 @@ class AccelerateLoader(torch.utils.data.DataLoader[Any]):
         >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     """
 
-    #: For ``prepare``: nothing is left to do. For ``save_state``: it has a state.
+    #: Tells ``prepare`` that nothing is left to do, and ``save_state`` that there is a state.
     _is_accelerate_prepared = True
     end_of_dataloader = False
     remainder = -1
@@ -88,14 +87,14 @@ class AccelerateLoader(torch.utils.data.DataLoader[Any]):
             gradients._remove_dataloader(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Nothing: each pass has an order of its own already, and an endless stream goes on."""
+        """Do nothing: each pass already has its own order, and an endless stream continues."""
 
     def state_dict(self) -> State:
-        """The place behind the batch that was handed out last, for all processes; all of them call it."""
+        """Return the position after the last delivered batch, for all processes; all of them call it."""
         return self.batches.state_dict()
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Go on there, on any number of processes."""
+        """Resume from a state, on any number of processes."""
         self.batches.load_state_dict(state_dict)
 
     def close(self) -> None:

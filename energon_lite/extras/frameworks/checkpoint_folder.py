@@ -1,4 +1,4 @@
-"""A ``checkpoint-N`` folder of Hugging Face's Trainer: the place in the data beside what Trainer puts into it."""
+"""The loader state in a ``checkpoint-N`` folder of Hugging Face's Trainer."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["STATE_FILE", "TRAINER_FILE", "newest_checkpoint", "read_json", "write_state"]
 
-#: The place in the training data, for any number of processes.
+#: File with the state of the training loader, for any number of processes.
 STATE_FILE = "energon_lite_loader.json"
-#: What Trainer writes last.
+#: File that Trainer writes last.
 TRAINER_FILE = "trainer_state.json"
-#: Trainer's own mark of a checkpoint that is being written because the machine is about to go.
+#: Trainer's mark of a checkpoint that it writes in a hurry before the machine is shut down.
 _MARK = "checkpoint-is-incomplete.txt"
 
 
 def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """The ``checkpoint-N`` with the largest N that a kill has not left half written; None: there is none.
+    """Return the complete ``checkpoint-N`` with the largest N, or None if there is none.
 
-    Each that is passed over is reported as a warning.
+    Each skipped checkpoint is reported as a warning.
     """
-    found = {int(path.name[11:]): path for path in Path(folder).glob("checkpoint-*") if path.name[11:].isdecimal()}
-    for _, path in sorted(found.items(), reverse=True):
+    paths = [path for path in Path(folder).glob("checkpoint-*") if path.name[11:].isdecimal()]
+    checkpoints = {int(path.name[11:]): path for path in paths}
+    for _, path in sorted(checkpoints.items(), reverse=True):
         why = ""
         try:
             read_json(path / TRAINER_FILE)
@@ -46,10 +47,10 @@ def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
 
 def read_json(path: Path) -> Any:
-    """What is in a file of a checkpoint.
+    """Read a JSON file of a checkpoint.
 
     Raises:
-        StateError: it is not there, or damaged.
+        StateError: the file is missing or damaged.
     """
     try:
         return json.loads(path.read_text())
@@ -62,6 +63,6 @@ def read_json(path: Path) -> Any:
 
 
 def write_state(folder: Path, state: State) -> None:
-    """Put the place in the data into a checkpoint, whole or not at all; before Trainer says that it is complete."""
+    """Write the loader state into a checkpoint atomically, before Trainer marks the checkpoint as complete."""
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(str(folder / STATE_FILE), json.dumps(state).encode())

@@ -1,4 +1,4 @@
-"""One state of a loader for all ranks, as a checkpoint holds it that any number of ranks can load."""
+"""State of a loader for all ranks, which any number of ranks can load from a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["common_state"]
 
 
 def common_state(loader: SavableDataLoader, state: State | None = None) -> State:
-    """The state for all data-parallel ranks, on each of them.
+    """Return the state for all data-parallel ranks, on each of them.
 
-    Where hooks decide what is in a batch, each rank knows its own lanes only, so this is a collective of all ranks.
-    Else every rank knows it by itself.
+    For content-decided batches, each rank knows only its own lanes, so this is a collective of all ranks. Otherwise
+    every rank computes it alone.
 
     Args:
-        state: what ``loader.state_dict()`` was on this rank; None: what it is.
+        state: an earlier ``loader.state_dict()`` of this rank; None: the current one.
     """
     state, config = loader.state_dict() if state is None else state, loader.worker_config
     if state["kind"] != "lanes" or config.world_size == 1 or not is_running():

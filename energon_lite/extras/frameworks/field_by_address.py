@@ -1,4 +1,4 @@
-"""A field of a sample that travels as the sample's key."""
+"""A field of a sample that is sent as the sample's key."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ __all__ = ["FieldByAddress"]
 
 
 class FieldByAddress:
-    """A field of a sample that is read where, and when, somebody looks into it. It has no length, so that numpy and
-    tensordict leave it as it is.
+    """A field of a sample that is read on access, in the process that accesses it.
+
+    It has no length, so numpy and tensordict do not convert it.
 
     Args:
-        key: the sample.
-        name: the field's.
+        key: key of the sample.
+        name: name of the field.
     """
 
     __slots__ = ("key", "name")
@@ -29,7 +30,7 @@ class FieldByAddress:
         return FieldByAddress, (self.key, self.name)
 
     def fetch(self) -> Any:
-        """The field. Its dicts and lists are the caller's; what is in them is shared.
+        """Return the field. Its dicts and lists are copies; the values in them are shared.
 
         Raises:
             UsageError: the sample has no such field.
@@ -47,12 +48,12 @@ class FieldByAddress:
         return self.fetch()[item]
 
     def get(self, item: Any, default: Any = None) -> Any:
-        """An entry of a field that is a dict."""
+        """Return an entry of a field that is a dict."""
         return self.fetch().get(item, default)
 
 
 def _own(value: Any) -> Any:
-    """A copy of dicts and lists, with the same values in them."""
+    """Copy dicts and lists, with the same values in them."""
     if isinstance(value, dict):
-        return {name: _own(one) for name, one in value.items()}
-    return [_own(one) for one in value] if isinstance(value, list) else value
+        return {name: _own(entry) for name, entry in value.items()}
+    return [_own(entry) for entry in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Lightning: a data module of savable loaders, which goes on in the middle of an epoch, on any number of devices."""
+"""Lightning: a data module of savable loaders that resumes within an epoch, on any number of devices."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Make = Callable[[WorkerConfig], SavableDataset | SavableDataLoader]
 
 
 class EnergonDataModule(LightningDataModule):
-    """Training and validation data for ``Trainer.fit``, whose place in the data is part of every checkpoint.
+    """Training and validation data for ``Trainer.fit``, with the loader state in every checkpoint.
 
-    Batches are dealt to devices by the loaders; Lightning leaves them alone. A checkpoint of any moment is resumed with
-    the batch behind the last one that was trained on, on any number of devices; if it was saved in the middle of an
-    epoch, what is left of the epoch is counted for the new number. A validation always begins with the first batch.
+    The loaders deal batches to devices; Lightning does not change that. Training resumes from any checkpoint after the
+    last batch that was trained on, on any number of devices; if it was saved within an epoch, the rest of the epoch is
+    counted for the new number. A validation always starts at the first batch.
 
     Args:
-        train: makes the training data, from the ``WorkerConfig`` of its device: ``get_train_dataset`` with what it
-            needs, or a loader of that.
-        val: the same for validation, or a dict of several.
+        train: function from the ``WorkerConfig`` of a device to the training data: ``get_train_dataset(...)``,
+                or a loader of it.
+        val: the same for validation data, or a dict of several functions.
         num_workers: worker processes of each device.
-        seed_offset: the seed of the run.
+        seed_offset: seed of the run.
 
     Example:
         >>> data = EnergonDataModule(
@@ -47,7 +47,7 @@ class EnergonDataModule(LightningDataModule):
         self, train: Make, val: Make | Mapping[str, Make] | None = None, *, num_workers: int = 4, seed_offset: int = 0
     ):
         super().__init__()
-        if val is None:  # Lightning looks whether it is overridden, and would warn of models that cannot validate
+        if val is None:  # Lightning warns if it is overridden and the model has no validation
             self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
         self._make_train, self._make_val = train, val or {}
         self._workers, self._seed = num_workers, seed_offset
@@ -56,7 +56,7 @@ class EnergonDataModule(LightningDataModule):
         self._saved: dict[str, Any] | None = None
 
     def train_dataloader(self) -> TrainerLoader:
-        """The training data, where the checkpoint says."""
+        """Return the training loader, at the position of the checkpoint."""
         if self._train is None:
             self._train = self._loader(self._make_train)
             self._train.taken_ahead = self._taken_ahead
@@ -67,26 +67,26 @@ class EnergonDataModule(LightningDataModule):
         return self._train
 
     def val_dataloader(self) -> Any:
-        """The validation data."""
+        """Return the validation loaders."""
         made = self._make_val
         if made is None:
             return []
-        return (
-            {name: self._loader(one) for name, one in made.items()} if isinstance(made, Mapping) else self._loader(made)
-        )
+        if isinstance(made, Mapping):
+            return {name: self._loader(make) for name, make in made.items()}
+        return self._loader(made)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place behind the last batch that was trained on, for any number of devices; all of them call it."""
+        """Return the position after the last batch that was trained on, for any number of devices; all call it."""
         if self._train is None:
             return self._saved or {}
         return {"train": self._train.state_dict(), "devices": self._trainer.world_size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on there when the training begins."""
+        """Keep a state to resume from when the training begins."""
         self._saved = state_dict
 
     def teardown(self, stage: str) -> None:
-        """Stop the workers. What is begun again goes on where it was."""
+        """Stop the workers. A restarted loop continues at its position."""
         for loader in self._loaders:
             loader.loader.close()
 
@@ -105,13 +105,13 @@ class EnergonDataModule(LightningDataModule):
         return loader
 
     def _taken_ahead(self) -> int:
-        """Batches that wait in Lightning's hands, because nobody knows how many there are, or that are at work."""
+        """Return the number of batches that Lightning has fetched ahead or is processing."""
         loop = self._trainer.fit_loop
         counted = loop.epoch_loop.batch_progress.current
         return int(counted.ready - counted.processed) + len(getattr(loop._data_fetcher, "batches", ()))
 
     def _count_for(self, devices: int) -> None:
-        """Batches of the epoch that is resumed were counted on another number of devices."""
+        """Convert the counts of batches of the resumed epoch to the current number of devices."""
         now, accumulated = self._trainer.world_size, self._trainer.accumulate_grad_batches
         if devices == now:
             return

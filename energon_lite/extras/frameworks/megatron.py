@@ -26,17 +26,17 @@ def worker_config(
     last_stage_fields: Sequence[str] | None = None,
     **settings: Any,
 ) -> WorkerConfig:
-    """This rank's role, as ``megatron.core.parallel_state`` has it.
+    """Return this rank's worker config, from ``megatron.core.parallel_state``.
 
     Args:
-        all_tensor_ranks: each rank of a tensor-parallel group loads the same for itself, as Megatron-Bridge wants it.
-            Else the first does, and Megatron-LM's ``get_batch`` sends the batch to the others.
+        all_tensor_ranks: True if each rank of a tensor-parallel group loads the same data, as in Megatron-Bridge.
+            Otherwise the first rank loads, and Megatron-LM's ``get_batch`` sends the batch to the others.
         stages, last_stage_fields: see ``WorkerConfig.from_mesh``.
-        settings: other fields of :class:`~energon_lite.WorkerConfig`: ``seed_offset``, ...
+        settings: further fields of :class:`~energon_lite.WorkerConfig`, such as ``seed_offset``.
 
     Raises:
-        TopologyError: Megatron's groups are not there yet.
-        UsageError: megatron-core is not installed; or an argument is none of its choices.
+        TopologyError: Megatron's groups are not initialized yet.
+        UsageError: megatron-core is not installed, or an argument is invalid.
     """
     check_choice("stages", stages, get_args(Stages))
     try:
@@ -65,10 +65,10 @@ def worker_config(
 
 
 class DataIterator:
-    """A loader as Megatron's iterator of micro-batches.
+    """Iterator of a loader's micro-batches for Megatron.
 
     Args:
-        cyclic: behind the last batch of a pass comes the first of the next one. Else it ends there, until ``iter()``.
+        cyclic: True to continue with the next pass after the last batch. False to stop there, until ``iter()``.
     """
 
     def __init__(self, loader: SavableDataLoader, *, cyclic: bool = True):
@@ -92,7 +92,7 @@ class DataIterator:
         return len(self.loader)
 
     def save_state(self) -> State:
-        """The state of all data-parallel ranks, on each of them. Megatron calls it on all, with its checkpoint."""
+        """Return the state of all data-parallel ranks, on each. Megatron calls it on all, with its checkpoint."""
         return common_state(self.loader)
 
 
@@ -106,19 +106,20 @@ def data_iterators(
     states: str | os.PathLike[str] | None = None,
     cyclic: bool = True,
 ) -> tuple[Any, Any, Any]:
-    """What a ``train_valid_test_datasets_provider`` returns: three :class:`DataIterator`; None on ranks without data.
+    """Make three :class:`DataIterator` for a ``train_valid_test_datasets_provider``; None on ranks without data.
 
     Args:
         train, valid, test: data sets made with :func:`worker_config`, savable loaders of them, lists of them, or None.
-        micro_batch_size: samples as which Megatron counts a micro-batch.
-        progress: where the run is: Megatron-LM's ``args``, or Bridge's ``TrainState``; None: at its beginning.
-        states: the folder of ``dataloader_save``. Without it, or a state of this iteration in it, the loader goes to
-            where ``consumed_train_samples`` says. Validation goes by ``consumed_valid_samples``, or, where hooks decide
-            what a batch is, begins again.
+        micro_batch_size: number of samples that Megatron counts per micro-batch.
+        progress: progress of the run: Megatron-LM's ``args``, or Bridge's ``TrainState``; None at its beginning.
+        states: the folder of ``dataloader_save``. Without it, or without a state of this iteration in it, the loader is
+            set to the position in ``consumed_train_samples``. Validation is set by ``consumed_valid_samples`` or, for
+            content-decided batches, restarts.
 
     Raises:
-        StateError, StateMismatchError: the state is damaged, of other data, or at another place than the run.
-        UsageError: there is no state, and hooks decide what a batch is: so a count does not say where one begins.
+        StateError, StateMismatchError: the state is damaged, of other data, or at another position than the run.
+        UsageError: there is no state, and batches are content-decided, so a count of samples does not determine a
+            position.
     """
     trained, validated = (getattr(progress, f"consumed_{name}_samples", 0) for name in ("train", "valid"))
     iteration = getattr(progress, "iteration", getattr(progress, "step", 0))
@@ -128,7 +129,7 @@ def data_iterators(
 
     def iterator(data: Any, consumed: int = 0, saved: State | None = None, *, in_training: bool = True) -> Any:
         if isinstance(data, (list, tuple)):
-            return [iterator(one) for one in data]
+            return [iterator(part) for part in data]
         if data is None or not data.worker_config.loads_data:
             return None
         loader = SavableDataLoader(data) if isinstance(data, SavableDataset) else data
@@ -137,9 +138,9 @@ def data_iterators(
             raise UsageError(f"{consumed} samples were consumed, and a micro-batch has {micro_batch_size}")
         if saved is not None:
             loader.restore_state_rank(saved)
-            found = loader.state_dict()["position"]
-            if found != place and loader.dataset.runs_as.is_endless:
-                raise StateMismatchError(f"the saved loader is at micro-batch {found}, and the run at {place}")
+            position = loader.state_dict()["position"]
+            if position != place and loader.dataset.runs_as.is_endless:
+                raise StateMismatchError(f"the saved loader is at micro-batch {position}, and the run at {place}")
         elif place and (in_training or not isinstance(loader.dataset.runs_as, LaneDataset)):
             loader.restore_state_rank(loader.state_at(place))
         return DataIterator(loader, cyclic=cyclic)

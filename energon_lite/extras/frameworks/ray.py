@@ -1,7 +1,7 @@
-"""Samples by address, for trainers that have a driver: Ray's actors, verl.
+"""Samples by address, for trainers with a driver process: Ray's actors, verl.
 
-The driver has keys, some twenty bytes each, in the order of a data set, and saves how far it is. Whoever needs a sample
-makes it from its key: it is the same in every process that does.
+The driver holds keys of some twenty bytes each, in the order of a data set, and saves its position. A process that
+needs a sample makes it from its key: the result is equal in every process.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["SampleKey", "SampleKeys", "fetch", "fetch_batch"]
 
 @dataclass(frozen=True, slots=True)
 class SampleKey:
-    """A sample that can be made anywhere.
+    """Key of a sample, from which any process can make it.
 
     Args:
-        data: its data set; one object for all keys, so that a pickled list has it once.
-        address: number of the leaf, of the sample in it, and of the epoch.
+        data: reference to its data set; one object for all keys, so that a pickled list contains it once.
+        address: numbers of the leaf, of the sample in it, and of the epoch.
     """
 
     data: DataReference
@@ -34,26 +34,27 @@ class SampleKey:
         return SampleKey, (self.data, self.address)
 
     def fetch(self) -> Any:
-        """The sample, as ``encode_sample`` made it; in training, its replacement if it is skipped or fails. This
-        process keeps the last few: do not change what is in it.
+        """Make the sample with ``encode_sample``; in training, its replacement if it is skipped or fails.
+
+        This process keeps the last few samples, so do not change them.
 
         Raises:
-            SampleError: in validation, where there are no replacements, it is skipped or fails.
-            StateMismatchError: this process finds other data than the driver has.
+            SampleError: in validation, which has no replacements, the sample is skipped or fails.
+            StateMismatchError: the data of this process differs from the driver's.
         """
         return self.data.opened().sample(self.address)
 
 
 class SampleKeys:
-    """The driver's side: keys in the order of a data set, and how far it is.
+    """Keys in the order of a data set, and the position in them, for the driver.
 
     Args:
         function: ``module:name`` of a function that returns a data set of single samples (``batch_size=None``) for one
-            rank. That rank is the driver: who gets which key is the driver's business.
-        arguments: what it is called with, here and in the workers.
+            rank, the driver, which distributes the keys to other processes.
+        arguments: its arguments, here and in the workers.
 
     Raises:
-        UsageError: there is no such function, or what it returns cannot be addressed sample by sample.
+        UsageError: there is no such function, or its result cannot be addressed sample by sample.
 
     Example:
         >>> keys = SampleKeys("my_data:open_prompts", "blend.yaml")
@@ -70,16 +71,16 @@ class SampleKeys:
         self._state = self._loader.state_dict()
 
     def __len__(self) -> int:
-        """Samples in a pass; of an endless stream, as many as its data sets hold."""
+        """Return the number of samples in a pass; for an endless stream, that of its data sets."""
         return len(self.dataset)
 
     def key(self, number: int) -> SampleKey:
-        """The key of a sample of the running pass, by its number in it."""
-        (found,) = self._loader.samples_at(number, pass_number=self._state["pass_number"])
-        return SampleKey(self.data, found.restore_key[1:4])
+        """Return the key of a sample of the current pass, by its number in it."""
+        (planned,) = self._loader.samples_at(number, pass_number=self._state["pass_number"])
+        return SampleKey(self.data, planned.restore_key[1:4])
 
     def take(self, count: int) -> list[SampleKey]:
-        """The next keys; fewer at the end of a pass. Behind it, the next pass begins.
+        """Return the next keys; fewer at the end of a pass, after which the next pass begins.
 
         Raises:
             UsageError: ``count`` is not positive.
@@ -96,22 +97,24 @@ class SampleKeys:
         return keys
 
     def batches(self, size: int) -> Iterator[list[SampleKey]]:
-        """Lists of keys, of an endless stream for ever, of a finite one to the end of the pass. A list counts as
-        delivered when it is handed out."""
+        """Yield lists of keys: without end for an endless stream, otherwise to the end of the pass.
+
+        A list counts as delivered when it is yielded.
+        """
         while keys := self.take(size):
             yield keys
             if self._is_at_end:
                 return
 
     def state_dict(self) -> State:
-        """How far it is: the state of a loader of this data set, which can go on with it as well."""
+        """Return the position as the state of a loader of this data set, which can also resume from it."""
         return dict(self._state)
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where a state was saved: of keys that were taken so many at a time, or of a loader.
+        """Resume from a state of keys, taken in any numbers, or of a loader.
 
         Raises:
-            StateError, StateMismatchError: as of any loader.
+            StateError, StateMismatchError: as for any loader.
         """
         self._loader.load_state_dict(state)
         self._state = self._loader.state_dict()
@@ -122,18 +125,19 @@ class SampleKeys:
 
 
 def fetch(keys: Sequence[SampleKey]) -> list[Any]:
-    """The samples of keys, made in this process; each is what :meth:`SampleKey.fetch` returns."""
+    """Make the samples of keys in this process; each is the result of :meth:`SampleKey.fetch`."""
     return [key.fetch() for key in keys]
 
 
 def fetch_batch(keys: Sequence[SampleKey]) -> Any:
-    """The batch of keys: read together, encoded, and collated by ``batch`` and ``encode_batch`` of the task encoder. It
-    depends on nothing but the keys.
+    """Make the batch of keys: read, encode, and collate by ``batch`` and ``encode_batch`` of the task encoder.
+
+    The batch depends only on the keys.
 
     Raises:
-        SampleError: in validation, a sample or the batch is skipped or fails: nothing is left out silently.
-        UsageError: there are no keys, or keys of several data sets.
+        SampleError: in validation, a sample or the batch is skipped or fails: none is left out silently.
+        UsageError: there are no keys, or they are of several data sets.
     """
-    if len(found := {key.data for key in keys}) != 1:
-        raise UsageError(f"a batch of {len(keys)} keys of {len(found)} data sets", fix="give keys of one")
+    if len(sources := {key.data for key in keys}) != 1:
+        raise UsageError(f"a batch of {len(keys)} keys of {len(sources)} data sets", fix="give keys of one")
     return keys[0].data.opened().batch([key.address for key in keys])

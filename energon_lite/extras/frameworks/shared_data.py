@@ -1,4 +1,4 @@
-"""A data set that several processes open for themselves, to make samples of it by address: each makes the same ones."""
+"""A data set that several processes open independently, to make equal samples by address."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from energon_lite.order.hashing import hash_ints
 
 __all__ = ["Address", "DataReference", "OpenedData", "open_data"]
 
-#: Number of the leaf, of the sample in it, and of the epoch.
+#: Numbers of the leaf, of the sample in it, and of the epoch.
 Address = tuple[int, int, int]
 
-#: Samples that a process keeps, since the answers to one prompt are made one after the other.
+#: Samples that a process keeps, because several responses to one prompt are generated in succession.
 _KEPT = 16
 
 
 @dataclass(frozen=True)
 class DataReference:
-    """Which data set a sample belongs to, and how a process opens it.
+    """Reference to a data set, by which a process opens it.
 
     Args:
-        function: ``module:name`` of a function that returns a data set; it is imported where samples are made.
-        arguments: what it is called with: paths, numbers.
-        fingerprint: of the data set that the driver has; another one is refused.
+        function: ``module:name`` of a function that returns a data set; it is imported in the process that makes
+            samples.
+        arguments: its arguments: paths, numbers.
+        fingerprint: fingerprint of the driver's data set; a difference is an error.
     """
 
     function: str
@@ -44,15 +45,15 @@ class DataReference:
         return DataReference, (self.function, self.arguments, self.fingerprint)
 
     def opened(self) -> OpenedData:
-        """The data set in this process. A forked one opens it anew: it shares neither files nor locks."""
+        """Open the data set in this process. Forked processes open it anew, so as not to share files or locks."""
         return _opened(self, os.getpid())
 
 
 class OpenedData:
-    """A data set in a process that makes samples of it. Hooks run one at a time.
+    """A data set opened in a process that makes samples of it. Hooks run one at a time.
 
     Raises:
-        StateMismatchError: it is another one than the reference says.
+        StateMismatchError: its fingerprint is not that of the reference.
     """
 
     def __init__(self, data: DataReference):
@@ -72,7 +73,7 @@ class OpenedData:
         self._kept: OrderedDict[Address, Any] = OrderedDict()
 
     def sample(self, address: Address) -> Any:
-        """A sample, or what replaces it; see :meth:`~energon_lite.extras.frameworks.ray.SampleKey.fetch`."""
+        """Make a sample, or its replacement; see :meth:`~energon_lite.extras.frameworks.ray.SampleKey.fetch`."""
         with self._lock:
             if address not in self._kept:
                 result = self._single.run(Job(0, 0, [address]))
@@ -84,9 +85,9 @@ class OpenedData:
             return self._kept[address]
 
     def batch(self, addresses: list[Address]) -> Any:
-        """A batch; see :func:`~energon_lite.extras.frameworks.ray.fetch_batch`."""
+        """Make a batch; see :func:`~energon_lite.extras.frameworks.ray.fetch_batch`."""
         with self._lock:
-            number = hash_ints(*addresses[0]) >> 1  # from which batch hooks have their randomness
+            number = hash_ints(*addresses[0]) >> 1  # seed of the randomness of batch hooks
             result = self._batched.run(Job(0, number, addresses))
             failures = [outcome for outcome in result.outcomes if isinstance(outcome, Failure)]
             if failures and not self._batched.refill:
@@ -98,10 +99,10 @@ class OpenedData:
 
 
 def open_data(function: str, arguments: tuple[Any, ...]) -> SavableDataset:
-    """What a function returns.
+    """Call the function that makes a data set, and check the result.
 
     Raises:
-        UsageError: there is no such function, or what it returns cannot be addressed sample by sample.
+        UsageError: there is no such function, or its result cannot be addressed sample by sample.
     """
     form = {"form": "MODULE:FUNCTION", "example": "my_data:open_prompts"}
     call: Any = find_named(function, option="the data set of keys", wanted="a function that returns a data set", **form)

@@ -1,8 +1,8 @@
 """torchtitan: a savable loader as the data loader of its ``Trainer`` and of its ``Validator`` (torchtitan 0.3).
 
-:func:`data_loader` makes the configuration for theirs. :class:`TitanLoader` is the loader in their words, and
-works without torchtitan. Its state is one entry of their checkpoint, the same on all ranks, and loads on any number of
-them; the order, and who gets what, are the loader's.
+:func:`data_loader` makes the configuration for torchtitan. :class:`TitanLoader` is the loader with torchtitan's
+interface, and works without torchtitan. Its state is one entry of a checkpoint, equal on all ranks, and loads on any
+number of them; order and distribution to ranks are the loader's.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["LoaderRequest", "MakeLoader", "TitanLoader", "data_loader", "model_i
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderRequest:
-    """What torchtitan asks of a data loader.
+    """Properties that torchtitan requests of a data loader.
 
     Args:
-        worker_config: this rank's place among the data-parallel ranks, with the workers and the seed of the config.
-        dataset_path: the config's; torchtitan's command line may have changed it.
-        infinite: whether data that ends begins again. A validator with ``steps=-1`` wants it to end.
+        worker_config: this rank among the data-parallel ranks, with the workers and the seed of the configuration.
+        dataset_path: path from the configuration; torchtitan's command line may have changed it.
+        infinite: True to restart data that ends. A validator with ``steps=-1`` needs an end.
         seq_len: tokens of a row, ``training.seq_len``.
         local_batch_size: rows of a micro-batch, ``training.local_batch_size``.
         tokenizer: the trainer's.
-        others: whatever else it said, by its names.
+        others: further requested properties, by name.
     """
 
     worker_config: WorkerConfig
@@ -51,14 +51,14 @@ MakeLoader: TypeAlias = Callable[[LoaderRequest], SavableDataLoader]
 
 
 class TitanLoader:
-    """A savable loader by torchtitan's protocol: ``iter``, ``state_dict``, ``load_state_dict``.
+    """A savable loader with torchtitan's protocol: ``iter``, ``state_dict``, ``load_state_dict``.
 
     Args:
-        make: makes the loader; its batches are those that :func:`model_inputs` takes.
-        request: what it is to be like.
+        make: maker of the loader; its batches are arguments of :func:`model_inputs`.
+        request: requested properties.
 
     Raises:
-        UsageError: what was made is no savable loader.
+        UsageError: ``make`` did not return a savable loader.
     """
 
     def __init__(self, make: MakeLoader, request: LoaderRequest):
@@ -68,10 +68,10 @@ class TitanLoader:
             raise UsageError(what, fix="return get_savable_loader(dataset)")
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
-        # Nobody closes a data loader there: its workers stop when the loop over it ends, or is dropped.
+        # torchtitan does not close data loaders: the workers stop when the loop ends, or is dropped.
         try:
             empty_passes = 0
-            while empty_passes < 2:  # one that was restored at its end is empty
+            while empty_passes < 2:  # a pass restored at its end is empty
                 empty_passes += 1
                 for batch in self.loader:
                     empty_passes = 0
@@ -83,17 +83,17 @@ class TitanLoader:
             self.loader.close()
 
     def state_dict(self) -> dict[str, str]:
-        """The state, as text: a checkpoint loads into the same entries that it was saved from, and states vary in them.
+        """Return the state as text, because checkpoints load into the entries they were saved from, and states vary.
 
-        Where hooks decide what is in a batch, it is a collective of all ranks: each knows its own lanes only.
+        For content-decided batches, it is a collective of all ranks: each knows only its own lanes.
         """
         return {"state": json.dumps(common_state(self.loader))}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where the state was saved, on whatever number of ranks. An empty one changes nothing.
+        """Resume from a state, on any number of ranks. An empty state changes nothing.
 
         Raises:
-            StateError, StateMismatchError: as :meth:`SavableDataLoader.restore_state_rank`.
+            StateError, StateMismatchError: see :meth:`SavableDataLoader.restore_state_rank`.
         """
         if state_dict:
             self.loader.load_state_dict(json.loads(state_dict["state"]))
@@ -102,19 +102,19 @@ class TitanLoader:
 def data_loader(
     make: MakeLoader, *, dataset_path: str | None = None, num_workers: int = 2, seed: int = 0, infinite: bool = True
 ) -> Any:
-    """The configuration of a data loader: for ``Trainer.Config.dataloader``, and for that of the validator.
+    """Return the configuration of a data loader, for ``Trainer.Config.dataloader`` and that of the validator.
 
     Its fields are options of torchtitan's command line: ``--dataloader.num_workers 8``.
 
     Args:
-        make: makes the loader; called on each rank, for the validator at each validation.
-        dataset_path: what ``make`` finds in its request.
+        make: maker of the loader; called on each rank, and for the validator at each validation.
+        dataset_path: path that ``make`` finds in its request.
         num_workers: worker processes of each rank.
-        seed: of the run: the ``seed_offset`` of the worker config.
-        infinite: begin again where the data ends. The validator decides for itself.
+        seed: seed of the run: the ``seed_offset`` of the worker config.
+        infinite: True to restart when the data ends. The validator overrides it.
 
     Raises:
-        UsageError: torchtitan, or what it needs, is not installed.
+        UsageError: torchtitan, or a package that it requires, is not installed.
 
     Example:
         >>> config.dataloader = data_loader(make_train_loader, dataset_path="blend.yaml", num_workers=4)
@@ -128,11 +128,11 @@ def data_loader(
 
 @functools.cache
 def _component() -> Any:
-    """:class:`TitanLoader` as a component of torchtitan: with a configuration that builds it."""
+    """Return :class:`TitanLoader` as a component of torchtitan, with a configuration that builds it."""
     import tyro
     from torchtitan.components.dataloader import BaseDataLoader
 
-    make = Annotated[Callable[..., Any], tyro.conf.Suppress]  # an option of the command line is no function
+    make = Annotated[Callable[..., Any], tyro.conf.Suppress]  # a function cannot be a command line option
     fields: Any = [("make", make), ("num_workers", int), ("seed", int), ("infinite", bool)]
     base: Any = BaseDataLoader.Config
     config = dataclasses.make_dataclass("Config", fields, bases=(base,), kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Batches as torchtitan takes them: what its model is called with, and labels."""
+"""Conversion of batches for torchtitan: inputs of its model, and labels."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from energon_lite.errors import UsageError
 
 __all__ = ["IGNORED", "model_inputs"]
 
-#: The label that torchtitan's losses leave out.
+#: The label that torchtitan's losses ignore.
 IGNORED = -100
 
 _THEIR_NAMES = {"tokens": "input", "position_ids": "positions"}
 
 
 def model_inputs(batch: Any, seq_len: int | None = None) -> tuple[dict[str, Any], torch.Tensor]:
-    """``input`` and what else the model is called with, and the labels.
+    """Return ``input`` and the other inputs of the model, and the labels.
 
-    Of what :func:`~energon_lite.pack_sequences` and :func:`~energon_lite.pad_sequences` return, those are the tokens,
-    ``positions`` that begin anew with each document, and all ``media`` by their names. Of other batches: ``tokens`` (or
+    For results of :func:`~energon_lite.pack_sequences` and :func:`~energon_lite.pad_sequences`, these are the tokens,
+    ``positions`` that restart in each document, and all ``media`` by name. For other batches: ``tokens`` (or
     ``input``), ``position_ids`` (or ``positions``), and every further field that is not None and does not begin with
-    ``__``. Where ``loss_mask`` is 0, the label does not count. A batch without samples becomes a row of which nothing
-    counts, so that its rank can take part in the step.
+    ``__``. Labels with a ``loss_mask`` of 0 do not count. A batch without samples becomes a row without counted labels,
+    so that its rank can take part in the step.
 
     Args:
-        batch: a mapping, or a dataclass as :class:`~energon_lite.Batch`; rows are ``[rows, length]``.
-        seq_len: rows are padded to it; None: they are left as they are.
+        batch: a mapping, or a dataclass such as :class:`~energon_lite.Batch`; rows are ``[rows, length]``.
+        seq_len: length to pad rows to; None for no padding.
 
     Raises:
-        UsageError: there are no tokens or labels, rows are longer than ``seq_len``, or a label is to count in part.
+        UsageError: there are no tokens or labels, rows are longer than ``seq_len``, or a loss mask is not 0 or 1.
 
     Example:
         >>> inputs, labels = model_inputs(pack_sequences(samples, pad=0), seq_len=2048)
@@ -54,14 +54,14 @@ def model_inputs(batch: Any, seq_len: int | None = None) -> tuple[dict[str, Any]
 
 
 class _Constants(dict[str, Any]):
-    """An input that is no tensor, as the numbers of special tokens. Their validator calls ``to`` of every input."""
+    """An input other than a tensor, such as the ids of special tokens. The validator calls ``to`` on every input."""
 
     def to(self, *_: Any, **__: Any) -> _Constants:
         return self
 
 
 def _named(batch: Any) -> tuple[dict[str, Any], bool]:
-    """The fields of a batch by torchtitan's names; and whether there is no sample in it."""
+    """Return the fields of a batch by torchtitan's names, and whether it has no samples."""
     fields: dict[str, Any] = {}
     if isinstance(batch, Mapping):
         fields = dict(batch)
@@ -77,22 +77,22 @@ def _named(batch: Any) -> tuple[dict[str, Any], bool]:
         if value is not None and not name.startswith("__")
     }
     if not {"input", "labels"} <= inputs.keys():
-        found = ", ".join(fields) or "no fields"
-        what = f"torchtitan trains on tokens and labels; this batch, a {type(batch).__name__}, has {found}"
+        present = ", ".join(fields) or "no fields"
+        what = f"torchtitan trains on tokens and labels; this batch, a {type(batch).__name__}, has {present}"
         fix = "return what pack_sequences or pad_sequences makes from batch, or a dict of tokens and labels"
         raise UsageError(what, fix=f"{fix} from encode_batch")
     return inputs, isinstance(keys, list | tuple) and not keys
 
 
 def _stacked(items: torch.Tensor | list[torch.Tensor]) -> Any:
-    """Items as one tensor: those that differ in their first dimension only, as the patches of images do, are padded."""
+    """Stack items into one tensor, padded if they differ only in their first dimension, as patches of images do."""
     if isinstance(items, torch.Tensor) or len({item.shape[1:] for item in items}) != 1:
         return items
     return torch.nn.utils.rnn.pad_sequence(items, batch_first=True)
 
 
 def _blank(inputs: Mapping[str, Any], length: int) -> tuple[dict[str, Any], torch.Tensor]:
-    """A row of which nothing counts, with such of the inputs as belong to no sample."""
+    """Make a row without counted labels, with the inputs that belong to no sample."""
     row = {"input": torch.zeros(1, length, dtype=torch.int64)}
     if "positions" in inputs:
         row["positions"] = torch.arange(length)[None]
@@ -101,7 +101,7 @@ def _blank(inputs: Mapping[str, Any], length: int) -> tuple[dict[str, Any], torc
 
 
 def _filled(inputs: dict[str, Any], labels: torch.Tensor, seq_len: int) -> tuple[dict[str, Any], torch.Tensor]:
-    """Rows padded to a length, which kernels and CUDA graphs want. Padding is a document of its own."""
+    """Pad rows to a length, for kernels and CUDA graphs. Padding is a document of its own."""
     rows, length = labels.shape
     if length > seq_len:
         fix = "set training.seq_len to the capacity of a pack, or cut samples in encode_sample"

@@ -1,4 +1,4 @@
-"""What Hugging Face's Trainer asks for its data, answered with savable loaders."""
+"""Data loader methods of Hugging Face's Trainer, implemented with savable loaders."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ __all__ = ["TrainerInputs"]
 
 
 class TrainerInputs:
-    """The methods of ``Trainer`` that make loaders: one for each loader or data set that is ours, ``Trainer``'s own for
-    others. To be put before ``Trainer`` among the base classes."""
+    """Mixin with the methods of ``Trainer`` that make loaders; put it before ``Trainer`` among the base classes.
+
+    They return a loader for each savable loader or data set, and ``Trainer``'s own for other data.
+    """
 
     _loaders: dict[int, AccelerateLoader] | None = None
-    _taken: set[str] | None = None  # what the model's `forward` takes of a batch
+    _taken: set[str] | None = None  # entries of a batch that the model's `forward` accepts
 
     def get_train_dataloader(self: Any) -> Any:
         own = self._train_loader()
@@ -41,7 +43,7 @@ class TrainerInputs:
         return own
 
     def _own_loader(self: Any, data: Any, batch_size: int) -> AccelerateLoader | None:
-        """The loader of some data; None: it is none of ours."""
+        """Return the loader of savable data; None for other data."""
         if not isinstance(data, (SavableDataset, SavableDataLoader)):
             return None
         self._loaders = {} if self._loaders is None else self._loaders
@@ -56,15 +58,15 @@ class TrainerInputs:
         return self._loaders[id(data)]
 
     def _inputs(self: Any, batch: Any) -> Any:
-        """What the model is called with: a dict of what it takes."""
+        """Return the arguments of the model: the entries of a batch that it accepts."""
         if dataclasses.is_dataclass(batch):
             batch = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
         if not self.args.remove_unused_columns or not isinstance(batch, Mapping):
             return batch
         if self._taken is None:
-            # Trainer's own list is of columns before they are collated, of which some classes take less.
+            # Trainer's own list has columns before collation, of which some classes list only a part.
             self._set_signature_columns_if_needed()
             model = self.accelerator.unwrap_model(self.model)
-            model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of an adapter, as LoRA's
+            model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of an adapter like LoRA
             self._taken = {*self._signature_columns, *inspect.signature(model.forward).parameters}
         return {name: value for name, value in batch.items() if name in self._taken}

@@ -1,4 +1,4 @@
-"""A loader as the trainers of others want it: one state for all ranks, an end, and batches of one size."""
+"""Loader for other libraries' trainers: one state for all ranks, a marked end, and batches of equal size."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from energon_lite.loading.savable_loader import SavableDataLoader
 
 __all__ = ["TrainerLoader"]
 
-#: Batches that a trainer may have taken and not yet trained on, at most.
+#: The most batches that a trainer may have taken and not yet trained on.
 _MOST_AHEAD = 8
 
 
 class TrainerLoader:
-    """The batches of a savable loader, for the loop of a trainer.
+    """Iterable of a savable loader's batches, for the loop of a trainer.
 
-    * A loop over validation data always begins at the first batch, also after a loop that was left early.
-    * Where a pass ends and micro-batches have a fixed size, ranks that have fewer samples in the last step get theirs
-      filled with copies, because trainers gather results of one size from each rank; ``remainder`` says how many
-      samples of that step, over all ranks in their order, are none.
-    * The state is one for all ranks.
+    * A loop over validation data always starts at the first batch, also after a loop that was left early.
+    * At the end of a pass with fixed-size micro-batches, ranks with fewer samples in the last step have theirs filled
+      with copies, because trainers gather results of equal size from each rank; ``remainder`` is the number of real
+      samples in that step, over all ranks in order.
+    * The state is common to all ranks.
 
     Args:
-        given: the loader, or a data set, of which one is made.
-        rank: of this process, as the trainer knows it.
+        given: the loader, or a data set to make one of.
+        rank: rank of this process in the trainer.
         world_size: number of the trainer's processes.
-        convert: what becomes of each batch.
+        convert: function applied to each batch.
 
     Attributes:
-        at_end: the batch that was handed out last is the last of the loop.
-        taken_ahead: says how many batches the trainer has taken and not trained on.
+        at_end: True if the last delivered batch is the last of the loop.
+        taken_ahead: function that returns the number of batches the trainer has taken and not trained on.
 
     Raises:
-        UsageError: neither a loader nor a data set.
-        TopologyError: the loader is made for another rank, or another number of ranks.
+        UsageError: ``given`` is neither a loader nor a data set.
+        TopologyError: the loader is for another rank, or another number of ranks.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TrainerLoader:
             )
         self.loader = given
         config = given.worker_config
-        alone = config.data_parallel_group is None and config.replica is None  # others know of groups that we do not
+        alone = config.data_parallel_group is None and config.replica is None  # groups may count otherwise
         if alone and (config.rank, config.world_size) != (rank, world_size):
             raise TopologyError(
                 f"the loader is made for rank {config.rank} of {config.world_size}, and this process is rank {rank} of "
@@ -89,7 +89,7 @@ class TrainerLoader:
         if self.starts_over:
             self.loader.restore_state_rank(None)
         elif self._is_ahead:
-            self.loader.restore_state_rank(self._states[-1])  # what was taken ahead in a loop that was left
+            self.loader.restore_state_rank(self._states[-1])  # return batches taken ahead in a loop that was left
         self._is_ahead = False
         self._states.append(self.loader.state_dict())
         for batch, state, is_last in self._marked():
@@ -100,7 +100,7 @@ class TrainerLoader:
         self._is_ahead = False
 
     def _marked(self) -> Iterator[tuple[Any, State, bool]]:
-        """Each batch, the state behind it, and whether it is the last."""
+        """Yield each batch, the state after it, and whether it is the last."""
         loader = self.loader
         if loader.is_last() is not None:
             for batch in loader:
@@ -117,19 +117,19 @@ class TrainerLoader:
     # -- the state ------------------------------------------------------------------------------------------------
 
     def own_state(self) -> State:
-        """The state of this rank."""
+        """Return the state of this rank."""
         return self._states[-1 - self.taken_ahead()] if self._states else self.loader.state_dict()
 
     def state_dict(self, state: State | None = None) -> State:
-        """The state for all ranks, on each of them. Where hooks make the batches, a collective of all ranks.
+        """Return the state for all ranks, on each; a collective for content-decided batches.
 
         Args:
-            state: what :meth:`own_state` was; None: what it is.
+            state: an earlier :meth:`own_state`; None: the current one.
         """
         return common_state(self.loader, self.own_state() if state is None else state)
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Go on where a state was saved, on any number of ranks."""
+        """Resume from a state, on any number of ranks."""
         self.loader.restore_state_rank(state_dict)
         self._states.clear()
         self._is_ahead = False
@@ -138,30 +138,32 @@ class TrainerLoader:
 
     @property
     def samples(self) -> int:
-        """Samples in a pass, over all ranks; of an endless stream, in all data sets.
+        """Number of samples in a pass, over all ranks; for an endless stream, in all data sets.
 
         Raises:
-            UnknownLengthError: nobody knows.
+            UnknownLengthError: the number is not known.
         """
         loader = self.loader
         if self.rows is None or loader.dataset.is_endless or not len(self):
             return int(loader.config()["samples"])
-        # Of a pass that has not begun: steps of one that was restored may begin elsewhere.
+        # Computed for a future pass: steps of a restored pass may begin elsewhere.
         later = loader.state_dict()["pass_number"] + 1
         last = loader.samples_at(len(self) - 1, all_ranks=True, pass_number=later)
         return (len(self) - 1) * loader.worker_config.world_size * self.rows + len(last)
 
     @property
     def remainder(self) -> int:
-        """Samples in the last step of the pass that is begun, or gone on with, next: over all ranks; 0: as many as in
-        every other step; -1: nobody knows."""
+        """Number of samples in the last step of the pass that starts or continues next, over all ranks.
+
+        0: as many as in every other step; -1: not known.
+        """
         if self.rows is None or self.loader.dataset.is_endless:
             return -1
         begun = 0 if self.starts_over else self.own_state()["position"] * self.rows
         return (self.samples - begun) % (self.loader.worker_config.world_size * self.rows)
 
     def _filled(self, batch: Any) -> Any:
-        """A batch of a pass that ends, with as many rows as every other one has."""
+        """Fill a batch of a finite pass to the number of rows of all others."""
         wanted, loader = self.rows, self.loader
         if wanted is None or loader.worker_config.world_size == 1 or loader.dataset.is_endless or batch is None:
             return batch
@@ -170,14 +172,14 @@ class TrainerLoader:
             self._full = batch
             return batch
         if not rows:
-            if self._full is None:  # the first one of the pass, which is another rank's
+            if self._full is None:  # the first batch of the pass, of another rank
                 self._full = loader.restore_sample(("batch", loader.state_dict()["pass_number"], 0))
             batch, rows = self._full, rows_of(self._full, wanted)
         return _repeated(batch, rows, wanted)
 
 
 def _repeated(value: Any, rows: int, wanted: int) -> Any:
-    """What belongs to ``rows`` samples of a batch, again and again until there are ``wanted``."""
+    """Repeat all values of ``rows`` samples in a batch until there are ``wanted``."""
     if isinstance(value, torch.Tensor):
         has_rows = value.dim() and value.shape[0] == rows
         return value[torch.arange(wanted, device=value.device) % rows] if has_rows else value

@@ -1,7 +1,7 @@
-"""Hugging Face's Trainer: a mixin that gives it savable loaders, and puts the place in the data into its checkpoints.
+"""Hugging Face's Trainer: a mixin for savable loaders, with the loader state in checkpoints.
 
-Trainer alone reads its data again up to where it was, on the same number of processes. With the mixin it goes on there
-at once, on any number.
+Trainer alone reads its data again up to the resumed position, on the same number of processes. With the mixin it
+resumes at once, on any number.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ except ImportError as error:
 
 __all__ = ["EnergonTrainerMixin", "use_loaders"]
 
-#: What the mixin stands on: a Trainer without one of these would skip batches a second time, and say nothing.
+#: Methods that the mixin overrides: a Trainer without one of them would silently skip batches a second time.
 _NEEDED = ("set_initial_training_values", "_init_training_state", "_run_epoch", "get_batch_samples", "_save_checkpoint")
 if not all(hasattr(trainer_module.Trainer, name) for name in _NEEDED):
     raise UsageError("this version of transformers has another Trainer", fix="pip install 'transformers>=5.3'")
 
 
 class EnergonTrainerMixin(TrainerInputs):
-    """Before ``Trainer``, or a class derived from it, among the base classes: ``train_dataset`` and ``eval_dataset``
-    (also a dict of them) may be savable loaders, or data sets of which loaders are made.
+    """Mixin for ``Trainer``, or a class derived from it: put it first among the base classes.
 
-    * Batches go to the model as they are: nothing shards, collates or dispatches them. Entries that ``forward`` does
-      not take are left out, unless ``remove_unused_columns=False``.
-    * Each ``checkpoint-N`` has the place in the data behind step N. ``resume_from_checkpoint`` goes on there, on any
-      number of processes, for which epochs are counted anew. ``True`` takes the newest checkpoint that is whole.
-      Without it, the loader goes on where it is.
+    ``train_dataset`` and ``eval_dataset`` (also a dict of them) may be savable loaders, or data sets to make loaders
+    of.
 
+    * Batches are passed to the model unchanged: they are not sharded, collated or dispatched. Entries that ``forward``
+        does not take are left out, unless ``remove_unused_columns=False``.
+    * Each ``checkpoint-N`` has the loader state after step N. ``resume_from_checkpoint`` resumes from it, on any
+      number of processes, for which epochs are recounted. ``True`` uses the newest complete checkpoint. Without it, the
+      loader continues at its position.
     Example:
         >>> class MyTrainer(EnergonTrainerMixin, Trainer): ...
         >>> config = WorkerConfig.default_worker_config(num_workers=4)  # after TrainingArguments was made
@@ -51,8 +52,8 @@ class EnergonTrainerMixin(TrainerInputs):
     """
 
     _resumed: Path | None = None  # the checkpoint
-    _place: tuple[int, int] = (0, 0)  # whole epochs, and batches of the next one, that are done
-    _before: tuple[int, dict[str, Any]] | None = None  # a step, and the place in the data before its batches
+    _place: tuple[int, int] = (0, 0)  # finished epochs, and finished batches of the next one
+    _before: tuple[int, dict[str, Any]] | None = None  # a step, and the loader state before its batches
 
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         if resume_from_checkpoint is True:
@@ -70,12 +71,12 @@ class EnergonTrainerMixin(TrainerInputs):
         state, saved = (read_json(self._resumed / name) for name in (STATE_FILE, TRAINER_FILE))
         self._train_loader().load_state_dict(state)
         epochs, updates, *numbers, batches, max_steps = values
-        # Trainer would count from the number of the step, as if there had always been so many processes.
+        # Trainer would count from the step number, assuming a constant number of processes.
         whole, accumulated = int(saved["epoch"]), args.gradient_accumulation_steps
         begun = round((saved["epoch"] - whole) * batches)
         loader = self._train_loader().batches.loader
         if not loader.dataset.is_endless:
-            begun = min(begun, state["position"] // loader.worker_config.world_size)  # the pass has to come to its end
+            begun = min(begun, state["position"] // loader.worker_config.world_size)  # the pass must end
         begun = min(begun // accumulated, updates - 1)
         self._place = whole, begun * accumulated
         done = whole * updates + begun
@@ -83,13 +84,13 @@ class EnergonTrainerMixin(TrainerInputs):
         return max(epochs, -(-(done + to_go) // updates)), updates, *numbers, batches, saved["global_step"] + to_go
 
     def _init_training_state(self: Any, *args: Any) -> Any:
-        found = super()._init_training_state(*args)  # type: ignore[misc]
-        return found if self._resumed is None else self._place
+        progress = super()._init_training_state(*args)  # type: ignore[misc]
+        return progress if self._resumed is None else self._place
 
     def _run_epoch(self: Any, *args: Any, **kwargs: Any) -> Any:
         skip = trainer_module.skip_first_batches
         if self._resumed is not None:
-            trainer_module.skip_first_batches = lambda dataloader, batches: dataloader  # it stands there already
+            trainer_module.skip_first_batches = lambda dataloader, batches: dataloader  # it is at the position already
         try:
             return super()._run_epoch(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -103,7 +104,7 @@ class EnergonTrainerMixin(TrainerInputs):
     def _save_checkpoint(self: Any, model: Any, trial: Any) -> Any:
         own, step = self._train_loader(), self.state.global_step
         if own is not None:
-            # A checkpoint between steps, before a machine goes, say, counts no batch that was taken for the next one.
+            # A checkpoint between steps, as before a shutdown, excludes batches that were taken for the next step.
             before = self._before[1] if self._before is not None and self._before[0] == step else None
             state = own.batches.state_dict(before)
             if self.args.should_save:
@@ -112,11 +113,11 @@ class EnergonTrainerMixin(TrainerInputs):
 
 
 def use_loaders(trainer: Any, *, train: Any = None, evaluation: Any = None) -> Any:
-    """Give savable loaders to a trainer that was made with other data, because its class prepares them, say.
+    """Set savable loaders in a trainer that was made with other data, for example because its class prepares data.
 
     Args:
-        trainer: of any class derived from ``Trainer``; it is changed.
-        train: a loader or a data set; None: what it has.
+        trainer: trainer of any class derived from ``Trainer``; it is changed.
+        train: a loader or a data set; None to keep the current one.
         evaluation: the same, or a dict of them.
 
     Returns:

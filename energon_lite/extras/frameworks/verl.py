@@ -1,7 +1,7 @@
-"""verl's data set by address: its driver carries keys, and the workers of its agent loop and its rewards make samples.
+"""verl's data set by address: its driver holds keys, and its agent loop and reward workers make the samples.
 
-verl's own data set reads pictures in the driver and sends them along with each prompt. This one takes its place by
-configuration alone, ``data.custom_cls``; the columns have verl's names.
+verl's own data set reads images in the driver and sends them with each prompt. This one replaces it by configuration
+alone, ``data.custom_cls``; the columns have verl's names.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ __all__ = ["AddressDataset"]
 
 
 class AddressDataset(Dataset[dict[str, Any]]):
-    """What ``data.custom_cls`` names, for training and for validation.
+    """Data set for ``data.custom_cls``, for training and for validation.
 
     A row has verl's columns: ``raw_prompt`` and ``reward_model`` (or what ``data.energon_lite.columns`` names) by
     address, the same fields of what ``encode_sample`` returns; ``data_source``, from the subflavors of the data set, or
     else the name of its folder; and ``index``, the number of the sample in the stream.
 
-    An endless data set (of ``get_train_dataset``) hands out its stream, whatever number is asked for: order, shuffling
-    and epochs are its own, and its state is saved and restored with verl's. A finite one has its samples by number.
+    An endless data set (of ``get_train_dataset``) returns its stream, whatever index is requested: order, shuffling and
 
     Args:
-        data_files: what ``data.energon_lite.open``, ``module:name`` of a function, is called with.
+        data_files: argument of the function ``module:name`` in ``data.energon_lite.open``.
         config: verl's ``data`` section.
-        max_samples: rows in an epoch at most; -1: all.
-        tokenizer, processor: not needed here; verl gives them.
+        max_samples: the most rows in an epoch; -1: all.
+        tokenizer, processor: unused; verl passes them.
 
     Raises:
-        UsageError: the section has no ``energon_lite.open``, or what it names is of no use.
+        UsageError: the section has no ``energon_lite.open``, or that is invalid.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class AddressDataset(Dataset[dict[str, Any]]):
         return row
 
     def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        """The rows of a batch."""
+        """Return the rows of a batch."""
         if not self.keys.is_endless:
             return [self._row(number, self.keys.key(number)) for number in numbers]
         if get_worker_info() is not None:
@@ -77,33 +76,33 @@ class AddressDataset(Dataset[dict[str, Any]]):
         return [self._row(first + place, key) for place, key in enumerate(self.keys.take(len(numbers)))]
 
     def state_dict(self) -> State:
-        """How far the stream is; verl's loader saves and restores it, perhaps with batches of another size."""
+        """Return the position in the stream; verl's loader saves and restores it, for any batch size."""
         return self.keys.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where a state was saved."""
+        """Resume from a state."""
         self.keys.load_state_dict(state)
 
     def _row(self, number: int, key: SampleKey) -> dict[str, Any]:
         leaf = key.address[0]
         if leaf not in self._sources:
-            found = self.keys.dataset.runs_as.leaves[leaf]
-            labels = getattr(found.loader, "subflavors", None) or {}
-            self._sources[leaf] = str(labels.get("data_source") or Path(found.source.path).name)
+            opened = self.keys.dataset.runs_as.leaves[leaf]
+            labels = getattr(opened.loader, "subflavors", None) or {}
+            self._sources[leaf] = str(labels.get("data_source") or Path(opened.source.path).name)
         by_address = {name: FieldByAddress(key, name) for name in self.columns}
-        # verl wants a tensor in each row, and adds to extra_info.
+        # verl requires a tensor in each row, and adds entries to extra_info.
         plain = {"data_source": self._sources[leaf], "index": number, "extra_info": {"index": number}}
         empty = {"tools_kwargs": {}, "interaction_kwargs": {}, "dummy_tensor": torch.zeros(1, dtype=torch.uint8)}
         return by_address | plain | empty
 
     @classmethod
     async def process_multi_modal_info(cls, messages: Any, image_patch_size: int = 14, config: Any = None) -> Any:
-        """Pictures, films and sounds of messages, as ``encode_sample`` made them; verl's agent loop asks for them.
+        """Return images, videos and audio of messages, made by ``encode_sample``, for verl's agent loop.
 
         Returns:
-            Three lists, or None where there are none.
+            Three lists; None for an empty one.
         """
         contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
         parts = [part for content in contents for part in content]
-        found = ([part[kind] for part in parts if part.get("type") == kind] for kind in ("image", "video", "audio"))
-        return tuple(those or None for those in found)
+        media = ([part[kind] for part in parts if part.get("type") == kind] for kind in ("image", "video", "audio"))
+        return tuple(items or None for items in media)

@@ -79,8 +79,7 @@ class PackedBounds(NamedTuple):
 
 
 def packed_bounds(documents: torch.Tensor, start: int, length: int) -> PackedBounds:
-    """Return the bounds of packed documents, for queries from ``start`` on. Reading their number waits for the
-    device."""
+    """Return the bounds of packed documents, for queries from ``start`` on. Reading their number blocks."""
     rows, end = documents.shape[0], start + length
     seen = documents[:, :end]
     begins = F.pad(seen[:, 1:] != seen[:, :-1], (1, 0), value=True).flatten().nonzero().flatten()

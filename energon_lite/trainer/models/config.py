@@ -65,7 +65,7 @@ class ModelConfig:
             all. Longer rows need a dense mask, and are computed by ``sdpa``.
         ffn_size: inner width of the feed-forward part.
         vocab_size: number of tokens.
-        vocab_multiple: the embedding table is padded to a multiple of this, so that it can be cut evenly.
+        vocab_multiple: the embedding table is padded to a multiple of this, so that it can be sharded evenly.
         rope_theta: base of the rotary frequencies.
         rope_scaling: change of the rotary frequencies for longer rows; None for none.
         norm_eps: constant added to the mean square in RMSNorm.

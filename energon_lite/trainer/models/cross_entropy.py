@@ -74,8 +74,7 @@ def softmax_and_loss(
 
 
 def subtract_right(grad: torch.Tensor, column: torch.Tensor, mine: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Subtract each token's weight from the gradient at its label, ``[..., vocabulary / tp]``; may change it in
-    place."""
+    """Subtract each token's weight from ``grad`` at its label, ``[..., vocabulary / tp]``; may change it in place."""
     if torch.compiler.is_compiling():
         # A comparison per entry can be fused into the kernel that makes the entry; an index would end the fusion.
         here = torch.arange(grad.shape[-1], device=grad.device) == column.masked_fill(~mine, -1).unsqueeze(-1)

@@ -275,8 +275,7 @@ class LlamaModel(nn.Module):
         return self.head(self.blocks(0, stream))[:, : tokens.shape[1]]
 
     def all_logits(self, tokens: torch.Tensor, *images: Any) -> torch.Tensor:
-        """Return logits over the real vocabulary, whole on every rank, for generation: ``[rows, length,
-        vocab_size]``."""
+        """Return logits over the real vocabulary, whole on every rank: ``[rows, length, vocab_size]``."""
         logits = gather_parallel(self(tokens, *images), self.mesh.group("tp"))
         return logits[..., : self.config.vocab_size]
 

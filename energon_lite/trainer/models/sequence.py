@@ -100,8 +100,7 @@ def whole_length(local: int, mesh: ParallelMesh) -> int:
 
 
 def local_length(length: int, mesh: ParallelMesh) -> int:
-    """Return the number of positions of a row that a rank holds between blocks, including padding by
-    :func:`pad_rows`."""
+    """Return the number of positions of a row that a rank holds between blocks, padding included."""
     even, ranks = (2 if mesh.cp > 1 else 1), whole_length(1, mesh)
     return -(-length // (even * ranks)) * even
 
@@ -121,8 +120,7 @@ def pad_rows(x: torch.Tensor, mesh: ParallelMesh, value: float = 0.0) -> torch.T
 
 
 def own_positions(x: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
-    """Return this context-parallel rank's positions of rows: ``[rows, length, ...]`` -> ``[rows, padded / cp,
-    ...]``."""
+    """Return this context-parallel rank's positions: ``[rows, length, ...]`` -> ``[rows, padded / cp, ...]``."""
     x = pad_rows(x, mesh)
     if mesh.cp == 1:
         return x

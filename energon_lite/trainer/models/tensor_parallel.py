@@ -80,7 +80,7 @@ def project(layers: Sequence[ColumnParallelLinear], x: torch.Tensor, *, fused: b
     optimizer that replaces weights in the background has finished before the call.
     """
     group = layers[0].group
-    if group is not None and not torch.compiler.is_compiling():  # a wait inside cannot be compiled
+    if group is not None and not torch.compiler.is_compiling():  # a wait cannot be compiled
         parts: list[torch.Tensor] = [layer.weight for layer in layers]
         outputs = overlapped_products(x, [torch.cat(parts)] if fused else parts, group, sequence=layers[0].sequence)
         made = outputs[0].split([len(part) for part in parts], dim=-1) if fused else outputs
@@ -89,7 +89,7 @@ def project(layers: Sequence[ColumnParallelLinear], x: torch.Tensor, *, fused: b
     if not fused:
         return [layer(x, entered=True) for layer in layers]
     weights: list[torch.Tensor] = [layer.weight for layer in layers]
-    biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]  # of all layers or of none
+    biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]  # all or none
     made = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
     return made.split([len(weight) for weight in weights], dim=-1)
 

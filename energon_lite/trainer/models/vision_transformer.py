@@ -72,8 +72,7 @@ class PatchProjection(nn.Module):
         self.bias = new_parameter(ParameterLayout((width,)), mesh, dtype) if vision.kind == "siglip" else None
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Project ``[n, 3, height, width]`` -> ``[n, patches, hidden]``, row by row; pixels over at the edges are
-        dropped."""
+        """Project ``[n, 3, height, width]`` -> ``[n, patches, hidden]`` by rows; drop pixels over at the edges."""
         height, width = (side // self.size * self.size for side in pixels.shape[-2:])
         patches = F.pixel_unshuffle(pixels[:, :, :height, :width], self.size).flatten(2).transpose(1, 2)
         return F.linear(patches, self.weight.flatten(1), self.bias)

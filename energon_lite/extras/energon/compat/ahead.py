@@ -1,4 +1,4 @@
-"""Names that only Energon's development branch has, of things that are here: its modules, and what each name is."""
+"""Names of Energon's development branch: its modules, and the counterpart of each name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from energon_lite.extras.energon.compat.names import Name
 
 __all__ = ["AHEAD", "AHEAD_MODULES", "ForkDataLoaderWorker", "ThreadDataLoaderWorker"]
 
-#: What is given as ``worker_type``.
-ForkDataLoaderWorker, ThreadDataLoaderWorker = "fork", "thread"
+#: Values of ``worker_type``.
+ForkDataLoaderWorker = "fork"
+ThreadDataLoaderWorker = "thread"
 
 _FILTERS = "build_filter_index build_filter_index_from_shard_indexes"
 _JOBS = "get_processing_dataset get_processing_datasets"
@@ -33,7 +34,7 @@ AHEAD_MODULES: dict[str, str] = {
     "wrappers.packing_dataset": "PackedSamplesOutput",
 }
 
-#: Those that are called otherwise here; all others mean what they mean in ``energon_lite``.
+#: Names with another counterpart; all others have the same name in ``energon_lite``.
 AHEAD: dict[str, Name] = {
     "DataLoader": Name("energon_lite.extras.energon.compat.loaders:SavableDataLoader"),
     "ForkDataLoaderWorker": Name("energon_lite.extras.energon.compat.ahead:ForkDataLoaderWorker"),

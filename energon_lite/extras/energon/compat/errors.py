@@ -1,4 +1,4 @@
-"""Counting failures, for wrappers that other people wrote."""
+"""Energon's error handling functions, for wrappers that other people wrote."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = [
     "reraise_exception",
 ]
 
-#: Never a sample's fault.
+#: Errors that are never caused by a sample.
 SYSTEM_EXCEPTIONS = (*FATAL, MemoryError, ReferenceError)
 
 
 class ErrorContext:
-    """Counts failures in a row of one step.
+    """Counter of consecutive failures of one processing step.
 
     Args:
-        name: of the step, for messages.
-        handler: ``(error, sample, sources)``, called for each failure. None: it is raised.
-        tolerance: so many in a row end the iteration; 0: any number may fail.
+        name: name of the step, for messages.
+        handler: function ``(error, sample, sources)`` called for each failure; None to raise it.
+        tolerance: number of consecutive failures that end the iteration; 0 for no limit.
     """
 
     def __init__(self, name: str, handler: Callable[..., None] | None, tolerance: int = 100):
@@ -39,15 +39,15 @@ class ErrorContext:
         self._failures = 0
 
     def reset(self) -> None:
-        """What failed is forgotten."""
+        """Reset the counter."""
         self._failures = 0
 
     @contextmanager
     def handle_errors(self, sample: Any) -> Iterator[None]:
-        """Around a step with one sample.
+        """Surround the processing of one sample.
 
         Raises:
-            FatalSampleError: too much failed in a row, or what failed is no sample's fault.
+            FatalSampleError: too many consecutive failures, or an error that is not caused by a sample.
         """
         try:
             yield
@@ -80,7 +80,7 @@ def reraise_exception(e: Exception, sample: Any, sources: list[Any] | None = Non
 
 
 def legacy_handler(handler: Callable[..., None]) -> Callable[..., None]:
-    """A handler of ``(error, sample, sources)``, of one that may take ``(error, sample)`` only."""
+    """Return a handler of ``(error, sample, sources)`` for one that may take ``(error, sample)`` only."""
     if len(inspect.signature(handler).parameters) != 2:
         return handler
     return lambda error, sample, sources=None: handler(error, sample)
@@ -88,7 +88,7 @@ def legacy_handler(handler: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def handle_restore_errors(error_handler: Callable[..., None], sample: Any) -> Iterator[None]:
-    """Around a step by which a sample is made again: the handler decides what becomes of errors."""
+    """Surround the restoration of a sample: the handler decides about errors."""
     try:
         yield
     except (SkipSample, GeneratorExit, *SYSTEM_EXCEPTIONS):

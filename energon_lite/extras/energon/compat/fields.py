@@ -36,7 +36,7 @@ INFO_JSON_FILENAME = ".info.json"
 INFO_YAML_FILENAME = ".info.yaml"
 SPLIT_YAML_FILENAME = "split.yaml"
 
-#: Whatever it is set to in a program, paths are looked up by the environment variable.
+#: Value of the environment variable. Setting this constant has no effect: paths use the variable.
 NVDATASET_CACHE_DIR = os.environ.get("NVDATASET_CACHE_DIR")
 
 DEFAULT_DECODER = SampleDecoder()
@@ -47,7 +47,7 @@ AVDecoderType = Literal["torch", "AVDecoder", "pyav"]
 
 
 def split_field_access(field_desc: str) -> list[list[str]]:
-    """The alternatives of an entry of a field map, each as the part and the keys inside it.
+    """Split an entry of a field map into alternatives, each as the part and the keys inside it.
 
     Example:
         >>> split_field_access("json[text][0],txt")
@@ -57,41 +57,44 @@ def split_field_access(field_desc: str) -> list[list[str]]:
 
 
 def field_access(value: Any, field: Sequence[Sequence[str]]) -> Any:
-    """The first of some alternatives that there is.
+    """Return the first alternative that exists.
 
     Raises:
-        FieldAccessError: there is none.
+        FieldAccessError: none exists.
 
     Example:
         >>> field_access({"json": {"text": ["a"]}}, [["txt"], ["json", "text", "0"]])
         'a'
     """
     for keys in field:
-        found = value
+        current = value
         try:
             for key in keys:
-                found = found[int(key)] if isinstance(found, (list, tuple)) else dict(found)[key]
+                current = current[int(key)] if isinstance(current, (list, tuple)) else dict(current)[key]
         except (KeyError, IndexError, TypeError, ValueError):
             continue
-        return found
+        return current
     raise FieldAccessError(
         f"there is no {' and no '.join('.'.join(keys) for keys in field)}", fix="correct the field map"
     )
 
 
 def to_json_object(obj: Any) -> Any:
-    """A value as plain data: dataclasses and named tuples as dicts of their fields, classes and functions as the names
-    by which YAML calls them."""
+    """Convert a value to plain data.
+
+    Dataclasses and named tuples become dicts of their fields; classes and functions become the names by which YAML
+    calls them.
+    """
     if obj is None or isinstance(obj, (str, int, float, bool)):
         return obj
     if isinstance(obj, tuple) and hasattr(obj, "_asdict"):
         return to_json_object(obj._asdict())
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        return {one.name: to_json_object(getattr(obj, one.name)) for one in dataclasses.fields(obj) if one.init}
+        return {field.name: to_json_object(getattr(obj, field.name)) for field in dataclasses.fields(obj) if field.init}
     if isinstance(obj, (list, tuple, set)):
-        return [to_json_object(one) for one in obj]
+        return [to_json_object(item) for item in obj]
     if isinstance(obj, dict):
-        return {key: to_json_object(one) for key, one in obj.items()}
+        return {key: to_json_object(item) for key, item in obj.items()}
     if isinstance(obj, (type, types.FunctionType)):
         kind = "__class__" if isinstance(obj, type) else "__function__"
         return {"__module__": obj.__module__, kind: obj.__name__}

@@ -1,4 +1,4 @@
-"""Has ``import megatron.energon``, and everything below it, find energon_lite."""
+"""Import hooks that make ``import megatron.energon``, and everything below it, find energon_lite."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _KNOWN = {*MODULES, *PARTLY, *AHEAD_MODULES}
 
 
 class _Module(types.ModuleType):
-    """A module of Energon's: its names are looked up when they are asked for."""
+    """A module of Energon's, whose names are resolved on access."""
 
     def __getattr__(self, name: str) -> Any:
         below = self.__name__[len(PACKAGE) + 1 :]
-        # Modules of Energon also have what they import from each other, and people import it from there.
+        # Modules of Energon also expose their imports from each other, and user code imports these.
         if name in _names_in(below) or (name in _ALL and not name.startswith("_")):
             value = resolve(name, below)
             setattr(self, name, value)
@@ -44,7 +44,7 @@ class _Module(types.ModuleType):
         raise AttributeError(f"module {self.__name__!r} (of energon_lite.extras.energon) has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A module that is imported becomes an attribute of its package, but not where that has something of this name:
+        # An imported module becomes an attribute of its package, unless the package has an object of this name:
         # `edataclass` is a function, of the module `edataclass`.
         if isinstance(value, types.ModuleType) and name in vars(self).get("__all__", ()):
             value = resolve(name, self.__name__[len(PACKAGE) + 1 :])
@@ -55,40 +55,40 @@ class _Module(types.ModuleType):
 
 
 def _names_in(below: str) -> list[str]:
-    """The names of a module, those of Energon 8 behind those of 7.4.1."""
+    """Return the names of a module: those of Energon 7.4.1, then those of Energon 8."""
     return [name for table in (MODULES, PARTLY, AHEAD_MODULES) for name in table.get(below, "").split()]
 
 
 def _machinery(below: str) -> str | None:
-    """What to use instead of a module that is machinery of Energon's; None: it is not."""
+    """Return the replacement of an internal module of Energon's; None if it is not internal."""
     return next((why for start, why in INTERNAL.items() if below == start or below.startswith(start + ".")), None)
 
 
 def resolve(name: str, of_module: str = "") -> Any:
-    """The object that a public name of Energon's, of one of its modules, is here.
+    """Return the counterpart of a public name in one of Energon's modules.
 
     Raises:
-        ImportError: there is none; says why, and what to write instead.
+        ImportError: there is none; the message gives the reason and the replacement.
     """
-    found = AHEAD.get(name) or meaning(name, of_module)
-    if found.ours is None:
-        raise ImportError(f"{name} of {PACKAGE} is not to be had from energon_lite: {found.note}")
-    module, _, attribute = found.ours.partition(":")
+    counterpart = AHEAD.get(name) or meaning(name, of_module)
+    if counterpart.ours is None:
+        raise ImportError(f"{name} of {PACKAGE} is not to be had from energon_lite: {counterpart.note}")
+    module, _, attribute = counterpart.ours.partition(":")
     if attribute == "__version__":
         return energon_version()
     try:
         return getattr(importlib.import_module(module), attribute)
     except AttributeError:
-        raise ImportError(f"{name} of {PACKAGE} should be {found.ours}, which does not exist") from None
+        raise ImportError(f"{name} of {PACKAGE} should be {counterpart.ours}, which does not exist") from None
 
 
 def energon_version() -> str:
-    """The version whose names these are."""
+    """Return the version of Energon whose names are provided."""
     return "7.4.1"
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds the modules of Energon here, before anybody else does."""
+    """Finder of Energon's modules, before all other finders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
@@ -115,7 +115,7 @@ class _Finder(MetaPathFinder, Loader):
 
 
 class _Parent(MetaPathFinder, Loader):
-    """The package around Energon's, where no other part of it (megatron.core) is there."""
+    """Finder of the parent package ``megatron``, if no other part of it (megatron.core) is installed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
@@ -133,12 +133,15 @@ _finder, _parent = _Finder(), _Parent()
 
 
 def install(*, trust_code: bool = True) -> None:
-    """From now on, in this process and in those it starts by ``multiprocessing``, ``import megatron.energon`` and
-    everything below it is energon_lite. ``megatron.core`` and other parts of ``megatron`` stay what they are.
+    """Make ``import megatron.energon``, and everything below it, import energon_lite.
+
+    This applies to this process and to those that it starts by ``multiprocessing``. ``megatron.core`` and other parts
+    of
+    ``megatron`` are not affected.
 
     Args:
-        trust_code: data sets may bring code that is run (classes and functions of your own in YAML, pickled parts), as
-            Energon always lets them: programs that are written for it have no way to say so. See
+        trust_code: allow data sets to bring code that is run (user classes and functions in YAML, pickled parts), as
+            Energon always does: programs written for it cannot express this. See
             :func:`~energon_lite.trust.trust_by_default`.
 
     Raises:
@@ -168,7 +171,7 @@ def install(*, trust_code: bool = True) -> None:
 
 
 def uninstall() -> None:
-    """Imports from now on find Energon itself, if it is there."""
+    """Undo :func:`install`: later imports find Energon itself, if it is installed."""
     torch_worker_info.is_told = False
     for finder in (_finder, _parent):
         if finder in sys.meta_path:
@@ -183,7 +186,7 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Whether ``megatron.energon`` is energon_lite."""
+    """Return whether ``megatron.energon`` is energon_lite."""
     return _finder in sys.meta_path
 
 
@@ -191,14 +194,14 @@ def is_installed() -> bool:
 
 
 class _Install:
-    """Installs the names where it is unpickled."""
+    """Object that installs the names in the process that unpickles it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(install, trust_code=False), ()  # what it trusts stands in its environment
+        return functools.partial(install, trust_code=False), ()  # trust is inherited by the environment
 
 
 def _tell_children() -> None:
-    """Have what a spawned process is told before it imports the script say it, too; those that are forked know."""
+    """Install the names in spawned processes, before they import the script; forked ones inherit them."""
     original = multiprocessing.spawn.get_preparation_data
     if getattr(original, "__module__", None) == __name__:
         return

@@ -1,4 +1,4 @@
-"""Plain data as typed objects: what YAML or JSON says, checked against dataclasses and named tuples."""
+"""Conversion of plain data (YAML, JSON) to typed objects, checked against dataclasses and named tuples."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _PLAIN = (str, int, float, bool, type(None))
 
 @dataclasses.dataclass
 class JsonParser:
-    """Makes typed objects of plain data. It imports nothing: classes are those that the caller gives.
+    """Converter of plain data to typed objects. It imports nothing: the caller provides the classes.
 
     Args:
-        strict: names that a class does not have are an error.
+        strict: True to make names that a class does not have an error.
 
     Example:
         >>> JsonParser().raw_to_typed({"weight": 2, "tags": ["a"]}, Leaf)  # a dataclass
@@ -36,16 +36,16 @@ class JsonParser:
     strict: bool = True
 
     def raw_to_typed(self, raw_data: Any, inst_type: Any, allow_imports: bool = False, _path: str = "root") -> Any:
-        """Data as a type says: a dataclass, a named tuple, a container of typed values, a plain value.
+        """Convert data to a type: a dataclass, a named tuple, a container of typed values, a plain value.
 
         Args:
             raw_data: dicts, lists, texts and numbers.
-            inst_type: the type. Values of classes that are none of these are taken as they are.
-            allow_imports: data that names a class or a function (``__module__``) is an error then, since neither is
-                imported here.
+            inst_type: the type. Values of other classes are returned unchanged.
+            allow_imports: True to make data that names a class or a function (``__module__``) an error, since neither
+                is imported here.
 
         Raises:
-            ConfigError: the data is not of this type; names the place in it.
+            ConfigError: the data is not of this type; with the place in the data.
         """
         if allow_imports and isinstance(raw_data, Mapping) and "__module__" in raw_data:
             raise ConfigError(
@@ -73,13 +73,13 @@ class JsonParser:
             _see(isinstance(raw_data, list), raw_data, inst_type, _path)
             if origin is tuple and of[-1] is not Ellipsis:
                 _see(len(raw_data) == len(of), raw_data, inst_type, _path)
-                return tuple(inner(one, kind, at) for at, (one, kind) in enumerate(zip(raw_data, of, strict=True)))
-            made = origin(inner(one, of[0], at) for at, one in enumerate(raw_data))
-            _see(len(made) == len(raw_data), raw_data, inst_type, _path)  # a set takes nothing twice
+                return tuple(inner(item, kind, at) for at, (item, kind) in enumerate(zip(raw_data, of, strict=True)))
+            made = origin(inner(item, of[0], at) for at, item in enumerate(raw_data))
+            _see(len(made) == len(raw_data), raw_data, inst_type, _path)  # a set has no duplicates
             return made
         if origin is dict:
             _see(isinstance(raw_data, dict), raw_data, inst_type, _path)
-            return {inner(key, of[0], key): inner(one, of[1], key) for key, one in raw_data.items()}
+            return {inner(key, of[0], key): inner(item, of[1], key) for key, item in raw_data.items()}
         if inst_type in (dict, list):
             _see(isinstance(raw_data, inst_type), raw_data, inst_type, _path)
         if inst_type is EPath:
@@ -90,7 +90,7 @@ class JsonParser:
     def safe_call_function(
         self, raw_data: Mapping[str, Any] | list[Any], fn: Callable[..., Any], allow_imports: bool = False
     ) -> Any:
-        """Call a function with data as its arguments, of the types that it declares.
+        """Call a function with plain data converted to the declared types of its arguments.
 
         Args:
             raw_data: the arguments, by name or in order.
@@ -105,12 +105,12 @@ class JsonParser:
         _see(len(given) == len(raw_data), raw_data, fn, "root")
         unknown = set(given) - set(parameters)
         _see(not unknown, sorted(unknown), fn, "root")
-        needed = {name for name, one in parameters.items() if one.default is one.empty} - set(given)
+        needed = {name for name, argument in parameters.items() if argument.default is argument.empty} - set(given)
         _see(not needed, raw_data, fn, "root")
         return fn(
             **{
-                name: self.raw_to_typed(one, hints.get(name, Any), allow_imports, f"root.{name}")
-                for name, one in given.items()
+                name: self.raw_to_typed(value, hints.get(name, Any), allow_imports, f"root.{name}")
+                for name, value in given.items()
             }
         )
 
@@ -121,7 +121,7 @@ class JsonParser:
                 return self.raw_to_typed(raw, kind, allow_imports, path)
             except ConfigError as error:
                 errors.append(error)
-        raise max(errors, key=lambda error: len(error.at or ""))  # the one that came furthest
+        raise max(errors, key=lambda error: len(error.at or ""))  # the error deepest in the data
 
     def _record(self, raw: Any, kind: Any, inner: Callable[[Any, Any, object], Any], path: str) -> Any:
         _see(isinstance(raw, dict), raw, kind, path)
@@ -149,13 +149,13 @@ def load_config(
     default_kwargs: Mapping[str, Any] | None = None,
     parser: JsonParser = JsonParser(),  # noqa: B008  # it has no state
 ) -> Any:
-    """The object that a file, or a dict, describes.
+    """Make the object that a file, or a dict, describes.
 
     Args:
-        path: a ``dataset.yaml`` of a prepared folder, for the type of a data set's factory; or any YAML or JSON.
-        default_type: what it describes; a class that the data names has to be known here.
-        default_kwargs: arguments beside those in the file, which win.
-        parser: of types that are no factories.
+        path: a ``dataset.yaml`` of a prepared folder, for a factory type; or any YAML or JSON.
+        default_type: type of the object; a class that the data names must be known here.
+        default_kwargs: further arguments, over which those in the file take precedence.
+        parser: parser for types other than factories.
 
     Raises:
         ConfigError: the file does not describe this type, or names code.
@@ -182,11 +182,11 @@ def _is_record(kind: Any) -> bool:
 
 
 def _fields_of(kind: Any) -> Iterator[tuple[str, bool]]:
-    """The fields of a dataclass or named tuple, and whether each has to be given."""
+    """Yield the fields of a dataclass or named tuple, and whether each is required."""
     if dataclasses.is_dataclass(kind):
-        for one in dataclasses.fields(kind):
-            if one.init:
-                yield one.name, one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
+        for field in dataclasses.fields(kind):
+            if field.init:
+                yield field.name, field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     else:
         yield from ((name, name not in kind._field_defaults) for name in kind._fields)
 

@@ -1,4 +1,4 @@
-"""Loaders that are what Energon's are: a ``torch.utils.data.DataLoader``, for code that asks."""
+"""Loaders that are instances of ``torch.utils.data.DataLoader``, as Energon's are."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["BasicDataLoader", "SavableDataLoader", "get_loader", "get_savable_lo
 
 
 class _LengthAsThere(loader.DataLoader):
-    """Has a length where hooks decide how many batches there are, as Energon has one: as if they left samples alone."""
+    """Loader with Energon's length for content-decided batches: as if hooks kept all samples."""
 
-    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # annotations may say what is in it
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # allows parameters in annotations
 
     def __len__(self) -> int:
         try:
@@ -33,7 +33,7 @@ class _LengthAsThere(loader.DataLoader):
 
 
 class _TorchLoader(torch.utils.data.DataLoader[Any]):
-    """What torch's loader shows; nothing of it does anything here."""
+    """Attributes of torch's loader, without effect."""
 
     batch_size = None
     sampler: Any = None
@@ -48,9 +48,9 @@ class _TorchLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def num_workers(self) -> int:  # type: ignore[override]
-        """Worker processes of this rank."""
-        found: int = self.worker_config.num_workers  # type: ignore[attr-defined]
-        return found
+        """Number of worker processes of this rank."""
+        number: int = self.worker_config.num_workers  # type: ignore[attr-defined]
+        return number
 
 
 class BasicDataLoader(_LengthAsThere, _TorchLoader):  # type: ignore[misc]
@@ -68,10 +68,10 @@ class SavableDataLoader(_LengthAsThere, savable_loader.SavableDataLoader, _Torch
 
 
 def get_loader(dataset: SavableDataset, **kwargs: Any) -> BasicDataLoader:
-    """:func:`energon_lite.get_loader`."""
+    """Make a loader, as :func:`energon_lite.get_loader` does."""
     return BasicDataLoader(dataset, **kwargs)
 
 
 def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoader:
-    """:func:`energon_lite.get_savable_loader`."""
+    """Make a savable loader, as :func:`energon_lite.get_savable_loader` does."""
     return SavableDataLoader(dataset, **kwargs)

@@ -1,4 +1,4 @@
-"""Preparing media and finding key frames, as callers of Energon do it."""
+"""Energon's functions for preparing media and finding key frames."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class _Frame(NamedTuple):
 
 
 class AVProbeIndex:
-    """The frames of a video stream in the order of the file. The whole file is read, but nothing is decoded.
+    """Frames of a video stream in the order of the file. The whole file is read, without decoding.
 
     Args:
-        container: what ``av.open`` returned; it is at its beginning afterwards.
-        stream_idx: of the video streams.
+        container: result of ``av.open``; its position is at the beginning afterwards.
+        stream_idx: index among the video streams.
 
     Example:
         >>> AVProbeIndex(av.open("a.avi")).search_timestamp(1000)  # the number of the key frame at or before it
@@ -42,21 +42,21 @@ class AVProbeIndex:
         return self._frames[idx]
 
     def search_timestamp(self, timestamp: int, *, backward: bool = True, any_frame: bool = False) -> int:
-        """The number of a frame near a time; before the first one that is searched, this one.
+        """Return the number of a frame near a time, or the first candidate if the time is before it.
 
         Args:
-            timestamp: in ticks of the stream's clock.
-            backward: the last one at or before it; False: the first one at or after it.
-            any_frame: not key frames alone.
+            timestamp: time in ticks of the stream's clock.
+            backward: True for the last frame at or before the time; False for the first one at or after it.
+            any_frame: True to consider all frames, not only key frames.
 
         Returns:
-            -1: there is none.
+            The number of the frame; -1 if there is none.
         """
-        found = [at for at, frame in enumerate(self._frames) if any_frame or frame.is_keyframe]
-        times = np.array([self._frames[at].timestamp for at in found], dtype=np.int64)
+        candidates = [at for at, frame in enumerate(self._frames) if any_frame or frame.is_keyframe]
+        times = np.array([self._frames[at].timestamp for at in candidates], dtype=np.int64)
         place = int(times.searchsorted(timestamp, "right" if backward else "left"))
         place = max(place - 1, 0) if backward else place
-        return found[place] if place < len(found) else -1
+        return candidates[place] if place < len(candidates) else -1
 
 
 def prepare_filesystem_dataset(
@@ -67,14 +67,14 @@ def prepare_filesystem_dataset(
     workers: int = 16,
     index_sqlite_tmp_path: Any = None,
 ) -> int:
-    """Extract the metadata of the media files below a folder; returns how many there are.
+    """Extract the metadata of the media files below a folder; return their number.
 
     Args:
         root_path: the folder.
-        media_filter: what is taken for a medium.
-        progress: accepted; the command `energon-lite prepare-media` shows it.
-        workers: processes at most.
-        index_sqlite_tmp_path: a folder in which the database is written first.
+        media_filter: rule that selects media files.
+        progress: ignored; the command `energon-lite prepare-media` shows progress.
+        workers: the most processes.
+        index_sqlite_tmp_path: a folder in which the database is first written.
     """
     tmp_path = None if index_sqlite_tmp_path is None else os.fspath(index_sqlite_tmp_path)
     return prepare_media(root_path, media_filter, workers=workers, tmp_path=tmp_path).found

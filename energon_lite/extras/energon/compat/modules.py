@@ -1,4 +1,4 @@
-"""The public modules of Energon 7.4.1, and the names that each has. What a name is here stands in ``names.py``."""
+"""Public modules of Energon 7.4.1, and the names of each. ``names.py`` has the counterparts of the names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NODES = """AuxDatasetReference AuxFilesystemReference BlendDatasetReference Ble
 BlendEpochizedJoinDatasetReference BlendJoinDatasetReference BlendRepetitionsMixin BlendWeightMixin DatasetReference
 JoinDatasetReference MetadatasetBlend MetadatasetBlendEpochized MetadatasetJoin Subset SubsetRatioMixin"""
 
-#: Modules that have a command of click's.
+#: Modules with a click command.
 COMMANDS = tuple(
     f"tools.{name}"
     for name in ("analyze_debug", "checkpoint", "info", "lint", "mount", "prepare", "prepare_media", "preview")
@@ -147,14 +147,14 @@ MODULES: dict[str, str] = {
     "wrappers.watchdog_dataset": "WatchdogDataset",
 }
 
-#: Of modules that are machinery otherwise, the names that programs and tests import.
+#: Names of internal modules that programs and tests import.
 PARTLY: dict[str, str] = {
     "av.av_reader": "AVProbeIndex",
     "cli.main": " ".join(["main", *(f"{name.removeprefix('tools.')}_command" for name in COMMANDS)]),
     "flavors.webdataset.prepare": "WebdatasetPreparator",
 }
 
-#: Modules that are machinery of Energon's, by their first words, and what to use instead.
+#: Internal modules of Energon, by the start of their names, and their replacements.
 INTERNAL: dict[str, str] = {
     "av.av_init": "opens containers for AVDecoder: use AVDecoder",
     "av.av_reader": "seeks in containers for AVDecoder: use AVDecoder",
@@ -175,5 +175,5 @@ INTERNAL: dict[str, str] = {
     "wrappers.buffer": "keeps samples for Energon's wrappers, which have no buffers here",
 }
 
-#: Entries of a metadataset as classes.
+#: Classes of entries of a metadataset.
 NODES = (*_NODES.split(), "MetadatasetBlender")

@@ -1,8 +1,9 @@
-"""What each public name of Energon 7.4.1 is here. Data: one line a name. The guide is made of it, and tests read it.
+"""Counterpart of each public name of Energon 7.4.1, as data. The guide is generated from it, and tests read it.
 
-A name without a line is a name of ``energon_lite``, and means the same. A line says where it is if it is elsewhere, and
-whether it is the same, better (how), or another thing (why). A name that is absent has a line without a place:
-importing it raises an ImportError with that reason.
+A name without an entry is a name of ``energon_lite.extras.energon`` with the same meaning. An entry gives another
+place, and whether
+the object is the same, better (with the difference), or another thing (with the reason). A name that is absent has an
+entry without a place: importing it raises an ImportError with that reason.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ Verdict = Literal["same", "better", "other"]
 
 
 class Name(NamedTuple):
-    """What a name of Energon's is here.
+    """Counterpart of a name of Energon's.
 
     Args:
-        ours: ``module:name``; None: it is absent.
-        verdict: how it compares.
-        note: how it is better, or why it is another thing.
+        ours: ``module:name``; None if it is absent.
+        verdict: comparison with Energon's.
+        note: the improvement, or the reason for the difference.
     """
 
     ours: str | None
@@ -32,12 +33,12 @@ class Name(NamedTuple):
 
 
 def _here(name: str, verdict: Verdict = "same", note: str = "") -> Name:
-    """A name of ``energon_lite`` itself."""
+    """Return the counterpart in ``energon_lite`` itself."""
     return Name(f"energon_lite.extras.energon:{name}", verdict, note)
 
 
 def _compat(name: str, verdict: Verdict = "same", note: str = "") -> Name:
-    """A name that only code for Energon wants, under ``energon_lite.extras.energon``."""
+    """Return the counterpart in ``energon_lite.extras.energon``, for names that only code for Energon needs."""
     return Name(f"energon_lite.extras.energon.compat.{name}", verdict, note)
 
 
@@ -273,7 +274,7 @@ NAMES: dict[str, Name] = {
 
 
 def meaning(name: str, module: str = "") -> Name:
-    """What a public name is here; of names that mean one thing in each module, what it is in this one.
+    """Return the counterpart of a public name; for a name with several meanings, that in the given module.
 
     Example:
         >>> meaning("SkipSample")

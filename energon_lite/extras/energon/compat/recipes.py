@@ -1,4 +1,4 @@
-"""The functions that make data sets, as callers of Energon call them."""
+"""Functions that make data sets, with Energon's signatures."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 
 __all__ = ["get_train_dataset", "get_val_dataset", "get_val_datasets"]
 
-#: Arguments that say what becomes of chunks.
+#: Arguments about chunks.
 _OF_CHUNKS = {"chunks", "chunk_size", "chunk_remainder", "lanes"}
 
 
 def _as_there(function: Callable[..., Any], *, is_validation: bool = True) -> Callable[..., Any]:
-    """With Energon's default task encoder. Validation has the batches that Energon's workers make, in their order: it
-    is dealt to as many shares as there are workers, unless the caller says what becomes of chunks."""
+    """Wrap a function so that it uses Energon's default task encoder and order of validation.
+
+    Validation has the batches of Energon's workers, in their order: data is dealt to as many shares as there are
+    workers, unless the caller gives arguments about chunks.
+    """
 
     @functools.wraps(function)
     def call(path: Any, **kwargs: Any) -> Any:
@@ -31,13 +34,13 @@ def _as_there(function: Callable[..., Any], *, is_validation: bool = True) -> Ca
         made = function(path, **kwargs)
         if not is_validation or not _OF_CHUNKS.isdisjoint(kwargs):
             return made
-        return [(_dealt(one), spec) for one, spec in made] if isinstance(made, list) else _dealt(made)
+        return [(_dealt(dataset), spec) for dataset, spec in made] if isinstance(made, list) else _dealt(made)
 
     return call
 
 
 def _dealt(dataset: Any) -> Any:
-    """A data set, dealt to workers as Energon deals it; one of batches by tokens, which Energon has not, as it is."""
+    """Return a data set dealt to workers like Energon's; batches by tokens, which Energon lacks, are unchanged."""
     world, workers = dataset.worker_config.world_size, max(dataset.worker_config.num_workers, 1)
     shares = Shares(tuple(leaf.length for leaf in dataset.leaves), world, workers)
     old, more = dataset.plan, dict[str, Any]()
@@ -46,8 +49,8 @@ def _dealt(dataset: Any) -> Any:
         if world * workers == 1 or not plan.count(0):
             return dataset
     elif isinstance(dataset, LaneDataset) and dataset.bundling is None:
-        kept = {one.name: getattr(old, one.name) for one in fields(old) if one.init}
-        # A group of which few samples come needs all of a share.
+        kept = {field.name: getattr(old, field.name) for field in fields(old) if field.init}
+        # A group with few samples may need all of a share.
         size = max(old.packing_buffer_size or 1, int(shares.sizes.max())) if dataset.hooks.groups else old.chunk
         plan, more = DealtChunkPlan(**{**kept, "chunk": size, "shares": shares}), {"lanes": world * workers}
     else:

@@ -1,4 +1,4 @@
-"""Helpers around samples: where they come from, what they look like."""
+"""Energon's helper functions for samples: sources, keys, formatting."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = [
     "set_sample_restore_key",
 ]
 
-#: What Sample and Batch are derived from; both can be pinned and extended.
+#: Base class of Sample and Batch; both can be pinned and extended.
 PinMemoryMixin = ExtendableDataclassMixin = Sample.__mro__[1]
 
 
 class FilteredSample(TypedDict):
-    """What ``load_sample`` of a data set class is given: these, and the parts by name."""
+    """Argument of ``load_sample`` of a data set class: these keys, and the parts by name."""
 
     __key__: str
     __shard__: str
@@ -42,7 +42,7 @@ class FilteredSample(TypedDict):
 
 
 def add_source_info(sample: Any, *source_infos: SourceInfo) -> Any:
-    """Note on a sample that more was read for it."""
+    """Add sources to a sample, for further files that were read for it."""
     if isinstance(sample, dict):
         sample["__sources__"] = (*(sample.get("__sources__") or ()), *source_infos)
     elif hasattr(sample, "__sources__"):
@@ -51,35 +51,35 @@ def add_source_info(sample: Any, *source_infos: SourceInfo) -> Any:
 
 
 def get_source_info(sample: Any) -> list[SourceInfo] | None:
-    """Where a sample, or each of a list of them, was read; None: nobody knows."""
+    """Return the sources of a sample, or of each sample of a list; None if unknown."""
     samples = sample if isinstance(sample, list) else [sample]
-    return [source for one in samples for source in field_of(one, "__sources__") or ()] or None
+    return [source for item in samples for source in field_of(item, "__sources__") or ()] or None
 
 
 def set_sample_restore_key(sample: Any, *key: Any, src: Any = None, fail_otherwise: bool = False) -> Any:
-    """The sample as it is: the loader says how it is made again."""
+    """Return the sample unchanged: restore keys are the loader's."""
     return sample
 
 
 def get_sample_restore_key(sample: Any) -> Any:
-    """The key by which the loader makes a sample, or a batch, again; None: it has none."""
+    """Return the restore key of a sample or a batch; None if it has none."""
     return field_of(sample, "__restore_key__")
 
 
 def default_get_batch_keys(batch: Any) -> list[str] | None:
-    """The keys of the samples in a batch, wherever it has them; None: it has none."""
-    one = batch[0] if isinstance(batch, list) and batch else batch
+    """Return the keys of the samples in a batch, from any of the usual fields; None if there are none."""
+    first = batch[0] if isinstance(batch, list) and batch else batch
     for name in ("__key__", "__keys__", "keys"):
-        if name == "keys" and not isinstance(one, dict):
+        if name == "keys" and not isinstance(first, dict):
             continue
-        found = field_of(one, name)
-        if isinstance(found, (list, tuple)) and all(isinstance(key, str) for key in found):
-            return list(found)
+        keys = field_of(first, name)
+        if isinstance(keys, (list, tuple)) and all(isinstance(key, str) for key in keys):
+            return list(keys)
     return None
 
 
 def format_sample_compact(sample: Any, depth: int = 3, max_items: int = 10, max_str_len: int = 50) -> str:
-    """A sample in one line.
+    """Format a sample in one line.
 
     Example:
         >>> format_sample_compact({"text": "a" * 60, "n": [1, 2]}, max_str_len=4)
@@ -101,7 +101,7 @@ def format_sample_compact(sample: Any, depth: int = 3, max_items: int = 10, max_
 
 
 def format_sample_detailed(sample: Any, indent: str = "") -> str:
-    """A sample in several lines of YAML, with shapes, ranges and first values of tensors and arrays.
+    """Format a sample as YAML, with shapes, ranges and first values of tensors and arrays.
 
     Example:
         >>> print(format_sample_detailed({"text": "a", "n": [1]}))
@@ -115,7 +115,7 @@ def format_sample_detailed(sample: Any, indent: str = "") -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What YAML can say of a value; long ones are cut."""
+    """Convert a value to types that YAML supports; long values are truncated."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return _array_line(value)
     if isinstance(value, (int, float, bool, type(None))):
@@ -128,7 +128,7 @@ def _plain(value: Any) -> Any:
     if fields is None:
         text = repr(value)
         return text if len(text) <= 200 else f"{text[:200]}..."
-    shown = {name: _plain(one) for name, one in _some(fields, 25)}
+    shown = {name: _plain(entry) for name, entry in _some(fields, 25)}
     if len(fields) > len(shown):
         shown["..."] = f"and {len(fields) - len(shown)} more items"
     return shown if isinstance(value, Mapping) else {type(value).__name__: shown}
@@ -137,7 +137,7 @@ def _plain(value: Any) -> Any:
 def _array_line(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
     is_tensor = isinstance(value, torch.Tensor)
     facts = [f"shape={value.shape}", f"dtype={value.dtype}", *([f"device={value.device}"] if is_tensor else [])]
-    with suppress(RuntimeError, ValueError, TypeError):  # nothing in it, or what has no order
+    with suppress(RuntimeError, ValueError, TypeError):  # an empty array, or values without an order
         low, high, flat = value.min(), value.max(), value.reshape(-1)
         ends = [flat] if len(flat) <= 6 else [flat[:3], flat[-3:]]
         listed = ", ..., ".join(", ".join(map(repr, part.tolist() if is_tensor else part)) for part in ends)
@@ -146,7 +146,7 @@ def _array_line(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
 
 
 def _leaf(value: Any, longest: int) -> str | None:
-    """What has no parts worth showing; None: it has."""
+    """Format a value without fields or items; None for others."""
     if isinstance(value, (str, bytes)):
         return repr(value) if len(value) <= longest else repr(value[:longest])[:-1] + "..." + repr(value)[-1]
     if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -159,7 +159,7 @@ def _leaf(value: Any, longest: int) -> str | None:
 
 def _fields(value: Any) -> dict[str, Any] | None:
     if isinstance(value, Mapping):
-        return {str(key): one for key, one in value.items()}
+        return {str(key): entry for key, entry in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     return dict(value._asdict()) if hasattr(value, "_asdict") else None

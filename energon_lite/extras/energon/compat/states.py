@@ -1,4 +1,4 @@
-"""Names around states and workers that other people's code imports, mostly for annotations."""
+"""Energon's names for states and workers, which code imports mostly for annotations."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ __all__ = [
 
 
 class FlexState(dict[str, Any]):
-    """A state as a dict."""
+    """State in the form of a dict."""
 
 
-#: What ``save_state_rank`` returns.
+#: Type of the result of ``save_state_rank``.
 SavableDataLoaderState = dict
 
 
 class Savable(ABC):
-    """Something with a state."""
+    """Interface of objects with a state."""
 
     @abstractmethod
     def save_state(self) -> Any:
-        """The state."""
+        """Return the state."""
 
     @abstractmethod
     def restore_state(self, state: Any) -> None:
-        """Go back to a state."""
+        """Restore a state."""
 
 
 class WatchdogDataset(GcDataset):
-    """The same items: the loader is watched, by ``watchdog_timeout_seconds``."""
+    """Data set with the same items: the loader watches workers, by ``watchdog_timeout_seconds``."""
 
     def __init__(
         self,
@@ -58,29 +58,29 @@ class WatchdogDataset(GcDataset):
 
     @staticmethod
     def _watchdog_trigger() -> None:
-        """Called when a loader without workers has warned of a hang; for those who patch it."""
+        """Hook for user code to patch, called when a loader without workers has warned of a hang."""
 
 
 class SimpleSavableDatasetWrapper(GcDataset):
-    """The same items."""
+    """Data set with the same items."""
 
     def __init__(self, dataset: SavableDataset, worker_config: WorkerConfig, cache_pool: Any = None):
         super().__init__(dataset, worker_config=worker_config)
 
 
 class GcFreezeError(Exception):
-    """Nothing raises it."""
+    """Error that is never raised here."""
 
 
 def gc_init_worker(worker_id: int) -> None:
-    """Nothing has to be done."""
+    """Do nothing."""
 
 
 @dataclass
 class Bucket:
-    """Samples of a group."""
+    """Collected samples of a group."""
 
-    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # annotations may say what is in it
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # allows parameters in annotations
 
     batch_size: int
     samples: list[Any]

@@ -1,4 +1,4 @@
-"""Task encoders by Energon's rules: tensors of unequal shape are padded with zeros."""
+"""Task encoders with Energon's padding: tensors of unequal shape are padded with zeros."""
 
 from __future__ import annotations
 
@@ -58,53 +58,53 @@ class DefaultTaskEncoder(
 
 
 def generic_batch(batch: Sequence[Any]) -> Any:
-    """Samples put together field by field; tensors are padded with zeros and stacked."""
+    """Collate samples field by field; tensors are padded with zeros and stacked."""
     return _generic_batch(batch, 0)
 
 
 def batch_list(batch: Sequence[Any]) -> list[Any]:
-    """Values as a list."""
+    """Return the values as a list."""
     return list(batch)
 
 
 def batch_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tensors of equal shape, stacked."""
+    """Stack tensors of equal shape."""
     return _batch_stack(batch)
 
 
 def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tensors padded with zeros, and stacked."""
+    """Pad tensors with zeros, and stack them."""
     return _batch_pad_stack(batch)
 
 
 def basic_sample_keys(crude_sample: Any, additional_source_info: tuple[SourceInfo, ...] = ()) -> dict[str, Any]:
-    """What a sample that is made of another one takes over from it.
+    """Return the fields that a sample takes over from the sample it is made of.
 
     Args:
-        additional_source_info: what else was read for it.
+        additional_source_info: sources of further data read for it.
     """
-    found = _basic_sample_keys(crude_sample)
+    keys = _basic_sample_keys(crude_sample)
     if additional_source_info:
-        found["__sources__"] = (*(found["__sources__"] or ()), *additional_source_info)
-    return found
+        keys["__sources__"] = (*(keys["__sources__"] or ()), *additional_source_info)
+    return keys
 
 
 def get_stateless(fn: Callable[..., Any]) -> bool:
-    """Whether a hook is marked as stateless; those without the mark are taken for it, too."""
+    """Return whether a hook has the mark ``stateless``; hooks without the mark are treated as stateless, too."""
     return bool(getattr(fn, "__stateless__", False))
 
 
 def get_failure_tolerance(fn: Callable[..., Any], default_failure_tolerance: int | None = None) -> int:
-    """So many failures of a hook in a row are too many; 0: any number may fail."""
+    """Return the tolerated number of consecutive failures of a hook; 0 for no limit."""
     own = failure_tolerance_of(fn)
     return (default_failure_tolerance if own is None else own) or 0
 
 
 def get_cooker_need_cache(fn: Callable[..., Any]) -> bool:
-    """Whether a cooker wants the cache."""
+    """Return whether a cooker needs the cache."""
     return bool(getattr(fn, "__cooker_need_cache__", "need_cache" in getattr(fn, "__cooker_needs__", ())))
 
 
 def get_cooker_need_primary(fn: Callable[..., Any]) -> bool:
-    """Whether a cooker wants the other samples of its data set."""
+    """Return whether a cooker needs the other samples of its data set."""
     return bool(getattr(fn, "__cooker_need_primary__", "need_primary" in getattr(fn, "__cooker_needs__", ())))

@@ -1,1 +1,1 @@
-"""Data sets as objects, by Energon's names: factories that a dataset.yaml may name, and metadatasets."""
+"""Data sets as objects with Energon's names: factories for dataset.yaml, and metadatasets."""

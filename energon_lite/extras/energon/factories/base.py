@@ -1,4 +1,4 @@
-"""What all factories have: a path, a split, how its parts become a sample, and ``build``."""
+"""Base classes of factories: a path, a split, the conversion of parts to samples, and ``build``."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ __all__ = ["BaseCoreDatasetFactory", "DatasetFactory", "SampleT", "singles"]
 
 SampleT = TypeVar("SampleT", default=Any)
 
-#: Keeps the hashes for different purposes apart; that of leaves of a recipe.
+#: Salt of hashes that keeps different purposes apart; this one is for leaves of a recipe.
 _LEAF = 21
 
 
 class BaseCoreDatasetFactory(ABC, Generic[SampleT]):
-    """Something of which a data set of single samples can be built.
+    """Maker of a data set of single samples.
 
     Attributes:
-        __sample_type__: what its samples are.
-        paths: where it is.
+        __sample_type__: type of its samples.
+        paths: places of the data.
         subflavors: labels of all samples.
     """
 
@@ -51,38 +51,38 @@ class BaseCoreDatasetFactory(ABC, Generic[SampleT]):
 
     @abstractmethod
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
-        """The data set: of single samples, in training endless and shuffled."""
+        """Build the data set of single samples; in training, endless and shuffled."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Samples in an epoch, over all ranks."""
+        """Return the number of samples in an epoch, over all ranks."""
 
     def as_file_store(self) -> Any:
-        """The samples' parts as files by name.
+        """Return a store of the samples' parts as files by name.
 
         Raises:
-            UsageError: there are no stores of such data.
+            UsageError: this kind of data has no store.
         """
         raise UsageError(f"{type(self).__name__} is no store of files", fix="name it under `aux` in a metadataset")
 
 
 class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
-    """A factory of the samples of one folder, file or URL.
+    """Factory for the samples of one folder, file or URL.
 
     Args:
-        path: of the prepared folder, or of a JSONL file.
+        path: path of the prepared folder, or of a JSONL file.
         split_part: the split to read.
-        training: endless and shuffled; else each sample once, in order.
-        worker_config: the place of this process among the ranks.
-        shuffle_over_epochs: so many epochs are mixed; -1: drawn with replacement; None: not shuffled.
-        parallel_shard_iters: as in Energon; of no effect.
-        max_samples_per_sequence: as in Energon; of no effect without a window.
+        training: True for an endless, shuffled data set; False for each sample once, in order.
+        worker_config: configuration of this rank.
+        shuffle_over_epochs: number of epochs to mix; -1: draw with replacement; None: do not shuffle.
+        parallel_shard_iters: accepted for Energon; without effect.
+        max_samples_per_sequence: accepted for Energon; without effect unless there is a window.
         subset: the part of the split to read.
-        split_config: name of the file in ``.nv-meta`` that has the splits.
-        part_filter: ``(name of a part) -> bool``: whether it is read.
+        split_config: name of the file with the splits in ``.nv-meta``.
+        part_filter: function from the name of a part to whether it is read.
 
     Attributes:
-        filters: what ``filter`` says in a metadataset; only samples that meet all of it are read.
+        filters: conditions under ``filter`` in a metadataset; only samples that meet all of them are read.
     """
 
     filters: tuple[str, ...] = ()
@@ -114,11 +114,11 @@ class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
 
     @abstractmethod
     def sample_loader_of(self, source: AnySource) -> SampleLoader:
-        """How the parts of a source become samples."""
+        """Return the loader that makes samples from the parts of a source."""
 
     @cached_property
     def spec(self) -> LeafSpec:
-        """What is read."""
+        """Specification of the leaf."""
         subset, split_config = cast("Subset | None", self.subset), self.split_config or "split.yaml"
         return LeafSpec(
             os.fspath(self.path), self.split_part, subset=subset, split_config=split_config, filters=self.filters
@@ -126,14 +126,14 @@ class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
 
     @cached_property
     def source(self) -> AnySource:
-        """The samples, by number."""
+        """Source of the samples, by index."""
         return open_source(self.spec)
 
     def __len__(self) -> int:
         return len(self.source)
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
-        """See :class:`BaseCoreDatasetFactory`; there are no workers to be rotated."""
+        """Build the data set; see :class:`BaseCoreDatasetFactory`. The offset has no effect."""
         source, data = self.source, data_digest(self.source)
         key = hash_ints(_LEAF, hash_text(data), 0)
         leaf = Leaf(f"{self.name}[{self.split_part}]", source, self.sample_loader_of(source), key)
@@ -141,7 +141,7 @@ class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
         return singles(leaf, identity, self.worker_config, training=self.training, epochs=self.shuffle_over_epochs)
 
     def config(self) -> dict[str, Any]:
-        """Its settings as plain data."""
+        """Return the settings as plain data."""
         return {
             "type": type(self).__qualname__,
             "path": str(self.path),
@@ -158,7 +158,7 @@ class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
 def singles(
     leaf: Leaf, identity: LeafIdentity, worker_config: WorkerConfig, *, training: bool, epochs: int | None
 ) -> SavableDataset:
-    """The data set of a leaf's samples, one by one, as they are."""
+    """Build the data set of a leaf's single samples, unchanged."""
     seed, length = worker_config.seed_offset, len(leaf.source)
     order: Order = ConcatOrder([length])
     if training:

@@ -1,4 +1,4 @@
-"""What is in a tar or in a JSONL file that nobody has prepared: its samples, from the first on."""
+"""Contents of tars and JSONL files that need not be prepared, sample by sample."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["iter_jsonl_contents", "iter_tar_contents"]
 def iter_tar_contents(
     path: str | os.PathLike[str], extract_keys: Container[str] = ()
 ) -> Iterator[dict[str, bytes | None]]:
-    """The samples of a tar: of each its parts by name, and their bytes where they are in ``extract_keys``, else None.
+    """Yield the samples of a tar: parts by name, with bytes for those in ``extract_keys``, else None.
 
     Args:
-        path: of the tar, or its URL. It may be compressed.
-        extract_keys: the parts whose bytes are wanted.
+        path: path or URL of the tar, which may be compressed.
+        extract_keys: names of parts whose bytes to read.
 
     Raises:
-        DatasetError: there is no such file, or it cannot be read.
-        ShardFormatError: it is no tar, or ends within a part.
+        DatasetError: the file does not exist, or cannot be read.
+        ShardFormatError: the file is no tar, or ends within a part.
 
     Example:
         >>> next(iter_tar_contents("s000.tar", ("json",)))
@@ -56,10 +56,10 @@ def iter_tar_contents(
 
 
 def iter_jsonl_contents(path: str | os.PathLike[str]) -> Iterator[dict[str, bytes]]:
-    """The lines of a JSONL file that are not blank, as bytes under ``json``.
+    """Yield the lines of a JSONL file that are not blank, as bytes under ``json``.
 
     Raises:
-        NotPreparedError: there is no such file.
+        NotPreparedError: the file does not exist.
 
     Example:
         >>> next(iter_jsonl_contents("chats.jsonl"))

@@ -1,4 +1,4 @@
-"""The factory of joined data sets: a metadataset's, which is the only way to join."""
+"""Factory of joined data sets, which raises an error: joins are written in metadatasets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["JoinedWebdatasetFactory"]
 
 
 class JoinedWebdatasetFactory(BaseCoreDatasetFactory[SampleT]):
-    """Refused: it takes the path of an index that Energon makes ahead. A ``join`` in a metadataset needs none."""
+    """Raises an error: it would need an index that Energon makes ahead. A ``join`` in a metadataset needs none."""
 
     def __init__(self, inner_datasets: Any, *, joiner: Any, join_index: Any = None, **kwargs: Any):
         raise UsageError(

@@ -18,7 +18,7 @@ __all__ = ["CrudeJsonlDatasetFactory", "DefaultCrudeJsonlDatasetFactory"]
 
 
 class CrudeJsonlDatasetFactory(DatasetFactory[CrudeSample]):
-    """The lines of a JSONL file, as crude samples with a part ``json``. Arguments are those of its base.
+    """Factory for the lines of a JSONL file, as crude samples with a part ``json``. Arguments as for its base.
 
     Example:
         >>> CrudeJsonlDatasetFactory("chats.jsonl", training=False, worker_config=config).build()
@@ -31,22 +31,22 @@ class CrudeJsonlDatasetFactory(DatasetFactory[CrudeSample]):
 
     @staticmethod
     def iter_dataset_content(path: str | os.PathLike[str]) -> Iterator[dict[str, bytes]]:
-        """The lines of a file, prepared or not, as bytes under ``json``; blank ones are no samples.
+        """Yield the lines of a file, prepared or not, as bytes under ``json``; blank lines are skipped.
 
         Raises:
-            NotPreparedError: there is no such file.
+            NotPreparedError: the file does not exist.
         """
         return iter_jsonl_contents(path)
 
     @classmethod
     def prepare_dataset(cls, path: str | os.PathLike[str]) -> int:
-        """Find the lines of a file, and write down where they are (``.jsonl.idx``); as ``energon-lite prepare`` does.
+        """Write the index of a file's lines (``.jsonl.idx``), as ``energon-lite prepare`` does.
 
         Returns:
-            How many samples there are.
+            The number of samples.
 
         Raises:
-            DatasetError: a line is broken; says which.
+            DatasetError: a line is broken; with its number.
         """
         return len(prepare_jsonl(os.fspath(path)))
 
@@ -55,11 +55,11 @@ class CrudeJsonlDatasetFactory(DatasetFactory[CrudeSample]):
 
 
 class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
-    """The same, with labels.
+    """Factory for the lines of a JSONL file, with labels.
 
     Args:
         subflavors: labels of all samples.
-        decoder: as in Energon; a line is an object, whatever it is.
+        decoder: accepted for Energon; a line is decoded to an object in any case.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What kind of data set is at a path, and which shards a split of it has."""
+"""Kind of the data set at a path, and the shards of its splits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class EnergonDatasetType(Enum):
-    """Kinds of data sets."""
+    """Kind of a data set at a path."""
 
     METADATASET = "metadataset"
     WEBDATASET = "webdataset"
@@ -39,7 +39,7 @@ class EnergonDatasetType(Enum):
 
 
 def get_dataset_type(path: str | os.PathLike[str]) -> EnergonDatasetType:
-    """What kind of data set is at a path.
+    """Return the kind of the data set at a path.
 
     Example:
         >>> get_dataset_type("blend.yaml")
@@ -58,7 +58,7 @@ def get_dataset_type(path: str | os.PathLike[str]) -> EnergonDatasetType:
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """A shard, and how many samples it has."""
+    """Name, path and number of samples of a shard."""
 
     name: str
     path: EPath
@@ -67,7 +67,7 @@ class ShardInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class WebdatasetInfo:
-    """What ``.info.json`` says."""
+    """Contents of ``.info.json``: the number of samples of each shard."""
 
     shard_counts: Mapping[str, int]
     energon_version: str | None = None
@@ -75,36 +75,36 @@ class WebdatasetInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class WebdatasetSplits:
-    """What ``split.yaml`` says."""
+    """Contents of ``split.yaml``: the shards of each split."""
 
     split_parts: Mapping[str, Sequence[str]]
     exclude: Sequence[str] = ()
 
 
 def get_dataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What ``.info.json`` of a prepared folder says about its shards."""
+    """Return the number of samples of each shard of a prepared folder, from ``.info.json``."""
     return {"shard_counts": read_info(local_meta(os.fspath(EPath(path))))}
 
 
 def get_info_shard_files(path: str | os.PathLike[str]) -> list[str]:
-    """The shards of a prepared folder, in all splits."""
+    """Return the names of the shards of a prepared folder, in all splits."""
     return list(get_dataset_info(path)["shard_counts"])
 
 
 def check_dataset_info_present(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder is prepared."""
+    """Return whether a folder is prepared."""
     return get_dataset_type(path) is EnergonDatasetType.WEBDATASET
 
 
 @dataclass(frozen=True)
 class WebdatasetMeta:
-    """The shards of a split.
+    """Shards of a split.
 
     Args:
-        sample_excludes: ``shard/key`` of samples that are left out.
-        shards: those of the split.
-        split_part_files: their names.
-        info_shard_files: the names of all shards of the data set.
+        sample_excludes: ``shard/key`` of excluded samples.
+        shards: shards of the split.
+        split_part_files: names of these shards.
+        info_shard_files: names of all shards of the data set.
     """
 
     sample_excludes: frozenset[str]
@@ -116,10 +116,10 @@ class WebdatasetMeta:
     def from_config(
         path: str | os.PathLike[str], *, split_part: str, split_config: str | None = None
     ) -> WebdatasetMeta:
-        """Read it from ``.nv-meta``.
+        """Read the shards of a split from ``.nv-meta``.
 
         Raises:
-            ConfigError, DatasetError: there is no such split, or the files are wrong.
+            ConfigError, DatasetError: the split does not exist, or the files are invalid.
         """
         folder = EPath(path)
         meta = local_meta(os.fspath(folder))

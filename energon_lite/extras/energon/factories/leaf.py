@@ -1,4 +1,4 @@
-"""The factory of what a metadataset refers to, whatever it is: joined data sets, sources of one's own."""
+"""Factory of any leaf of a metadataset, including joined data sets and custom sources."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["LeafFactory"]
 
 
 class LeafFactory(BaseCoreDatasetFactory):
-    """A leaf of a metadataset.
+    """Factory for a leaf of a metadataset.
 
     Args:
-        spec: what the documents say of it.
-        training: endless and shuffled; else each sample once, in order.
-        worker_config: the place of this process among the ranks.
-        shuffle_over_epochs: so many epochs are mixed.
-        trust_code: its documents may name code.
+        spec: specification of the leaf, from the documents.
+        training: True for an endless, shuffled data set; False for each sample once, in order.
+        worker_config: configuration of this rank.
+        shuffle_over_epochs: number of epochs to mix.
+        trust_code: True if its documents may name code.
     """
 
     def __init__(
@@ -54,6 +54,6 @@ class LeafFactory(BaseCoreDatasetFactory):
         return len(self._opened[0].source)
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
-        """See :class:`~energon_lite.extras.energon.factories.base.BaseCoreDatasetFactory`."""
+        """Build the data set; see :class:`~energon_lite.extras.energon.factories.base.BaseCoreDatasetFactory`."""
         epochs = self.shuffle_over_epochs
         return singles(*self._opened, self.worker_config, training=self.training, epochs=epochs)

@@ -1,4 +1,4 @@
-"""From a path to factories: single data sets, and metadatasets with the weights of what is in them."""
+"""Factories from paths: of single data sets, and of metadatasets with weights."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ __all__ = [
 def DatasetSubset(  # Energon's name for it
     *, range: tuple[float, float] | None = None, absolute_range: tuple[int, int | None] | None = None
 ) -> Subset:
-    """A part of a split.
+    """Return a part of a split.
 
     Args:
-        range: shares of it, from 0 to 1, of what ``absolute_range`` leaves.
-        absolute_range: numbers of samples; None: to the end.
+        range: start and stop as shares from 0 to 1, of the samples that ``absolute_range`` leaves.
+        absolute_range: first and last index of samples; None: to the end.
 
     Example:
         >>> DatasetSubset(range=(0, 0.5))
@@ -62,7 +62,7 @@ def DatasetSubset(  # Energon's name for it
 
 
 class DatasetBlendMode(Enum):
-    """What the numbers of the data sets of a blend mean."""
+    """Meaning of the numbers of a blend's data sets."""
 
     NONE = "none"
     DATASET_WEIGHT = "dataset_weight"
@@ -74,10 +74,10 @@ class LoadedDataset:
     """A data set of a blend.
 
     Args:
-        dataset: what it can be built of.
+        dataset: its factory.
         weight: its share of the blend, or None.
-        repetitions: how often an epoch shows each of its samples, or None.
-        aux: stores of files beside it, or None.
+        repetitions: number of times that an epoch shows each of its samples, or None.
+        aux: auxiliary stores of files, or None.
     """
 
     dataset: BaseCoreDatasetFactory
@@ -88,7 +88,7 @@ class LoadedDataset:
 
 @dataclass(kw_only=True)
 class LoadedDatasetList:
-    """The data sets of a blend."""
+    """Data sets of a blend, and the meaning of their numbers."""
 
     datasets: list[LoadedDataset]
     blend_mode: DatasetBlendMode = DatasetBlendMode.NONE
@@ -96,13 +96,13 @@ class LoadedDatasetList:
 
 @dataclass
 class TraversedDatasetReference:
-    """A data set that a metadataset refers to; nothing of it was opened.
+    """A data set that a metadataset refers to, not opened.
 
     Args:
-        path: where it is.
-        split_part: the split that is read.
-        aux: stores of files beside it, by name.
-        subflavors: its labels, those of outer documents winning.
+        path: path of the data set.
+        split_part: the split to read.
+        aux: auxiliary stores of files, by name.
+        subflavors: its labels; those of outer documents take precedence.
         shuffle_over_epochs_multiplier: so many epochs are mixed.
     """
 
@@ -114,20 +114,20 @@ class TraversedDatasetReference:
 
 
 class DatasetLoaderInterface(ABC):
-    """Data sets, known by name, of which factories can be had."""
+    """Interface of data sets, known by path, from which factories are made."""
 
     def post_initialize(self, mds_path: EPath | None = None) -> None:  # noqa: B027
-        """As in Energon; there is nothing to be done."""
+        """Do nothing; part of Energon's interface."""
 
     @abstractmethod
     def specs(
         self, split_part: str, subflavors: Mapping[str, Any] | None = None, missing_ok: bool = False
     ) -> list[LeafSpec]:
-        """The leaves of a split."""
+        """Return the leaves of a split."""
 
     def traverse(self, mds_path: EPath | None = None, *, split_part: str) -> list[TraversedDatasetReference]:
-        """The data sets of a split, in their order; of a join all that are joined, which Energon refuses."""
-        return [one for spec in self.specs(split_part, missing_ok=True) for one in _references(spec)]
+        """Return the data sets of a split, in order; for a join, all joined ones, which Energon does not support."""
+        return [reference for spec in self.specs(split_part, missing_ok=True) for reference in _references(spec)]
 
     def get_datasets(
         self,
@@ -140,36 +140,35 @@ class DatasetLoaderInterface(ABC):
         subset: Any = None,
         **kwargs: Any,
     ) -> LoadedDatasetList:
-        """The factories of a split, with their weights.
+        """Return the factories of a split, with their weights.
 
         Args:
-            training: whether they are shuffled, and do not end.
-            split_part: the split, where the document does not say otherwise.
-            subflavors: more labels; they win.
+            training: True for shuffled, endless data sets.
+            split_part: the split, unless the document names another.
+            subflavors: further labels, which take precedence.
             shuffle_over_epochs_multiplier: so many epochs are mixed.
-            subset: a part of each.
-            kwargs: more for the factories, such as ``decoder``.
+            subset: a part of each data set.
+            kwargs: further arguments of the factories, such as ``decoder``.
         """
-        found = self.specs(split_part, subflavors)
+        leaves = self.specs(split_part, subflavors)
         datasets = []
-        for spec in found:
+        for spec in leaves:
             if subset is not None:
                 spec = replace(spec, subset=subset.of(spec.subset))
             factory = _factory_of(
                 spec, training=training, worker_config=worker_config, epochs=shuffle_over_epochs_multiplier, **kwargs
             )
-            weight = None if spec.repetitions is not None or len(found) == 1 else spec.weight
+            weight = None if spec.repetitions is not None or len(leaves) == 1 else spec.weight
             datasets.append(LoadedDataset(dataset=factory, weight=weight, repetitions=spec.repetitions))
         mode = DatasetBlendMode.NONE
-        if any(one.repetitions is not None for one in datasets):
+        if any(loaded.repetitions is not None for loaded in datasets):
             mode = DatasetBlendMode.SAMPLE_REPETITIONS
         elif len(datasets) > 1:
             mode = DatasetBlendMode.DATASET_WEIGHT
         return LoadedDatasetList(datasets=datasets, blend_mode=mode)
 
     def prepare(self, split_part: str | None = None) -> Sequence[EPath]:
-        """Make what has to be made ahead: nothing, so no paths are returned. What a join needs is made when it is
-        opened, once."""
+        """Do nothing and return no paths: data that a join needs is made once, when the join is opened."""
         return ()
 
 
@@ -178,8 +177,8 @@ class DatasetLoader(DatasetLoaderInterface):
     """A single data set.
 
     Args:
-        path: of the prepared folder, or of a JSONL file.
-        split_part: of more weight than that of the methods.
+        path: path of the prepared folder, or of a JSONL file.
+        split_part: the split, which takes precedence over that of the methods.
         subflavors, shuffle_over_epochs_multiplier, dataset_config, split_config: as in a metadataset.
     """
 
@@ -210,10 +209,10 @@ class DatasetLoader(DatasetLoaderInterface):
         subset: Any = None,
         **kwargs: Any,
     ) -> BaseCoreDatasetFactory:
-        """The factory; arguments as those of :meth:`get_datasets`.
+        """Return the factory; arguments as for :meth:`get_datasets`.
 
         Raises:
-            UsageError: nobody says which split.
+            UsageError: no split is given.
         """
         split = self.split_part or split_part
         if split is None:
@@ -221,7 +220,7 @@ class DatasetLoader(DatasetLoaderInterface):
         loader = replace(
             self, dataset_config=dataset_config or self.dataset_config, split_config=split_config or self.split_config
         )
-        found = loader.get_datasets(
+        loaded = loader.get_datasets(
             training=training,
             split_part=split,
             worker_config=worker_config,
@@ -230,15 +229,15 @@ class DatasetLoader(DatasetLoaderInterface):
             subset=subset,
             **kwargs,
         )
-        return found.datasets[0].dataset
+        return loaded.datasets[0].dataset
 
 
 class MetadatasetV2(DatasetLoaderInterface):
-    """A metadataset: a YAML file, or its splits.
+    """Loader of a metadataset: a YAML file, or its splits.
 
     Args:
-        path: of the file. With ``splits``, relative paths count from its folder.
-        splits: what it has under ``splits``; None: what is in the file.
+        path: path of the file. With ``splits``, relative paths start from its folder.
+        splits: contents of ``splits``; None: those of the file.
     """
 
     def __init__(self, path: str | os.PathLike[str] | Mapping[str, Any], splits: Mapping[str, Any] | None = None):
@@ -258,15 +257,15 @@ class MetadatasetV2(DatasetLoaderInterface):
 
 
 class Metadataset(MetadatasetV2):
-    """A metadataset of the first version; arguments as those of :class:`MetadatasetV2`."""
+    """Loader of a metadataset of the first version; arguments as for :class:`MetadatasetV2`."""
 
 
 def load_dataset(path: str | os.PathLike[str] | Mapping[str, Any], **kwargs: Any) -> DatasetLoaderInterface:
-    """A data set or a metadataset, of which factories can be had.
+    """Return the loader of a data set or a metadataset, from which factories are made.
 
     Args:
         path: a prepared folder, a JSONL file, a metadataset, or one as a dict.
-        kwargs: of a single data set, those of :class:`DatasetLoader`.
+        kwargs: for a single data set, arguments of :class:`DatasetLoader`.
 
     Example:
         >>> load_dataset("blend.yaml").get_datasets(training=True, split_part="train", worker_config=config).datasets
@@ -281,7 +280,7 @@ def load_dataset(path: str | os.PathLike[str] | Mapping[str, Any], **kwargs: Any
 def traverse_metadataset(
     path: str | os.PathLike[str], *, split_part: str, **kwargs: Any
 ) -> list[TraversedDatasetReference]:
-    """The data sets that a metadataset refers to, nested ones too; nothing of them is opened.
+    """Return the data sets that a metadataset refers to, including nested ones, without opening them.
 
     Example:
         >>> [str(one.path) for one in traverse_metadataset("blend.yaml", split_part="train")]
@@ -292,10 +291,10 @@ def traverse_metadataset(
 
 
 def prepare_metadataset(path: str | os.PathLike[str]) -> None:
-    """Check a metadataset, in all of its splits. What a join needs is made when it is opened, once.
+    """Check all splits of a metadataset. Data that a join needs is made once, when the join is opened.
 
     Raises:
-        ConfigError: something is wrong in it.
+        ConfigError: the document is invalid.
     """
     splits = load_yaml(os.fspath(path)).entries().get("splits")
     if splits is None:
@@ -316,7 +315,7 @@ def get_dataset_from_config(
     worker_config: WorkerConfig,
     **kwargs: Any,
 ) -> BaseCoreDatasetFactory:
-    """The factory that a data set's dataset.yaml names.
+    """Return the factory that a data set's dataset.yaml names.
 
     Raises:
         UsageError: its samples are not of ``sample_type``.
@@ -329,9 +328,9 @@ def get_dataset_from_config(
         subflavors=subflavors,
         **kwargs,
     )
-    found = factory.__sample_type__
-    if sample_type is not None and not (isinstance(found, type) and issubclass(found, sample_type)):
-        raise UsageError(f"its samples are {found}, not {sample_type.__name__}", where=os.fspath(path))
+    kind = factory.__sample_type__
+    if sample_type is not None and not (isinstance(kind, type) and issubclass(kind, sample_type)):
+        raise UsageError(f"its samples are {kind}, not {sample_type.__name__}", where=os.fspath(path))
     return factory
 
 
@@ -339,8 +338,8 @@ def _references(spec: LeafSpec) -> list[TraversedDatasetReference]:
     aux = {name: EPath(reference.path) for name, reference in spec.aux.items()}
     epochs = spec.shuffle_over_epochs_multiplier
     return [
-        TraversedDatasetReference(EPath(one.path), one.split_part, dict(aux), dict(one.subflavors), epochs)
-        for one in ((spec,) if spec.join is None else spec.join.members)
+        TraversedDatasetReference(EPath(leaf.path), leaf.split_part, dict(aux), dict(leaf.subflavors), epochs)
+        for leaf in ((spec,) if spec.join is None else spec.join.members)
     ]
 
 
@@ -372,12 +371,12 @@ def _factory_of(
         made: BaseCoreDatasetFactory = DefaultCrudeJsonlDatasetFactory(spec.path, subflavors=spec.subflavors, **common)
     else:
         made = factory_of_config(dataset_config_of(spec, trusts(trust_code)), spec, common)
-    vars(made)["filters"] = spec.filters  # factories of users do not have it as an argument
+    vars(made)["filters"] = spec.filters  # user factories do not take it as an argument
     return made
 
 
 def factory_of_config(config: DatasetConfig, spec: LeafSpec, common: dict[str, Any]) -> BaseCoreDatasetFactory:
-    """The factory that a dataset.yaml means."""
+    """Return the factory for the contents of a dataset.yaml."""
     labels = {**config.subflavors, **spec.subflavors}
     if config.factory is not None:
         made: DatasetFactory = config.factory(EPath(spec.path), **common, **config.arguments)

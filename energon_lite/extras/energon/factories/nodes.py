@@ -1,4 +1,4 @@
-"""The entries of a metadataset as objects, for programs that build one: each is the dict that stands in the YAML."""
+"""Entries of a metadataset as objects, for programs that build one: each is the dict of the YAML."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["MetadatasetNode"]
 
 
 class MetadatasetNode(dict[str, Any]):
-    """An entry of a metadataset: a reference to a data set, a blend, a join, or what belongs to one.
+    """An entry of a metadataset: a reference to a data set, a blend, a join, or a part of one.
 
     Args:
-        fields: its keys, as in YAML; those that are None are left out.
+        fields: its keys, as in YAML; None values are left out.
 
     Example:
         >>> MetadatasetV2(path="blend.yaml", splits={"train": MetadatasetNode(path="coco", subset={"range": [0, 100]})})
@@ -20,4 +20,5 @@ class MetadatasetNode(dict[str, Any]):
 
     def __init__(self, **fields: Any):
         given = {name: value for name, value in fields.items() if value is not None}
-        super().__init__({name: os.fspath(one) if isinstance(one, os.PathLike) else one for name, one in given.items()})
+        plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
+        super().__init__(plain)

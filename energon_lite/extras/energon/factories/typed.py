@@ -1,4 +1,4 @@
-"""Factories of one sample type each. Energon has given them up: a dataset.yaml says ``sample_type`` instead."""
+"""Factories of one sample type each, deprecated in Energon: a dataset.yaml gives ``sample_type`` instead."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ VidQAWebdataset = _typed(SAMPLE_TYPES["VidQASample"])
 VQAOCRWebdataset = _typed(SAMPLE_TYPES["VQAOCRSample"])
 VQAWebdataset = _typed(SAMPLE_TYPES["VQASample"])
 
-#: All of them, by name.
-TYPED = {name: one for name, one in list(globals().items()) if name.endswith("Webdataset")}
+#: All typed factories, by name.
+TYPED = {name: factory for name, factory in list(globals().items()) if name.endswith("Webdataset")}

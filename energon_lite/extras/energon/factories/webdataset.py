@@ -1,4 +1,4 @@
-"""Factories of folders of tars: those that a dataset.yaml names, and that users derive their own from."""
+"""Factories for folders of tars: those that a dataset.yaml names, and base classes for user factories."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ __all__ = [
 
 
 class WebdatasetPreparator:
-    """What prepares folders of tars; needs no instance."""
+    """Functions that prepare folders of tars, without an instance."""
 
     @staticmethod
     def iter_dataset_content(
         path: str | os.PathLike[str], extract_keys: Container[str] = ()
     ) -> Iterator[dict[str, bytes | None]]:
-        """The samples of one tar, prepared or not: of each its parts by name, with None for those not asked for.
+        """Yield the samples of one tar, prepared or not: parts by name, with None for those not requested.
 
         Args:
-            path: of the tar, or its URL. The tar may be compressed.
-            extract_keys: the parts whose bytes are wanted.
+            path: path or URL of the tar, which may be compressed.
+            extract_keys: names of parts whose bytes to read.
 
         Raises:
-            ShardFormatError: it is no tar.
+            ShardFormatError: the file is no tar.
         """
         return iter_tar_contents(path, extract_keys)
 
@@ -68,22 +68,22 @@ class WebdatasetPreparator:
         fix_duplicates: bool = False,
         index_sqlite_tmp_path: Path | None = None,
     ) -> set[str]:
-        """Find the samples of all shards of a folder, and write down where they are; as ``energon-lite prepare`` does.
+        """Write the index of all shards of a folder, as ``energon-lite prepare`` does.
 
         Args:
             parent_path: the folder.
-            paths: shards below it, brace patterns too. All that are there have to be among them.
+            paths: shards below it, or brace patterns; other shards in the folder are excluded.
             split_parts_ratio, split_parts_patterns: ``(name, share)`` or ``(name, pattern)`` of each split.
-            shuffle_seed: None: shards are not mixed before they are divided.
+            shuffle_seed: seed by which shards are mixed before they are divided; None: not mixed.
             tar_index_only: write the ``.tar.idx`` files only.
-            workers: processes at most.
-            media_filter: extract the metadata of media, too; see
+            workers: the most processes.
+            media_filter: also extract the metadata of media; see
             :func:`energon_lite.extras.media.MediaFilterConfig.parse`.
-            fix_duplicates: where keys collide, have the members of shards begin with the name of their shard.
-            progress_fn, index_sqlite_tmp_path: accepted.
+            fix_duplicates: if keys collide, rename the members of shards to begin with the name of their shard.
+            progress_fn, index_sqlite_tmp_path: accepted and ignored.
 
         Returns:
-            The names of the parts that were found.
+            The names of the parts in the samples.
         """
         from energon_lite.extras.media.media_scan import prepare_media
         from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, find_shards
@@ -102,7 +102,7 @@ class WebdatasetPreparator:
         def choose(scan: DatasetScan) -> Choice:
             there = set(scan.shard_names)
             return Choice(
-                _splits([one for one in shards if one in there], split_parts_ratio, split_parts_patterns, shuffle_seed)
+                _splits([s for s in shards if s in there], split_parts_ratio, split_parts_patterns, shuffle_seed)
             )
 
         parts = prepare_folder(folder, choose, exclude=exclude, force_overwrite=True, workers=workers).parts
@@ -120,18 +120,20 @@ class WebdatasetPreparator:
         progress_fn: Callable[..., Any] | None = None,
         index_sqlite_tmp_path: Path | None = None,
     ) -> int:
-        """Extract the metadata of the media of a prepared folder; returns how many there are. Arguments as those of
-        :meth:`prepare_dataset`."""
+        """Extract the metadata of the media of a prepared folder; return their number.
+
+        Arguments as for :meth:`prepare_dataset`.
+        """
         from energon_lite.extras.media.media_scan import prepare_media
 
         return prepare_media(os.path.expanduser(os.fspath(parent_path)), media_filter, workers=workers).found
 
 
 class BaseWebdatasetFactory(DatasetFactory[SampleT], WebdatasetPreparator, Generic[SampleT]):
-    """A folder of tars whose samples :meth:`load_sample` makes. Arguments as those of its base."""
+    """Factory for a folder of tars whose samples :meth:`load_sample` makes. Arguments as for its base."""
 
     def load_sample(self, sample: Any) -> Any:
-        """Make a sample of its parts.
+        """Make a sample from its parts.
 
         Args:
             sample: the bytes of its parts by name, with ``__key__``, ``__shard__``, ``__restore_key__`` and
@@ -158,13 +160,13 @@ def _splits(
     patterns: Sequence[tuple[str, str]] | None,
     seed: int | None,
 ) -> dict[str, list[str]]:
-    """Which shards are in which split."""
+    """Return the shards of each split."""
     if patterns is not None:
-        found: dict[str, list[str]] = {name: [] for name, _ in patterns}
+        by_split: dict[str, list[str]] = {name: [] for name, _ in patterns}
         for name, pattern in patterns:
-            wanted = re.compile("|".join(f"(?:{one})" for one in expand_braces(pattern)))
-            found[name] += [shard for shard in shards if wanted.match(shard)]
-        return found
+            wanted = re.compile("|".join(f"(?:{expression})" for expression in expand_braces(pattern)))
+            by_split[name] += [shard for shard in shards if wanted.match(shard)]
+        return by_split
     if not ratio:
         raise UsageError("prepare_dataset without splits", fix='give split_parts_ratio=[("train", 1.0)]')
     mixed = list(shards)
@@ -176,15 +178,15 @@ def _splits(
 
 
 class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[SampleT], Generic[SampleT]):
-    """Samples of ``__sample_type__``, by a map of parts to fields or by a function.
+    """Factory for samples of ``__sample_type__``, by a map of parts to fields or by a function.
 
     Args:
         path: the prepared folder.
         subflavors: labels of all samples.
-        field_map: field -> part, as in dataset.yaml.
-        sample_loader: ``(parts) -> fields``, or ``file.py:function`` in ``.nv-meta``; instead of a field map.
-        part_filter: with it: the parts it needs, as a list, a function, or ``file.py:function``.
-        kwargs: those of :class:`BaseWebdatasetFactory`.
+        field_map: mapping from field to part, as in dataset.yaml.
+        sample_loader: function from parts to fields, or ``file.py:function`` in ``.nv-meta``; instead of a field map.
+        part_filter: with a sample loader, the parts it needs, as a list, a function, or ``file.py:function``.
+        kwargs: arguments of :class:`BaseWebdatasetFactory`.
     """
 
     def __init__(
@@ -231,13 +233,13 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[SampleT], Generic[Sa
 
 
 class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[SampleT], Generic[SampleT]):
-    """The same, of decoded parts.
+    """Factory for samples of ``__sample_type__`` with decoded parts.
 
     Args:
-        decoder: how parts become values: a :class:`~energon_lite.storage.SampleDecoder`, or any function of the dict
-        of parts;
-            None: they stay bytes.
-        auto_decode: False: the same as ``decoder=None``, as older versions of Energon wrote it.
+        decoder: decoder of parts: a :class:`~energon_lite.storage.SampleDecoder`, or any function of the dict of
+        parts; None:
+            parts stay bytes.
+        auto_decode: False: the same as ``decoder=None``, as in older versions of Energon.
         kwargs: those of its base.
     """
 
@@ -280,7 +282,7 @@ class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[SampleT], 
         ours = type(self).load_sample in (DefaultDecoderWebdatasetFactory.load_sample, CrudeWebdataset.load_sample)
         if not ours or not (decoder is None or isinstance(decoder, SampleDecoder)):
             return loader
-        # Nobody has a say in it: by fields, without a detour.
+        # No user code is involved, so the standard loader makes the samples directly.
         return SampleLoader(
             sample_type=loader.sample_type,
             field_map=self._field_map,
@@ -292,10 +294,10 @@ class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[SampleT], 
 
 
 class StandardWebdatasetFactory(DefaultDecoderWebdatasetFactory[SampleT], Generic[SampleT]):
-    """Samples of a given type: what a dataset.yaml without ``__class__`` means.
+    """Factory for samples of a given type, used by a dataset.yaml without ``__class__``.
 
     Args:
-        sample_type: what its samples are.
+        sample_type: type of its samples.
         kwargs: those of its base.
     """
 
@@ -307,10 +309,10 @@ class StandardWebdatasetFactory(DefaultDecoderWebdatasetFactory[SampleT], Generi
 
 
 class CrudeWebdataset(DefaultDecoderWebdatasetFactory[CrudeSample]):
-    """Samples as their parts are, for cookers.
+    """Factory for crude samples, for cookers.
 
     Args:
-        part_filter: the parts to be read; all, if nothing is said.
+        part_filter: the parts to read; all by default.
         kwargs: those of its base.
     """
 

@@ -1,4 +1,4 @@
-"""The stores that a data set's cooker is given: those that ``aux`` names, and the data set itself."""
+"""Stores that a data set's cooker is given: those that ``aux`` names, and the data set itself."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from energon_lite.storage.stores.file_store import DecodeFileStore, FileStore
 
 __all__ = ["stores_of"]
 
+#: Store types of the references that are no data sets.
 _KINDS = {"filesystem": SystemFileStore, "byterange": ByteRangeStore}
 
 
 def stores_of(
     spec: LeafSpec, source: AnySource, cooker: Cooker | None, encoder: TaskEncoder
 ) -> Mapping[str, FileStore[Any]]:
-    """The stores for the cooker of a leaf, by name, decoded as the encoder decodes parts.
+    """Return the stores for the cooker of a leaf, by name, with the encoder's decoder.
 
     Raises:
-        ConfigError: a store cannot be opened; or the leaf has no cooker, which alone is given any.
-        UsageError: the cooker does not take them, or the leaf's own samples cannot be asked for by name.
+        ConfigError: a store cannot be opened; or stores are given, but the leaf has no cooker to use them.
+        UsageError: the cooker does not accept them, or the leaf's own samples cannot be looked up by name.
     """
     if cooker is None:
         if spec.aux:

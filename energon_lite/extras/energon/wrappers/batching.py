@@ -1,4 +1,4 @@
-"""Items put together: in batches of a number, in batches of groups, in packs."""
+"""Wrappers that put items together: in batches of a number, in batches of groups, in packs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class BatchDataset(WrapperDataset):
     """Batches of a number of items.
 
     Args:
-        dataset: of single samples (``batch_size=None``), or of anything else whose items have numbers.
+        dataset: data set of single samples (``batch_size=None``), or another one whose items have numbers.
         batch_size: items in a batch; the last one of a pass may have fewer.
         batcher: ``(list of items) -> batch``; may raise SkipSample.
-        batcher_stateless, batcher_config: as in Energon; every function is taken for stateless.
+        batcher_stateless, batcher_config: accepted for Energon; every function is assumed to be stateless.
         drop_last: leave out a last batch that is not full.
         failure_tolerance: as in Energon.
         worker_config: that of the data set.
@@ -92,15 +92,17 @@ class MixBatchDataset(BatchDataset):
 
 
 def as_list(items: list[Any]) -> list[Any]:
-    """A batch that is the list of its items."""
+    """Return the list of items itself as the batch."""
     return items
 
 
 class _Inner(TaskEncoder):
-    """The hooks of the data set inside, up to single samples."""
+    """Task encoder with the hooks of the inner data set, up to single samples."""
 
     def __init__(self, inner: TaskEncoder):
-        self.inner, self.decoder, self.cookers = inner, inner.decoder, inner.cookers  # type: ignore[misc]
+        self.inner = inner
+        self.decoder = inner.decoder
+        self.cookers = inner.cookers  # type: ignore[misc]
         self.failure_tolerance = inner.failure_tolerance
         self.padding = inner.padding
 
@@ -148,7 +150,7 @@ class _Packing(_Inner):
 
 
 class _PackingLate(_Packing):
-    """With work left for samples that were selected."""
+    """Packing hooks with a function for the samples that were selected."""
 
     def __init__(self, inner: TaskEncoder, select: Any, pack: Any, encode: Callable[[Any], Any]):
         super().__init__(inner, select, pack)
@@ -159,7 +161,7 @@ class _PackingLate(_Packing):
 
 
 class _ByContent(WrapperDataset):
-    """A data set of single samples, whose hooks decide about batches from here on."""
+    """A data set of single samples, wrapped by hooks that make the batches content-decided."""
 
     def _in_chunks(self, encoder: TaskEncoder, batch_size: int | None, chunking: Chunking) -> SavableDataset:
         inner = self.dataset.runs_as
@@ -199,8 +201,8 @@ class GroupBatchDataset(_ByContent):
     """Batches of samples of one group each: ``batch_group_criterion`` around a data set of single samples.
 
     Args:
-        dataset: from ``get_train_dataset`` or ``get_val_dataset`` with ``batch_size=None``.
-        fixed_batch_size: of all groups; None: as ``sample_group_key`` says.
+        dataset: data set from ``get_train_dataset`` or ``get_val_dataset`` with ``batch_size=None``.
+        fixed_batch_size: batch size of all groups; None: ``sample_group_key`` gives it.
         sample_group_key: ``(sample) -> (key, batch size or None)``.
         batcher: ``(list of samples) -> batch``.
         drop_last: leave out batches that are not full.
@@ -236,11 +238,11 @@ class PackingDataset(_ByContent):
     """Packs of samples: packing hooks around a data set of single samples.
 
     Args:
-        dataset: from ``get_train_dataset`` or ``get_val_dataset`` with ``batch_size=None``.
-        buffer_size: samples that ``pre_packer`` sees at a time.
+        dataset: data set from ``get_train_dataset`` or ``get_val_dataset`` with ``batch_size=None``.
+        buffer_size: samples in a buffer, which ``pre_packer`` gets.
         pre_packer: ``(list of samples) -> list of lists of them``.
         final_packer: ``(list of encoded samples) -> pack``.
-        sample_encoder: what is left to be done with those that were selected.
+        sample_encoder: function for the samples that were selected.
         worker_config: that of the data set. The other arguments are Energon's.
     """
 

@@ -1,4 +1,4 @@
-"""A data set whose items are those of other data sets, in an order of its own."""
+"""Data set whose items are those of other data sets, in an order of its own."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["ItemsDataset"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ItemsDataset(PlannedDataset):
-    """What wrapped data sets run as: planned, item by item.
+    """Planned data set that runs wrapped data sets, item by item.
 
     Args:
-        plan: of items; its addresses are ``(branch, item in its pass, pass)``.
-        branches: the data sets inside, and what is done with their items.
-        batcher: makes one item of several; None: they are handed on.
-        title: the wrappers, as they were written.
+        plan: plan of items; its addresses are ``(branch, item in its pass, pass)``.
+        branches: the inner data sets, with the functions applied to their items.
+        batcher: makes one item of several; None: single items are returned.
+        title: text of the wrappers, as they were written.
     """
 
     plan: FixedPlan
@@ -36,7 +36,7 @@ class ItemsDataset(PlannedDataset):
 
     @property
     def refills(self) -> bool:
-        """True if an item that is lost is replaced."""
+        """True if lost items are replaced."""
         return all(branch.dataset.refills for branch in self.branches)
 
     def for_workers(self) -> Self:
@@ -64,9 +64,9 @@ class ItemsDataset(PlannedDataset):
                 wanted.setdefault((branch, epoch), set()).add(item)
         first = 0
         firsts = list[int]()
-        for one in self.branches:
+        for inner_branch in self.branches:
             firsts.append(first)
-            first += len(one.dataset.leaves)
+            first += len(inner_branch.dataset.leaves)
         made: dict[tuple[int, int, int], Job] = {}
         for (branch, epoch), items in wanted.items():
             numbers = sorted(items)
@@ -81,16 +81,16 @@ class ItemsDataset(PlannedDataset):
         return jobs
 
     def _restored(self, key: tuple[Any, ...], pipeline: Any) -> list[Any]:
-        found = super()._restored(key, pipeline)
-        if found and found[0] is None:
+        items = super()._restored(key, pipeline)
+        if items and items[0] is None:
             raise SampleError(f"there is nothing at {key}: it was skipped, or failed", fix="see the loader's stats()")
-        return found
+        return items
 
     def __len__(self) -> int:
-        """Items per rank in one ``for`` loop.
+        """Return the number of items per rank in one ``for`` loop.
 
         Raises:
-            UnknownLengthError: it never ends.
+            UnknownLengthError: the loop never ends.
         """
         count = self.plan.count(0)
         world = self.worker_config.world_size

@@ -1,4 +1,4 @@
-"""Running the jobs of wrapped data sets: each item by the pipeline of its data set, then the functions around it."""
+"""Pipeline of wrapped data sets: each item is made by the pipeline of its data set, then by the functions around it."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ from energon_lite.worker_config import ErrorHandler, WorkerConfig
 
 __all__ = ["Branch", "ItemFunction", "ItemsJob", "ItemsPipeline"]
 
-#: Keep the hashes for different purposes apart.
-_FUNCTION, _REPLACEMENT = 31, 32
-#: A replacement for an item of a stream that never ends is drawn among so many.
+# Tags that separate the hashes of different purposes.
+#: Randomness of the users' functions.
+_FUNCTION = 31
+#: Choice of replacements.
+_REPLACEMENT = 32
+#: Number of items of an endless stream that replacements are drawn from.
 _MANY = 1 << 40
 
 
 @dataclass(frozen=True)
 class ItemFunction:
-    """What a wrapper does with each item of the data set inside.
+    """A function that a wrapper applies to each item of the inner data set.
 
     Args:
         apply: the user's function.
-        name: for messages, and for the identity of the data set.
-        keeps: the function only says whether the item is kept.
-        tolerance: so many items in a row that it loses are too many; 0: no limit.
+        name: name for messages, and for the identity of the data set.
+        keeps: the function returns whether to keep the item.
+        tolerance: number of items in a row that the function may lose; 0: no limit.
     """
 
     apply: Callable[[Any], Any]
@@ -56,7 +59,7 @@ class ItemFunction:
 
 @dataclass(frozen=True)
 class Branch:
-    """A data set at the bottom of wrapped ones, and what is done with its items."""
+    """An innermost data set, with the functions applied to its items."""
 
     dataset: PlannedDataset
     functions: tuple[ItemFunction, ...] = ()
@@ -64,67 +67,68 @@ class Branch:
 
 @dataclass(frozen=True)
 class ItemsJob(Job):
-    """An item to be made of others.
+    """Job that makes an item of others.
 
     Args:
-        parts: number of the branch, and the job of its data set that makes the item.
+        parts: for each part, the number of the branch, and the job of its data set.
     """
 
     parts: tuple[tuple[int, Job], ...] = ()
 
 
 class _Samples:
-    """What executors ask the sample maker of a pipeline, of several of them."""
+    """Sample makers of several pipelines, with the interface of one for executors."""
 
     def __init__(self, pipelines: Sequence[Any], leaves: Sequence[Leaf]):
         self._all = [pipeline.samples for pipeline in pipelines]
-        self.leaves, self.encoder = leaves, self._all[0].encoder
-        self.seeded_hooks = frozenset().union(*(one.seeded_hooks for one in self._all))
+        self.leaves = leaves
+        self.encoder = self._all[0].encoder
+        self.seeded_hooks = frozenset().union(*(maker.seeded_hooks for maker in self._all))
 
     @property
     def reads_ahead(self) -> bool:
-        """True if slow storage wants to know what comes."""
-        return any(one.reads_ahead for one in self._all)
+        """True if slow storage is asked to fetch samples ahead."""
+        return any(maker.reads_ahead for maker in self._all)
 
     def foresee(self, addresses: Sequence[Address]) -> None:
-        """Tell slow storage what comes; each sample maker knows the leaves of all."""
+        """Start to fetch samples from slow storage; each sample maker knows the leaves of all."""
         self._all[0].foresee(addresses)
 
     @property
     def cache_pool(self) -> CachePool | None:
-        """What hooks find as ``self.cache``."""
-        found: CachePool | None = self._all[0].cache_pool
-        return found
+        """The ``self.cache`` of hooks."""
+        pool: CachePool | None = self._all[0].cache_pool
+        return pool
 
     @cache_pool.setter
     def cache_pool(self, pool: CachePool | None) -> None:
-        for one in self._all:
-            one.cache_pool = pool
+        for maker in self._all:
+            maker.cache_pool = pool
 
     @property
     def worker_config(self) -> WorkerConfig | None:
-        """The loader's."""
-        found: WorkerConfig | None = self._all[0].worker_config
-        return found
+        """Configuration of the loader."""
+        config: WorkerConfig | None = self._all[0].worker_config
+        return config
 
     @worker_config.setter
     def worker_config(self, config: WorkerConfig | None) -> None:
-        for one in self._all:
-            one.worker_config = config
+        for maker in self._all:
+            maker.worker_config = config
 
     @property
     def failures(self) -> FailureLog | None:
-        """Who is told of each failure at once."""
-        found: FailureLog | None = self._all[0].failures
-        return found
+        """Log that each failure is reported to at once."""
+        log: FailureLog | None = self._all[0].failures
+        return log
 
     @failures.setter
     def failures(self, log: FailureLog | None) -> None:
-        for one in self._all:
-            one.failures = log
+        for maker in self._all:
+            maker.failures = log
 
     def context(self, *origin: int, batch_index: int | None = None) -> HookContext:
-        """A context for functions of the user's."""
+        """Return a context for the user's functions."""
         made: HookContext = self._all[0].context(*origin, batch_index=batch_index)
         return made
 
@@ -134,19 +138,19 @@ class _Samples:
 
     @observers.setter
     def observers(self, observers: tuple[Observer, ...]) -> None:
-        for one in self._all:
-            one.observers = observers
+        for maker in self._all:
+            maker.observers = observers
 
 
 class ItemsPipeline:
-    """Runs the jobs of an :class:`~energon_lite.extras.energon.wrappers.items_dataset.ItemsDataset`.
+    """Runner of the jobs of an :class:`~energon_lite.extras.energon.wrappers.items_dataset.ItemsDataset`.
 
     Args:
-        branches: the data sets inside.
-        leaves: those of all of them; a branch's are numbered behind those of the branches before it.
-        batcher: makes one item of several; None: each is handed on as it is.
-        seed: 64 bits, for the functions' randomness.
-        first_leaf: the number of the first leaf of the first branch.
+        branches: the innermost data sets.
+        leaves: the leaves of all of them; those of a branch are numbered after those of the branches before it.
+        batcher: makes one item of several; None: single items are returned.
+        seed: 64-bit seed of the functions' random numbers.
+        first_leaf: number of the first leaf of the first branch.
         error_handler: see :class:`~energon_lite.WorkerConfig`.
     """
 
@@ -164,7 +168,8 @@ class ItemsPipeline:
         self._batcher = batcher
         self._seed = seed
         self._error_handler = error_handler
-        self.first_leaves, self._pipelines = list[int](), list[Any]()
+        self.first_leaves = list[int]()
+        self._pipelines = list[Any]()
         for branch in branches:
             self.first_leaves.append(first_leaf)
             self._pipelines.append(branch.dataset.pipeline_among(leaves, first_leaf))
@@ -179,15 +184,15 @@ class ItemsPipeline:
         """Make the item of a job.
 
         Raises:
-            FatalSampleError: a hook asked for the end, or too much failed in a row.
+            FatalSampleError: a hook asked to end the run, or too many failures came in a row.
         """
         if not job.parts:
             return Result(self._empty(job))
         results = [self._item(branch, part, job) for branch, part in job.parts]
-        together = Result(None, [outcome for one in results for outcome in one.outcomes])
-        together.tokens = sum(one.tokens for one in results)
-        together.trace = _joined_trace([one.trace for one in results if one.trace is not None])
-        items = [one.batch for one in results if one.batch is not None]
+        together = Result(None, [outcome for result in results for outcome in result.outcomes])
+        together.tokens = sum(result.tokens for result in results)
+        together.trace = _joined_trace([result.trace for result in results if result.trace is not None])
+        items = [result.batch for result in results if result.batch is not None]
         together.batch = items[0] if items and self._batcher is None else None
         if items and self._batcher is not None:
             made = self._apply(self._batcher, items, job, 0)
@@ -196,17 +201,17 @@ class ItemsPipeline:
             else:
                 together.batch = made
         if together.batch is not None:
-            together.digest = sum(one.digest for one in results if one.batch is not None) & MASK64
+            together.digest = sum(result.digest for result in results if result.batch is not None) & MASK64
         set_restore_key(together.batch, job.key)
         return together
 
     def restore(self, address: Address, attempt: int) -> Any:
-        """The encoded sample at an address; see :class:`~energon_lite.loading.makers.pipeline.Pipeline`."""
+        """Return the encoded sample at an address; see :class:`~energon_lite.loading.makers.pipeline.Pipeline`."""
         number = max(n for n, first in enumerate(self.first_leaves) if first <= address[0])
         return self._pipelines[number].restore(address, attempt)
 
     def _item(self, number: int, part: Job, job: Job) -> Result:
-        """An item of a branch, behind its functions; in training one that they lose is replaced."""
+        """Make an item of a branch and apply its functions; in training, replace an item that they lose."""
         branch = self.branches[number]
         row = InARow(0, {})
         attempt = 0
@@ -234,14 +239,14 @@ class ItemsPipeline:
             part = self._replacement(number, part, attempt)
 
     def _replacement(self, number: int, part: Job, attempt: int) -> Job:
-        """Another item of the same data set, drawn by a rule."""
+        """Return the job of a replacement from the same data set, drawn by a hash."""
         dataset = self.branches[number].dataset
         count = dataset.plan.count(part.pass_number) or _MANY
         item = hash_ints(self._seed, _REPLACEMENT, part.pass_number, part.number, attempt) % count
         return shifted(dataset.jobs(part.pass_number, [(item,)])[0], self.first_leaves[number])
 
     def _apply(self, function: ItemFunction, item: Any, job: Job, place: int, attempt: int = 0) -> Any:
-        """What a function makes of an item, or the failure that says why nothing."""
+        """Return the result of a function for an item, or its failure."""
         origin = (self._seed, _FUNCTION, job.pass_number, job.number, place, attempt)
         with self.samples.context(*origin, batch_index=job.number) as context:
             context.seed_globals()
@@ -263,7 +268,7 @@ class ItemsPipeline:
                 return failure
 
     def _empty(self, job: Job) -> Any:
-        """An item without samples, for a rank that has none left."""
+        """Return an item without samples, for a rank that has none left."""
         inside = self._pipelines[0].run(ItemsJob(job.pass_number, job.number, (), job.key)).batch
         for place, function in enumerate(self.branches[0].functions):
             if inside is not None and not function.keeps:
@@ -271,28 +276,30 @@ class ItemsPipeline:
                 inside = inside if isinstance(made, Failure) else made
         if self._batcher is None:
             return inside
-        if inside is not None:  # of a batch without rows, a batch without rows is made
+        if inside is not None:  # the batcher makes a batch without rows of a batch without rows
             made = self._apply(self._batcher, [inside], job, 0)
             if not isinstance(made, Failure):
                 return made
         if self._example is None:
-            found = list[Any]()
+            examples = list[Any]()
             for item in range(self.branches[0].dataset.plan.count(0) or _MANY):
                 part = self.branches[0].dataset.jobs(0, [(item,)])[0]
-                found += [
-                    one for one in [self._item(0, shifted(part, self.first_leaves[0]), part).batch] if one is not None
+                examples += [
+                    item_of_branch
+                    for item_of_branch in [self._item(0, shifted(part, self.first_leaves[0]), part).batch]
+                    if item_of_branch is not None
                 ]
-                if len(found) == 2:
+                if len(examples) == 2:
                     break
-            made = self._apply(self._batcher, found, job, 0) if found else None
+            made = self._apply(self._batcher, examples, job, 0) if examples else None
             if made is None or isinstance(made, Failure):
                 raise SampleError("what an empty batch looks like is not clear", fix="see what the batcher makes")
-            self._example = made, len(found)
+            self._example = made, len(examples)
         return empty_like(*self._example)
 
 
 def shifted(job: Any, first_leaf: int) -> Any:
-    """A job of a data set among whose leaves there are others before."""
+    """Return the job of a data set whose leaves have numbers from ``first_leaf`` on."""
     if not first_leaf:
         return job
     moved = [(address[0] + first_leaf, *address[1:]) for address in job.addresses]
@@ -302,7 +309,7 @@ def shifted(job: Any, first_leaf: int) -> Any:
 
 
 def _joined_trace(traces: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """One trace of several, made one after the other."""
+    """Return one trace of several jobs that ran one after the other."""
     if not traces:
         return None
     stages: dict[str, float] = {}

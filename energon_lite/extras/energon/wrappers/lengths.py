@@ -1,4 +1,4 @@
-"""Another length for a data set: limited, repeated, cut into epochs."""
+"""Wrappers that change the length of a data set: limited, repeated, cut into epochs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["EpochizeDataset", "LimitDataset", "RepeatDataset"]
 
-#: Items of a pass of which a limit ends each.
+#: Length limit of an endless stream whose passes start again from its first item, in items.
 _FOREVER = 1 << 40
 
 
 class RepeatDataset(WrapperDataset):
-    """A data set that begins again when it ends.
+    """A data set that starts again when it ends.
 
     Args:
-        dataset: one that ends, such as from ``get_val_dataset``; one that never ends stays as it is.
-        repeats: so many passes; a fraction ends inside one, and needs items that have numbers. None: without end.
-        restart: as in Energon: the next ``for`` loop begins again. False is refused: a data set here has no state.
+        dataset: data set that ends, such as one from ``get_val_dataset``; an endless one stays as it is.
+        repeats: number of passes; a fraction ends inside a pass, and needs items that have numbers. None: endless.
+        restart: as in Energon: the next ``for`` loop starts again. False is refused: a data set here has no state.
         worker_config: that of the data set.
 
     Example:
@@ -71,12 +71,12 @@ class RepeatDataset(WrapperDataset):
 
 
 class LimitDataset(WrapperDataset):
-    """The first items of a data set. Every ``for`` loop begins with the first one again.
+    """The first items of a data set. Every ``for`` loop starts with the first one again.
 
     Args:
-        dataset: any.
-        length: items of each rank, at most.
-        reset_after_epoch: as in Energon, where each pass begins again whatever it is.
+        dataset: any data set.
+        length: largest number of items for each rank.
+        reset_after_epoch: accepted for Energon; each pass starts again in any case.
         worker_config: that of the data set.
 
     Example:
@@ -116,15 +116,15 @@ class LimitDataset(WrapperDataset):
 
 
 def _every_pass(stream: ItemStream) -> ItemStream:
-    """A stream whose passes are all the first one."""
+    """Return a stream whose passes are all equal to the first one."""
     return LimitStream(stream, _FOREVER if stream.per_pass is None else stream.per_pass)
 
 
 class EpochizeDataset(WrapperDataset):
-    """A data set in ``for`` loops of so many items; each goes on where the one before ended.
+    """A data set in ``for`` loops of ``length`` items; each loop continues where the one before ended.
 
     Args:
-        dataset: any; one that ends begins again.
+        dataset: any data set; one that ends starts again.
         length: items of each rank in a loop.
         worker_config: that of the data set.
     """

@@ -1,4 +1,4 @@
-"""Functions of the user's around the items of a data set."""
+"""Wrappers that apply the user's functions to the items of a data set."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 
 
 class MapDataset(WrapperDataset):
-    """A function of each item. It runs in the workers, and finds the generators seeded for this very item.
+    """A function applied to each item. It runs in the workers, with random generators seeded for each item.
 
     Args:
-        dataset: any whose items have numbers.
-        map_fn: ``(item) -> item``. May raise SkipSample: in training another item stands in its place then, in
-            validation the place stays empty (None). It is given the batch without samples, too, that a rank gets which
-            has none left; what it refuses stays as it is. A generator is refused: write it as ``encode_sample``.
-        stateless_map_fn, map_fn_config: as in Energon; every function is taken for stateless.
-        failure_tolerance: so many items in a row that are lost end the iteration; 0: no limit.
+        dataset: any data set whose items have numbers.
+        map_fn: ``(item) -> item``. It may raise SkipSample: in training, another item takes the place; in validation,
+            the place stays empty (None). It also gets the batches without samples of a rank that has no samples left;
+            such a batch stays unchanged if the function fails. Generators are refused: write them as ``encode_sample``.
+        stateless_map_fn, map_fn_config: accepted for Energon; every function is assumed to be stateless.
+        failure_tolerance: number of lost items in a row that ends the iteration; 0: no limit.
         worker_config: that of the data set.
 
     Example:
@@ -66,13 +66,13 @@ class MapDataset(WrapperDataset):
 
 
 class FilterDataset(MapDataset):
-    """The items that a function keeps. In training another item stands in the place of one that it leaves out, in
-    validation the place stays empty (None). Either is counted. The places of all others stay.
+    """The items that a function keeps. In training, another item takes the place of one that is left out; in
+    validation, the place stays empty (None). Both are counted. All other items keep their places.
 
     Args:
-        dataset: any whose items have numbers.
+        dataset: any data set whose items have numbers.
         filter_fn: ``(item) -> bool``.
-        filter_fn_config: as in Energon.
+        filter_fn_config: accepted for Energon.
         worker_config: that of the data set.
     """
 
@@ -89,7 +89,7 @@ class FilterDataset(MapDataset):
 
 
 class IterMapDataset(WrapperDataset):
-    """Refused: a function of the whole stream would have to be run from the beginning to know any of its items."""
+    """Refused: a function of the whole stream must be run from the beginning to get any of its items."""
 
     def __init__(
         self,
@@ -112,14 +112,14 @@ class IterMapDataset(WrapperDataset):
 
 
 class _Unchanged(WrapperDataset):
-    """The same items."""
+    """Wrapper without any effect on the items."""
 
     def parts(self) -> Parts:
         return parts_of(self.dataset, type(self).__name__)
 
 
 class LogSampleDataset(_Unchanged):
-    """The same items. Which samples are in which batch is written by the loader: ``get_loader(dataset, trace=...)``."""
+    """The same items. The loader writes the samples of each batch to a file: ``get_loader(dataset, trace=...)``."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class LogSampleDataset(_Unchanged):
 
 
 class GcDataset(_Unchanged):
-    """The same items: workers have nothing to collect."""
+    """The same items: workers need no garbage collection."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Several data sets made one: one after the other, or by weight."""
+"""Wrappers that join several data sets: one after the other, or by weight."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["BlendDataset", "ConcatDataset", "ShuffleBufferDataset"]
 
-#: Keep the hashes for different purposes apart.
-_BLEND, _SHUFFLE = 34, 35
+# Tags that separate the hashes of different purposes.
+#: Mixing of a blend.
+_BLEND = 34
+#: Mixing within windows.
+_SHUFFLE = 35
 
 
 class ConcatDataset(WrapperDataset):
-    """Data sets one after the other. All but the last have to end.
+    """Data sets one after the other. All but the last must end.
 
     Example:
         >>> ConcatDataset(first, second, worker_config=config)
@@ -32,8 +35,8 @@ class ConcatDataset(WrapperDataset):
 
 
 class BlendDataset(WrapperDataset):
-    """Data sets mixed by weight: exact within one item at each block's end. Those that end drop out, and the others go
-    on at their shares, until all have ended.
+    """Data sets mixed by weight, exact within one item at the end of each block. Data sets that end drop out, and the
+    others continue at their shares, until all have ended.
 
     Args:
         dataset_weights: pairs ``(data set, weight)``.
@@ -64,19 +67,19 @@ class BlendDataset(WrapperDataset):
 
 
 def _joined(wrapper: WrapperDataset, stream: type[ConcatStream] | object) -> Parts:
-    found = [parts_of(one, type(wrapper).__name__) for one in wrapper.datasets]
+    inner_parts = [parts_of(dataset, type(wrapper).__name__) for dataset in wrapper.datasets]
     make = stream
-    streams: Sequence[ItemStream] = [one.stream for one in found]
-    branches = [branch for one in found for branch in one.branches]
-    depends = any(one.depends_on_ranks for one in found)
+    streams: Sequence[ItemStream] = [parts.stream for parts in inner_parts]
+    branches = [branch for parts in inner_parts for branch in parts.branches]
+    depends = any(parts.depends_on_ranks for parts in inner_parts)
     return Parts(make(streams), branches, depends_on_ranks=depends)  # type: ignore[operator]
 
 
 class ShuffleBufferDataset(WrapperDataset):
-    """The items of a data set, mixed inside of windows. There is no buffer: it is the order that is computed.
+    """The items of a data set, mixed within windows. There is no buffer, because the order is computed.
 
     Args:
-        dataset: any.
+        dataset: any data set.
         size: items in a window.
         worker_config: that of the data set.
     """

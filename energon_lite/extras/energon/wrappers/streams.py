@@ -1,9 +1,9 @@
-"""The items of wrapped data sets as numbered streams: closed forms over the plans below, integers only.
+"""Numbered streams of the items of wrapped data sets: closed forms over the inner plans, in integers only.
 
-An *item* is what one step of a loader hands to one rank: a micro-batch, or a single sample where nothing is batched.
-The data sets at the bottom are *branches*. A stream says for each of its positions which item of which branch stands
-there; position ``pass * per_pass + i`` is the i-th item of a pass. So a limit, a repetition and a blend are each a few
-lines of arithmetic, and whatever is built of them can be entered anywhere.
+An *item* is what one step of a loader returns to one rank: a micro-batch, or a single sample if nothing is batched. The
+innermost data sets are *branches*. A stream maps each of its positions to an item of a branch; position ``pass *
+per_pass + i`` is the i-th item of a pass. So a limit, a repetition and a blend are each a few lines of arithmetic, and
+all their combinations can be entered at any position.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ItemStream(ABC):
     """A numbered list of items.
 
     Attributes:
-        branches: how many data sets at the bottom it is made of.
-        per_pass: items in a pass, over all ranks together; None: it never ends.
+        branches: number of innermost data sets.
+        per_pass: items in a pass, over all ranks together; None: the stream is endless.
     """
 
     branches: int
@@ -48,15 +48,15 @@ class ItemStream(ABC):
 
     @abstractmethod
     def lookup(self, positions: Ints) -> Addresses:
-        """Branch, number of the item in its pass, and pass, at positions (``[k]`` int64)."""
+        """Return branch, number of the item in its pass, and pass, at positions (``[k]`` int64)."""
 
 
 class PlanStream(ItemStream):
-    """The items of one data set, as its own plan has them.
+    """Items of one data set, in the order of its plan.
 
     Args:
-        count: in each pass of the data set; None: it never ends.
-        loop: its ``for`` loops end after so many, and the next one goes on; None: with the pass.
+        count: items in each pass of the data set; None: it is endless.
+        loop: items in each of its ``for`` loops, which continue one after the other; None: a loop is a pass.
     """
 
     branches = 1
@@ -73,10 +73,10 @@ class PlanStream(ItemStream):
 
 
 class RepeatStream(ItemStream):
-    """A stream again and again: each of its passes, one after the other.
+    """A stream repeated: its passes one after the other.
 
     Args:
-        repeats: so many passes; a fraction ends inside one. None: without end.
+        repeats: number of passes; a fraction ends inside a pass. None: endless.
     """
 
     def __init__(self, inner: ItemStream, repeats: float | None = None):
@@ -98,8 +98,8 @@ class LimitStream(ItemStream):
     """The first items of a stream, in every pass the same ones, or the next ones.
 
     Args:
-        length: over all ranks together.
-        goes_on: each pass goes on where the one before ended.
+        length: number of items, over all ranks together.
+        goes_on: each pass continues where the one before ended.
     """
 
     def __init__(self, inner: ItemStream, length: int, *, goes_on: bool = False):
@@ -116,7 +116,8 @@ class ConcatStream(ItemStream):
     """Streams one after the other."""
 
     def __init__(self, inners: Sequence[ItemStream]):
-        self._inners, self.branches = inners, sum(inner.branches for inner in inners)
+        self._inners = inners
+        self.branches = sum(inner.branches for inner in inners)
         lengths = [inner.per_pass for inner in inners]
         if None in lengths[:-1]:
             raise UsageError(
@@ -137,11 +138,12 @@ class ConcatStream(ItemStream):
 
 
 class BlendStream(ItemStream):
-    """Streams mixed by weight. Those that end drop out, and the others go on at their shares, until all have ended.
+    """Streams mixed by weight. Streams that end drop out, and the others continue at their shares, until all have
+    ended.
 
     Args:
-        weights: one for each stream; only ratios count.
-        key: 64 bits for the mixing.
+        weights: weight of each stream; only ratios count.
+        key: 64-bit key of the mixing.
     """
 
     def __init__(self, inners: Sequence[ItemStream], weights: Sequence[float], key: int):
@@ -154,7 +156,7 @@ class BlendStream(ItemStream):
 
     @cached_property
     def _stages(self) -> list[_Stage]:
-        """How it is mixed while the same streams are left."""
+        """Parts of a pass in which the same streams are left."""
         left = {number: inner.per_pass for number, inner in enumerate(self._inners) if inner.per_pass != 0}
         stages = list[_Stage]()
         begin = 0
@@ -209,7 +211,7 @@ class _Stage:
         self._shown = shown
 
     def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
-        """The stream at each position, and the position in that stream."""
+        """Return the stream at each position, and the position in that stream."""
         positions = positions - self.begin
         if self._blend is None:
             which = np.zeros_like(positions)
@@ -221,7 +223,7 @@ class _Stage:
 
 
 def _first_with(blend: Blend | None, place: int, wanted: int) -> int:
-    """The least number of positions among which one stream of a blend has so many."""
+    """Return the smallest number of positions that contain ``wanted`` positions of one stream of a blend."""
     if blend is None:
         return wanted
     high = wanted
@@ -238,11 +240,11 @@ def _first_with(blend: Blend | None, place: int, wanted: int) -> int:
 
 
 class ShuffleStream(ItemStream):
-    """A stream, mixed inside of windows.
+    """A stream mixed within windows.
 
     Args:
         window: items in a window.
-        key: 64 bits for the mixing.
+        key: 64-bit key of the mixing.
     """
 
     def __init__(self, inner: ItemStream, window: int, key: int):
@@ -266,20 +268,22 @@ class ShuffleStream(ItemStream):
 
 
 def _of_each(inners: Sequence[ItemStream], which: Ints, positions: Ints) -> Addresses:
-    """What several streams have at positions of their own."""
+    """Look up positions in several streams, each position in the stream given by ``which``."""
     branch, item, passes = (np.empty_like(positions) for _ in range(3))
     first = 0
     for number, inner in enumerate(inners):
         here = np.flatnonzero(which == number)
         if len(here):
-            found = inner.lookup(positions[here])
-            branch[here], item[here], passes[here] = found.leaf + first, found.index, found.epoch
+            addresses = inner.lookup(positions[here])
+            branch[here] = addresses.leaf + first
+            item[here] = addresses.index
+            passes[here] = addresses.epoch
         first += inner.branches
     return Addresses(branch, item, passes)
 
 
 class ItemOrder:
-    """A stream as an order, of which a plan can be made: see :class:`~energon_lite.order.orders.Order`."""
+    """A stream as an order for a plan; see :class:`~energon_lite.order.orders.Order`."""
 
     def __init__(self, stream: ItemStream):
         self.stream = stream

@@ -1,4 +1,4 @@
-"""The base of the data sets that wrap others, and how they become something a loader can run."""
+"""Base class of the data sets that wrap others, and their conversion to data sets that a loader can run."""
 
 from __future__ import annotations
 
@@ -23,37 +23,39 @@ from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["Parts", "WrapperDataset", "function_name", "parts_of"]
 
-#: Keeps the hashes for different purposes apart.
+#: Tag that separates the hashes of this purpose from those of others.
 _WRAPPED = 33
-#: Settings of so many data sets inside stand in a state in clear; of more, only their fingerprints.
+#: Number of inner data sets up to which their settings are in the state in clear text; otherwise their fingerprints.
 _IN_CLEAR = 2
 
 
 class Parts:
-    """What wrapped data sets are made of, so far.
+    """Items of wrapped data sets: their stream, and the data sets that make them.
 
     Args:
         stream: the items, in their order.
-        branches: the data sets at the bottom.
-        depends_on_ranks: the stream is another one on another number of ranks.
+        branches: the innermost data sets.
+        depends_on_ranks: the stream depends on the number of ranks.
     """
 
     def __init__(self, stream: ItemStream, branches: Sequence[Branch], *, depends_on_ranks: bool = False):
-        self.stream, self.branches, self.depends_on_ranks = stream, tuple(branches), depends_on_ranks
+        self.stream = stream
+        self.branches = tuple(branches)
+        self.depends_on_ranks = depends_on_ranks
 
 
 class WrapperDataset(SavableDataset):
-    """A data set made of others; a loader takes it like any other. Its state is that of a plan: a few integers.
+    """A data set made of others; a loader treats it like any other. Its state is that of a plan: a few integers.
 
-    An *item* is what those inside hand to a rank in one step: a micro-batch, or a sample where nothing is batched.
-    The items of all ranks together are one sequence, which is dealt to the ranks in turn.
+    An *item* is what the inner data sets return to a rank in one step: a micro-batch, or a sample if nothing is
+    batched. The items of all ranks together are one sequence, which is dealt to the ranks in turn.
 
     Args:
-        datasets: those inside.
+        datasets: the inner data sets.
         worker_config: the same as theirs; may be left out.
 
     Raises:
-        UsageError: it is another one, or something inside is no data set.
+        UsageError: it differs from theirs, or an argument is not a data set.
     """
 
     def __init__(
@@ -61,18 +63,18 @@ class WrapperDataset(SavableDataset):
     ):
         given = (datasets,) if isinstance(datasets, SavableDataset) else tuple(datasets)
         name = type(self).__name__
-        for one in given:
-            if not isinstance(one, SavableDataset):
+        for inner in given:
+            if not isinstance(inner, SavableDataset):
                 raise UsageError(
-                    f"{name} of a {type(one).__name__}", fix="give what get_train_dataset or get_val_dataset returned"
+                    f"{name} of a {type(inner).__name__}", fix="give what get_train_dataset or get_val_dataset returned"
                 )
         if not given:
             raise UsageError(f"{name} of no data set", fix="give at least one")
-        for one in given:
-            if one.worker_config != (worker_config or given[0].worker_config):
+        for inner in given:
+            if inner.worker_config != (worker_config or given[0].worker_config):
                 raise UsageError(f"{name} has another worker_config than a data set in it", fix="give both the same")
         self._set("datasets", given)
-        for field in fields(SavableDataset):  # what a loader and callers look at
+        for field in fields(SavableDataset):  # attributes that loaders and callers read
             if field.name not in ("plan", "leaves", "identity"):
                 self._set(field.name, getattr(given[0], field.name))
 
@@ -81,7 +83,7 @@ class WrapperDataset(SavableDataset):
 
     @property
     def dataset(self) -> SavableDataset:
-        """The only data set inside."""
+        """The only inner data set."""
         if len(self.datasets) != 1:
             raise UsageError(f"{type(self).__name__} has {len(self.datasets)} data sets", fix="use .datasets")
         return self.datasets[0]
@@ -90,11 +92,11 @@ class WrapperDataset(SavableDataset):
 
     @abstractmethod
     def parts(self) -> Parts:
-        """What this one makes of the items inside, as part of others."""
+        """Return the items of this data set, for a wrapper around it."""
 
     @cached_property
     def runs_as(self) -> SavableDataset:
-        """What a loader really runs."""
+        """The data set that a loader runs."""
         return self.planned(self.parts())
 
     @property
@@ -118,10 +120,10 @@ class WrapperDataset(SavableDataset):
         drop_last: bool = False,
         **more: Any,
     ) -> ItemsDataset:
-        """A planned data set of these items.
+        """Return a planned data set of items.
 
         Args:
-            batch_size, batcher, drop_last: so many items become one.
+            batch_size, batcher, drop_last: put ``batch_size`` items together to one.
             more: other fields of the data set.
 
         Raises:
@@ -133,9 +135,9 @@ class WrapperDataset(SavableDataset):
         inside = [branch.dataset for branch in branches]
         first = inside[0]
         settings: dict[str, Any] = {"kind": "wrapped", "wrappers": str(self)}
-        for number, one in enumerate(inside):
+        for number, dataset in enumerate(inside):
             clear = len(inside) <= _IN_CLEAR
-            settings[f"data set {number}"] = dict(one.identity.settings) if clear else one.identity.fingerprint
+            settings[f"data set {number}"] = dict(dataset.identity.settings) if clear else dataset.identity.fingerprint
         if len(str(settings)) > 1500:
             settings = {"kind": "wrapped", "wrappers": hash_text_of(settings)}
         if parts.depends_on_ranks:
@@ -145,11 +147,11 @@ class WrapperDataset(SavableDataset):
             branches=branches,
             batcher=batcher,
             title=str(self),
-            leaves=tuple(leaf for one in inside for leaf in one.leaves),
+            leaves=tuple(leaf for dataset in inside for leaf in dataset.leaves),
             weights=None,
             task_encoder=first.task_encoder,
             worker_config=self.worker_config,
-            identity=Identity(settings, tuple(leaf for one in inside for leaf in one.identity.leaves)),
+            identity=Identity(settings, tuple(leaf for dataset in inside for leaf in dataset.identity.leaves)),
             seed=hash_ints(first.seed, _WRAPPED),
             batched=batch_size is not None,
             **more,
@@ -190,11 +192,11 @@ class WrapperDataset(SavableDataset):
         return length
 
     def __str__(self) -> str:
-        inside = ", ".join(f"{name_of(one)}" for one in self.datasets)
+        inside = ", ".join(f"{name_of(dataset)}" for dataset in self.datasets)
         return f"{type(self).__name__}({inside}{self._arguments()})"
 
     def _arguments(self) -> str:
-        """What its description has beside the data sets."""
+        """Return the part of the description after the data sets."""
         return ""
 
     # frozen dataclasses compare and hash by identity here, as their base does
@@ -203,13 +205,13 @@ class WrapperDataset(SavableDataset):
 
 
 def parts_of(dataset: SavableDataset, wrapper: str) -> Parts:
-    """The items of a data set.
+    """Return the items of a data set.
 
     Args:
-        wrapper: who asks, for messages.
+        wrapper: name of the wrapper, for messages.
 
     Raises:
-        UsageError: how many there are is not known.
+        UsageError: the number of items is not known.
     """
     if is_by_content(dataset):
         raise UsageError(
@@ -246,12 +248,12 @@ def is_by_content(dataset: SavableDataset) -> bool:
 
 
 def looped(wrapper: WrapperDataset, loop: Loop) -> SavableDataset:
-    """A data set whose hooks or tokens decide about batches, with a loop around its own."""
+    """Return a data set with batches by hooks or tokens, with another loop around its own."""
     inner = wrapper.dataset.runs_as
     loops = (*inner.loops, loop)
     settings = dict(inner.identity.settings)
-    settings["loops"] = [[one.kind, one.count] for one in loops]
-    counts_inside = any(one.by_steps for one in inner.loops) or inner.limit or inner.loop_length
+    settings["loops"] = [[inner_loop.kind, inner_loop.count] for inner_loop in loops]
+    counts_inside = any(inner_loop.by_steps for inner_loop in inner.loops) or inner.limit or inner.loop_length
     counts_inside = counts_inside or (inner.drop_last and not inner.is_endless)
     if counts_inside:
         settings["ranks"] = wrapper.worker_config.world_size
@@ -259,17 +261,17 @@ def looped(wrapper: WrapperDataset, loop: Loop) -> SavableDataset:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """What a user's function is called."""
+    """Return the name of a user's function."""
     return str(getattr(function, "__qualname__", None) or type(function).__name__)
 
 
 def name_of(dataset: SavableDataset) -> str:
-    """A data set, in the description of those around it."""
+    """Return the name of a data set in the description of a wrapper."""
     return str(dataset) if isinstance(dataset, WrapperDataset) else type(dataset).__name__
 
 
 def hash_text_of(settings: Any) -> str:
-    """A digest of settings that are too long to stand in every state."""
+    """Return a digest of settings that are too long for a state."""
     import hashlib
 
     return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]

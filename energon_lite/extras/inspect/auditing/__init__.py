@@ -1,1 +1,1 @@
-"""Which samples a run was trained on: what was planned against what was recorded, and where a sample comes."""
+"""Audit of the samples that a run was trained on: the plan compared with records, and the history of a sample."""

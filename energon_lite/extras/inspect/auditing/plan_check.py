@@ -1,4 +1,4 @@
-"""Recorded digests against those of the plan, and which sample it is that makes the difference."""
+"""Comparison of recorded digests with the plan, and the search for the sample that causes a difference."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from energon_lite.order.hashing import MASK64
 
 __all__ = ["Fault", "PlannedSteps", "check_steps", "explain"]
 
-#: Replacements of a sample that failed that are tried as an explanation.
+#: Number of replacements of a failed sample that are tried as an explanation.
 _REPLACEMENTS = 16
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A step that had other samples than those that were planned.
+    """A step whose samples differ from the plan.
 
     Args:
         recorded: the step.
-        difference: its digest less the planned one, modulo 2**64.
+        difference: its digest minus the planned one, modulo 2**64.
         lost: a sample that it had once less than planned; None: not found.
-        added: a sample that it had once more; None: not found.
+        added: a sample that it had once more than planned; None: not found.
         failed: ``added`` is the replacement for ``lost``, which failed or was skipped.
     """
 
@@ -45,11 +45,11 @@ class PlannedSteps:
     """The micro-batches of a run, planned again.
 
     Args:
-        dataset: what its loader was made of.
-        state: of the loader, which says whether its blend was changed on the way; None: it was not.
+        dataset: data set of the run's loader.
+        state: state of the loader, which has a change of the blend; None: there was none.
 
     Raises:
-        UsageError: its hooks decide what is in a micro-batch.
+        UsageError: its batches are content-decided.
     """
 
     def __init__(self, dataset: SavableDataset, state: State | None = None):
@@ -64,14 +64,14 @@ class PlannedSteps:
         self._at = (0, dataset.plan.start, 0)  # pass, place, and number of the micro-batch
 
     def known(self, step: RecordedStep) -> bool:
-        """Return whether it is of this blend: not before a rebase."""
+        """Return whether a step belongs to this blend, and not to the one before a rebase."""
         rebase = self.dataset.rebase
         return rebase is None or (
             isinstance(self._plan, FixedPlan) and step.first * self._plan.chunk >= rebase.position
         )
 
     def addresses(self, pass_number: int, first: int, stop: int) -> list[Sequence[Address]]:
-        """The samples of micro-batches ``first`` to ``stop - 1`` of a pass; fewer at its end."""
+        """Return the samples of micro-batches ``first`` to ``stop - 1`` of a pass; fewer at its end."""
         number, place, position = self._at
         if number != pass_number:
             place = self._plan.start
@@ -89,16 +89,16 @@ class PlannedSteps:
         return [job.addresses for job in self.dataset.jobs(pass_number, places)]
 
     def digest(self, step: RecordedStep) -> int:
-        """That of the samples that are planned for a step."""
+        """Return the digest of the samples that are planned for a step."""
         return sum(map(set_digest, self.addresses(step.pass_number, step.first, step.stop))) & MASK64
 
 
 def check_steps(planned: PlannedSteps, steps: Iterable[RecordedStep]) -> Iterator[Fault]:
-    """The steps that did not have the samples that were planned; and, where one sample makes the difference, which.
+    """Yield the steps whose samples differ from the plan, with the sample at fault, if one sample explains it.
 
     Args:
         planned: the run, planned again.
-        steps: as recorded, ascending.
+        steps: recorded steps, ascending.
 
     Example:
         >>> for fault in check_steps(PlannedSteps(dataset), read_metrics("output/metrics.jsonl")):
@@ -111,12 +111,12 @@ def check_steps(planned: PlannedSteps, steps: Iterable[RecordedStep]) -> Iterato
 
 
 def explain(planned: PlannedSteps, step: RecordedStep, difference: int) -> Fault:
-    """Which sample was lost, doubled, or another one: tried are those of the step, of the steps around it, and the
-    replacements for samples that fail.
+    """Find the sample that was lost, doubled or exchanged. Candidates are the samples of the step and of the steps
+    around it, and the replacements for failed samples.
 
     Args:
-        step: of which the difference is.
-        difference: to what is planned.
+        step: the step with the difference.
+        difference: its digest minus the planned one, modulo 2**64.
     """
     size = step.stop - step.first
     own = _by_hash(planned.addresses(step.pass_number, step.first, step.stop))

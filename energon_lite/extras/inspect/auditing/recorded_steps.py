@@ -1,4 +1,4 @@
-"""The digests that a run left: in a trainer's lines of metrics, or in the traces of its loaders."""
+"""Digests recorded by a run: in a trainer's lines of metrics, or in the traces of its loaders."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class RecordedStep:
     """A step, as a run recorded it.
 
     Args:
-        step: its number, as the run counts.
-        pass_number: of the data.
-        first, stop: the micro-batches that it had, numbered over all ranks in the pass.
-        digest: of their samples.
+        step: its number in the run.
+        pass_number: number of the pass over the data.
+        first, stop: its micro-batches, numbered over all ranks in the pass.
+        digest: digest of their samples.
     """
 
     step: int
@@ -34,11 +34,11 @@ class RecordedStep:
 
 @dataclass(frozen=True)
 class StepDifference:
-    """The first place at which two runs had other samples.
+    """The first place at which the samples of two runs differ.
 
     Args:
-        ours, theirs: the steps of each that are in it: one each, or as many as end at a common micro-batch.
-        difference: our digest less theirs, modulo 2**64.
+        ours, theirs: the steps of each run at that place: one each, or as many as end at a common micro-batch.
+        difference: our digest minus theirs, modulo 2**64.
     """
 
     ours: tuple[RecordedStep, ...]
@@ -47,47 +47,47 @@ class StepDifference:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[RecordedStep]:
-    """The steps of a trainer's ``metrics.jsonl``.
+    """Return the steps of a trainer's ``metrics.jsonl``.
 
     Raises:
         UsageError: there are none with digests.
     """
-    found: dict[int, RecordedStep] = {}
+    steps: dict[int, RecordedStep] = {}
     for line in _lines(path):
         if {"step", "digest", "position", "micro_batches"} <= line.keys():
             step, stop, count = (int(line[name]) for name in ("step", "position", "micro_batches"))
-            found[step] = RecordedStep(step, 0, stop - count, stop, int(line["digest"], 16))
-    if not found:
+            steps[step] = RecordedStep(step, 0, stop - count, stop, int(line["digest"], 16))
+    if not steps:
         raise UsageError(
             "no line has the digest of a step", where=os.fspath(path), fix="give the metrics.jsonl of a trainer's run"
         )
-    return [found[step] for step in sorted(found)]
+    return [steps[step] for step in sorted(steps)]
 
 
 def read_traces(paths: Iterable[str | os.PathLike[str]]) -> list[RecordedStep]:
-    """The steps of the traces that the loaders of all ranks wrote. What a later run in a file did again counts.
+    """Return the steps of the traces of all ranks' loaders. Steps that a later run in a file repeated replace earlier.
 
     Raises:
         UsageError: files of some ranks are missing, or were written without digests.
     """
-    found: dict[tuple[int, int, int], dict[int, int]] = {}  # by pass, position and number of ranks
+    digests: dict[tuple[int, int, int], dict[int, int]] = {}  # by pass, position and number of ranks
     for path in paths:
         for (place, world, rank), digest in _of_rank(path).items():
-            found.setdefault((*place, world), {})[rank] = digest
+            digests.setdefault((*place, world), {})[rank] = digest
     steps = list[RecordedStep]()
     parts = list[tuple[int, int, int]]()
-    for (pass_number, position, world), ranks in sorted(found.items()):
+    for (pass_number, position, world), ranks in sorted(digests.items()):
         if len(ranks) == world:
             digest = sum(ranks.values()) & MASK64
             steps.append(RecordedStep(position // world, pass_number, position, position + world, digest))
         else:
             parts.append((pass_number, position, world))
-    # A run that went on on fewer ranks left lines of the others for what it did again; the last step may be cut.
+    # A run resumed on fewer ranks leaves lines of the others for repeated steps; the last step may be incomplete.
     behind = max(((step.pass_number, step.stop) for step in steps), default=(0, 0))
     done = {(step.pass_number, number) for step in steps for number in range(step.first, step.stop)}
     for pass_number, position, world in parts:
         if ((pass_number, position) < behind and (pass_number, position) not in done) or not steps:
-            missing = min(set(range(world)) - found[pass_number, position, world].keys())
+            missing = min(set(range(world)) - digests[pass_number, position, world].keys())
             raise UsageError(
                 f"at micro-batch {position} there is nothing of rank {missing} of {world}",
                 fix="give the traces of all data-parallel ranks",
@@ -98,8 +98,8 @@ def read_traces(paths: Iterable[str | os.PathLike[str]]) -> list[RecordedStep]:
 
 
 def _of_rank(path: str | os.PathLike[str]) -> dict[tuple[tuple[int, int], int, int], int]:
-    """The digests in a file, by pass and position, number of ranks, and rank; of what was done again, the last."""
-    found: dict[tuple[tuple[int, int], int, int], int] = {}
+    """Return the digests in a file, by pass and position, number of ranks, and rank; of repeated steps, the last."""
+    digests: dict[tuple[tuple[int, int], int, int], int] = {}
     rank = 0
     world = 0
     is_new = False
@@ -111,10 +111,10 @@ def _of_rank(path: str | os.PathLike[str]) -> dict[tuple[tuple[int, int], int, i
         elif isinstance(line.get("digest"), str) and world:
             place = int(line["pass"]), int(line["position"])
             if is_new:
-                found = {key: digest for key, digest in found.items() if key[0] < place}
+                digests = {key: digest for key, digest in digests.items() if key[0] < place}
                 is_new = False
-            found[place, world, rank] = int(line["digest"], 16)
-    return found
+            digests[place, world, rank] = int(line["digest"], 16)
+    return digests
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
@@ -129,11 +129,11 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def missing_steps(steps: Sequence[RecordedStep], end: tuple[int, int]) -> list[tuple[int, int, int]]:
-    """Stretches of micro-batches that no line is about: between steps of a pass, and from the last step to the end.
+    """Return stretches of micro-batches without a record: between steps of a pass, and from the last step to the end.
 
     Args:
         steps: ascending. Micro-batches before the first one are not missing: the record may have begun late.
-        end: pass and micro-batch at which the loader was, by its state.
+        end: pass and micro-batch of the loader's state.
 
     Returns:
         Pass, first and stop of each stretch.
@@ -147,7 +147,7 @@ def missing_steps(steps: Sequence[RecordedStep], end: tuple[int, int]) -> list[t
 
 
 def first_difference(ours: Sequence[RecordedStep], theirs: Sequence[RecordedStep]) -> StepDifference | int:
-    """Where two runs had other samples first, whatever their ranks and the micro-batches of their steps were.
+    """Return the first place at which the samples of two runs differ, whatever their ranks and steps are.
 
     Returns:
         The difference, or, if there is none, the number of places at which the runs were compared.
@@ -156,7 +156,7 @@ def first_difference(ours: Sequence[RecordedStep], theirs: Sequence[RecordedStep
         >>> first_difference(read_metrics("a/metrics.jsonl"), read_metrics("b/metrics.jsonl"))
         1200
     """
-    begin = max((one[0].pass_number, one[0].first) for one in (ours, theirs))
+    begin = max((steps_of_run[0].pass_number, steps_of_run[0].first) for steps_of_run in (ours, theirs))
     mine, others = ([step for step in steps if (step.pass_number, step.first) >= begin] for steps in (ours, theirs))
     place = [0, 0]
     compared = 0

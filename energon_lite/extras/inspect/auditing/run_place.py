@@ -1,4 +1,4 @@
-"""How far a run is, in positions of its order, and where the plan puts a position."""
+"""Position of a run in its order, and the place of a position in the plan."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from energon_lite.loading.iterators.state import State
 
 __all__ = ["Resolved", "RunPlace", "run_place"]
 
-#: Plan chunks that are planned to find the number of a micro-batch.
+#: Largest number of plan chunks that are planned to find the number of a micro-batch.
 _WALKED = 8
 
 
 class Resolved(NamedTuple):
-    """A place of the plan, the number of its micro-batch (if that is known), and whether it was delivered."""
+    """A place of the plan, the number of its micro-batch (None: not known), and whether it was delivered."""
 
     place: Place | None
     micro_batch: int | None
@@ -32,11 +32,11 @@ class Resolved(NamedTuple):
 
 
 class RunPlace(Protocol):
-    """A place in a run.
+    """Progress of a run.
 
     Attributes:
-        pass_number: the pass that is running.
-        low, high: of its positions, all before ``low`` were delivered, and none from ``high`` on.
+        pass_number: the running pass.
+        low, high: all its positions before ``low`` were delivered, and none from ``high`` on.
     """
 
     pass_number: int
@@ -44,14 +44,14 @@ class RunPlace(Protocol):
     high: int
 
     def resolve(self, pass_number: int, position: int, address: Sequence[int]) -> list[Resolved]:
-        """Where the plan has a position; several places, if its sample is split."""
+        """Return the place of a position in the plan; several places if its sample is split."""
 
 
 def run_place(dataset: SavableDataset, state: State | None) -> RunPlace:
-    """The place of a state; None: the beginning.
+    """Return the progress of a run in a state; None: the beginning.
 
     Raises:
-        UsageError: a data set of other data sets, whose plan is not known here.
+        UsageError: a data set of other data sets, whose plan is not supported here.
     """
     plan = dataset.plan
     title = type(dataset).__name__
@@ -95,7 +95,7 @@ class _ByTokens:
         batches = plan.chunks.get(pass_number, chunk).batches
         entries = np.flatnonzero(batches.sample == offset)
         numbers = sorted(set((np.searchsorted(batches.offsets, entries, side="right") - 1).tolist()))
-        if plan.step is not None:  # inside of a step, samples are exchanged
+        if plan.step is not None:  # within a step, samples are exchanged between micro-batches
             steps = {number // plan.step for number in numbers}
             every = [(chunk, step * plan.step + inside) for step in sorted(steps) for inside in range(plan.step)]
             there = zip(every, plan.batches(every, pass_number), strict=True)
@@ -111,14 +111,15 @@ class _ByTokens:
         ]
 
     def _number(self, pass_number: int, chunk: int, inside: int) -> int | None:
-        """The number of a micro-batch, counted from the start of the pass, or from the state."""
+        """Return the number of a micro-batch, counted from the start of the pass, or from the state; None: too far."""
         known = [(0, 0, 0)]
         if pass_number == self.pass_number:
             known.append((*self._cursor.place, self._cursor.position))  # type: ignore[arg-type]
-        at, batch, count = min(known, key=lambda one: abs(one[0] - chunk))
+        at, batch, count = min(known, key=lambda entry: abs(entry[0] - chunk))
         if abs(at - chunk) > _WALKED:
             return None
-        sizes = [len(self._plan.chunks.get(pass_number, one)) for one in range(min(at, chunk), max(at, chunk))]
+        between = range(min(at, chunk), max(at, chunk))
+        sizes = [len(self._plan.chunks.get(pass_number, number)) for number in between]
         return count - batch + (sum(sizes) if chunk > at else -sum(sizes)) + inside
 
 

@@ -1,4 +1,4 @@
-"""When a sample is trained on, and how often until now: by the inverse of the order, without going through the run."""
+"""Past and next appearances of a sample in a run, by the inverse of the order, without a walk through the run."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 
 __all__ = ["Appearance", "SampleHistory", "find_samples", "sample_history"]
 
-#: A sample that a plan leaves out so many times in a row is one that it always leaves out.
+#: Number of appearances in a row that a plan leaves out, after which the sample counts as always left out.
 _PATIENCE = 8
 
 
 @dataclass(frozen=True)
 class Appearance:
-    """A place of the run at which a sample comes, as planned.
+    """A planned appearance of a sample in a run.
 
     Args:
-        pass_number: which pass over the data; an endless stream has pass 0 only.
-        position: in the order of the samples.
-        epoch: of the sample's data set.
-        place: where that is in the plan: the number of the micro-batch, or those of the plan chunk and of the
-            micro-batch in it, or of the lane's chunk; None: the plan leaves it out.
-        micro_batch: the number of its micro-batch in the pass, over all ranks; None: it is not known without planning
-            much else.
-        delivered: it was, before the state.
+        pass_number: pass over the data; an endless stream has pass 0 only.
+        position: position in the order of the samples.
+        epoch: epoch of the sample's data set.
+        place: place in the plan: the number of the micro-batch; or those of the plan chunk and of the micro-batch in
+            it; or that of the lane's chunk; None: the plan leaves the sample out.
+        micro_batch: number of its micro-batch in the pass, over all ranks; None: not known without planning many
+            chunks.
+        delivered: it was delivered before the state.
     """
 
     pass_number: int
@@ -50,16 +50,16 @@ class Appearance:
 
 @dataclass(frozen=True)
 class SampleHistory:
-    """When a sample was trained on, up to a state.
+    """Appearances of a sample in the training of a run, up to a state.
 
     Args:
         dataset: name of its data set.
         leaf, index, key: number of the data set, number of the sample in it, and its key.
-        times: how often it was delivered, as planned; 0 if the plan leaves it out, say as too long.
-        left_out: it is left out, as far as one has looked: that often.
-        before_rebase: times of these that another blend showed it, before the run's blend was changed.
-        appearances: the last of them, the oldest first.
-        coming: the next one; None: there is none in this pass.
+        times: planned number of deliveries; 0 if the plan leaves it out, for example because it is too long.
+        left_out: number of appearances checked at which the plan leaves it out.
+        before_rebase: number of these deliveries under another blend, before the run's blend was changed.
+        appearances: the last deliveries, the oldest first.
+        coming: the next appearance; None: there is none in this pass.
     """
 
     dataset: str
@@ -76,17 +76,17 @@ class SampleHistory:
 def sample_history(
     dataset: SavableDataset, leaf: int, index: int, state: State | None = None, *, most: int = 20
 ) -> SampleHistory:
-    """When a sample was trained on up to a state: nothing is read, and nothing gone through.
+    """Return the appearances of a sample up to a state, computed without reads and without a walk through the run.
 
-    A sample that failed when it was read was replaced; here is what was planned. Whether a step had just the samples
-    that were planned is told by its digest.
+    A sample that failed when it was read was replaced; this is the plan. The digest of a step shows whether it had
+    exactly the planned samples.
 
     Args:
-        dataset: what the loader of the run was made of.
-        leaf: the number of the data set in the blend.
-        index: of the sample in it.
-        state: of the loader; None: the beginning.
-        most: list so many appearances.
+        dataset: data set of the run's loader.
+        leaf: number of the data set in the blend.
+        index: number of the sample in it.
+        state: state of the loader; None: the beginning.
+        most: largest number of appearances to list.
 
     Raises:
         UsageError: there is no such sample, or the data set is a wrapped one.
@@ -99,17 +99,17 @@ def sample_history(
     """
     dataset = dataset.runs_as.at(state)
     if not dataset.has(leaf, index):
-        sizes = ", ".join(f"{number}: {len(one.source)}" for number, one in enumerate(dataset.leaves[:8]))
+        sizes = ", ".join(f"{number}: {len(shown_leaf.source)}" for number, shown_leaf in enumerate(dataset.leaves[:8]))
         raise UsageError(f"there is no sample {index} of data set {leaf}", fix=f"data sets have samples {sizes}")
     return _History(dataset, leaf, index, run_place(dataset, state), most).found()
 
 
 def find_samples(dataset: SavableDataset, key: str) -> list[tuple[int, int]]:
-    """Data set and number of each sample with this key."""
-    found = list[tuple[int, int]]()
-    for leaf, one in enumerate(dataset.runs_as.leaves):
-        found += [(leaf, index) for index in _numbers(one.source, key)]
-    return found
+    """Return the data set number and the sample number of each sample with this key."""
+    samples = list[tuple[int, int]]()
+    for leaf, source_leaf in enumerate(dataset.runs_as.leaves):
+        samples += [(leaf, index) for index in _numbers(source_leaf.source, key)]
+    return samples
 
 
 def _numbers(source: Any, key: str) -> list[int]:
@@ -127,7 +127,7 @@ class _History:
         self._most = most
         self._order = dataset.plan.order
         self._occurrences = Occurrences(self._order, leaf, index)
-        self._left_out = 0  # places that were looked at, at which the plan leaves it out
+        self._left_out = 0  # appearances checked at which the plan leaves it out
 
     def found(self) -> SampleHistory:
         source = self._dataset.leaves[self._leaf]
@@ -142,30 +142,32 @@ class _History:
             0 if is_left_out else self._times(),
             self._left_out if is_left_out else 0,
             self._occurrences.before_rebase,
-            tuple(sorted(shown[: self._most], key=lambda one: (one.pass_number, one.place or (), one.position))),
+            tuple(sorted(shown[: self._most], key=lambda seen: (seen.pass_number, seen.place or (), seen.position))),
             coming,
         )
 
     def _times(self) -> int:
         at = self._at
         if not self._dataset.is_endless:
-            return sum(one.place is not None for one in self._newest_first())
+            return sum(appearance.place is not None for appearance in self._newest_first())
         if at.high == at.low:
             return self._occurrences.count(at.low)
         begun = self._occurrences.between(at.low, at.high)
-        return self._occurrences.count(at.low) + sum(one.delivered for p in begun for one in self._appearances(0, p))
+        return self._occurrences.count(at.low) + sum(
+            appearance.delivered for p in begun for appearance in self._appearances(0, p)
+        )
 
     def _newest_first(self) -> Iterator[Appearance]:
-        """All that were delivered."""
+        """Yield all appearances that were delivered, the newest first."""
         for pass_number in range(self._at.pass_number, -1, -1):
             start, stop = self._order.bounds(pass_number) or (0, MAX_LENGTH)
             if pass_number == self._at.pass_number:
                 stop = min(stop, self._at.high)
             missed = 0
             for position in self._occurrences.between(start, stop, newest=True):
-                found = list(self._appearances(pass_number, position))
-                yield from (one for one in found if one.delivered)
-                missed = missed + 1 if all(one.place is None for one in found) else 0
+                appearances = list(self._appearances(pass_number, position))
+                yield from (appearance for appearance in appearances if appearance.delivered)
+                missed = missed + 1 if all(appearance.place is None for appearance in appearances) else 0
                 self._left_out += bool(missed)
                 if missed >= _PATIENCE:
                     return
@@ -173,13 +175,13 @@ class _History:
     def _coming(self) -> Appearance | None:
         start, stop = self._order.bounds(self._at.pass_number) or (0, MAX_LENGTH // 4)
         for position in islice(self._occurrences.between(max(start, self._at.low), stop), _PATIENCE):
-            for one in self._appearances(self._at.pass_number, position):
-                if not one.delivered and one.place is not None:
-                    return one
+            for appearance in self._appearances(self._at.pass_number, position):
+                if not appearance.delivered and appearance.place is not None:
+                    return appearance
         return None
 
     def _appearances(self, pass_number: int, position: int) -> Iterator[Appearance]:
-        """What the plan makes of a position: one appearance, or several where the sample is split."""
+        """Yield the appearances at a position: one, or several if the sample is split."""
         (address,) = self._address(position)
         for place, number, delivered in self._at.resolve(pass_number, position, address):
             yield Appearance(pass_number, position, address[2], place, number, delivered)

@@ -1,1 +1,1 @@
-"""Examining all samples of a data set: what is broken, and in which sample."""
+"""Linting: an examination of all samples of a data set that reports damaged samples and shards."""

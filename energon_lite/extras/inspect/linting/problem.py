@@ -1,4 +1,4 @@
-"""What is wrong with a sample, a shard or a data set."""
+"""Problems of a sample, a shard or a data set."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["Problem"]
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong, and where.
+    """A problem, and its place.
 
     Args:
         dataset: the folder, file or URL.
-        shard: the shard's name; empty: it is not about one shard.
-        key: the sample's key; empty: it is not about one sample.
-        part: of the sample, such as ``jpg``; empty: the sample as a whole.
+        shard: name of the shard; empty: the problem is not about one shard.
+        key: key of the sample; empty: the problem is not about one sample.
+        part: part of the sample, such as ``jpg``; empty: the sample as a whole.
         kind: ``decode``, ``missing part``, ``empty part``, ``double part``, ``duplicate key``, ``shard``, ``index``,
             ``field_map``, ``sample``, or the name of a hook.
-        what: in words.
-        note: worth knowing, but nothing is broken.
+        what: description.
+        note: it is a remark, and nothing is broken.
     """
 
     dataset: str
@@ -34,7 +34,7 @@ class Problem:
 
     @property
     def where(self) -> str:
-        """Shard, key and part, as one reads them.
+        """Shard, key and part, as text.
 
         Example:
             >>> Problem("/data/coco", "s000.tar", "000007", "jpg", "decode", "...").where
@@ -44,5 +44,5 @@ class Problem:
         return ": ".join(word for word in (self.shard, sample) if word) or self.dataset
 
     def plain(self) -> dict[str, Any]:
-        """As a dict of plain values."""
+        """Return the problem as a dict of plain values."""
         return dataclasses.asdict(self)

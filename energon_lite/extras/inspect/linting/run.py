@@ -1,4 +1,4 @@
-"""Examine a data set: its shards in spans of samples, by all processes and ranks, and keys over the whole."""
+"""Linting of a data set: its shards in spans of samples, by all processes and ranks, and keys over the whole."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from energon_lite.storage.sharded_job.work import Table
 
 __all__ = ["LintReport", "lint", "spans_of"]
 
-#: Samples in a span: what is examined again at most, for each process, after a kill.
+#: Samples in a span: the work that each process repeats, at most, after a kill.
 SPAN = 512
-#: Result files, but for one for each shard: of large data sets spans are longer.
+#: Largest number of result files, apart from one per shard: large data sets have longer spans.
 _MOST_FILES = 1 << 16
-#: Keys that are compared at a time; of more, each part of the range of their hashes by itself.
+#: Number of keys that are compared at a time; more keys are compared in parts, by ranges of their hashes.
 _KEYS_AT_ONCE = 1 << 27
-#: Seconds of work that are not worth starting helpers for, which import torch.
+#: Seconds of work up to which no helper processes are started, because these import torch.
 _ALONE = 4.0
 
 
 @dataclass
 class LintReport:
-    """What is wrong with a data set.
+    """Results of linting a data set.
 
     Args:
-        path: of the data set.
-        shards: that were examined.
-        samples: that were examined.
-        skipped: of them, by a hook of the user's.
-        excluded: samples that were not examined, as ``split.yaml`` says.
-        problems: in the order of shards and samples; duplicate keys come last.
-        is_share: it is of this rank's share only; rank 0 has the whole.
+        path: path of the data set.
+        shards: number of shards examined.
+        samples: number of samples examined.
+        skipped: number of these that a hook of the user's skipped.
+        excluded: number of samples that ``split.yaml`` excludes, which were not examined.
+        problems: problems in the order of shards and samples; duplicate keys come last.
+        is_share: the report covers this rank's share only; rank 0 has the whole.
     """
 
     path: str
@@ -55,33 +55,33 @@ class LintReport:
 
     @property
     def broken(self) -> list[Problem]:
-        """The problems that are more than notes."""
+        """Problems that are more than notes."""
         return [problem for problem in self.problems if not problem.note]
 
     @property
     def broken_samples(self) -> int:
-        """Samples with a problem."""
+        """Number of samples with a problem."""
         return len({(problem.shard, problem.key) for problem in self.broken if problem.key})
 
     @property
     def kinds(self) -> dict[str, int]:
-        """Problems by kind, the most frequent first."""
+        """Number of problems by kind, the most frequent first."""
         return dict(Counter(problem.kind for problem in self.broken).most_common())
 
 
 def lint(
     target: Target, *, ranks: Ranks | None = None, workers: int | None = None, progress: Progress | None = None
 ) -> LintReport:
-    """Examine all samples of a data set. Killed and called again, it goes on where it was.
+    """Examine all samples of a data set. After a kill, another call continues the work.
 
     Args:
-        target: the data set, and how it is examined.
-        ranks: the processes that do this together; None: this process alone.
+        target: the data set, and the options of the examination.
+        ranks: processes that work together; None: this process alone.
         workers: processes of this rank; None: one per core.
-        progress: called with the number of samples that are done, of all, and a few words.
+        progress: called with the number of samples that are done, the total, and a short text.
 
     Raises:
-        FatalSampleError: a package is missing, or a hook of the user's is wrong altogether.
+        FatalSampleError: a package is missing, or a hook of the user's is broken.
         DatasetError: other ranks made no progress in time; there is no folder that can be written.
     """
     ranks = ranks or Ranks()
@@ -112,11 +112,11 @@ def lint(
             error = job.errors[span]
             report.problems.append(Problem(path, span.shard, "", "", "lint", f"{work.name(span)}: {error.what}"))
             continue
-        found = job.read(span)
-        report.samples += found.samples
-        report.skipped += found.skipped
-        report.excluded += found.excluded
-        report.problems += found.problems
+        findings = job.read(span)
+        report.samples += findings.samples
+        report.skipped += findings.skipped
+        report.excluded += findings.excluded
+        report.problems += findings.problems
     report.problems += _duplicates(target, work, [span for span in spans if span not in job.errors], job)
     if not job.errors:
         work.remove()
@@ -124,7 +124,7 @@ def lint(
 
 
 def spans_of(target: Target) -> list[Span]:
-    """The spans of a data set; a shard without samples has one, too."""
+    """Return the spans of a data set; a shard without samples has one, too."""
     size = max(SPAN, -(-sum(target.counts.values()) // _MOST_FILES))
     return [
         Span(shard, start, start + size, start + size >= count)
@@ -134,7 +134,7 @@ def spans_of(target: Target) -> list[Span]:
 
 
 def _results_folder(target: Target) -> str:
-    """Beside the data, where other ranks see it, or in the user's cache."""
+    """Return the folder of results: next to the data, where other ranks see it, or in the user's cache."""
     path = target.spec.path
     name = "energon_lite.lint"
     cached = os.path.splitext(index_places(path)[1])[0] + ".lint"
@@ -158,7 +158,7 @@ def _remove_if_empty(folder: str) -> None:
 def _duplicates(
     target: Target, work: LintWork, spans: Sequence[Span], job: ShardedJob[Span, Findings]
 ) -> Iterator[Problem]:
-    """Keys that more than one sample has, told of all but the first of them."""
+    """Yield a problem for each sample whose key an earlier sample has."""
     total = sum(job.done[span]["samples"] for span in spans)
     if not target.has_keys or not total:
         return
@@ -187,20 +187,20 @@ def _doubled(
     order = np.argsort(hashes, kind="stable")
     same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
     pairs = [(order[row], order[row + 1]) for row in same.tolist()]
-    # One shard after the other is opened.
-    wanted = sorted({(int(owners[one]), int(places[one])) for pair in pairs for one in pair})
+    # Sorted, so that the shards are opened one after the other.
+    wanted = sorted({(int(owners[sample]), int(places[sample])) for pair in pairs for sample in pair})
     keys = {sample: work.key(spans[sample[0]].shard, sample[1]) for sample in wanted}
     for pair in pairs:
-        (one, key), (other, again) = (
+        (shard, key), (other, again) = (
             (spans[owners[sample]].shard, keys[int(owners[sample]), int(places[sample])]) for sample in pair
         )
-        if key == again:  # else only the hashes are equal
-            where = "this shard" if one == other else one
+        if key == again:  # otherwise only the hashes are equal
+            where = "this shard" if shard == other else shard
             yield Problem(target.spec.path, other, key, "", "duplicate key", f"a sample of {where} has the key, too")
 
 
 class _Samples:
-    """Tells progress in samples."""
+    """Progress in samples."""
 
     def __init__(self, spans: Sequence[Span], progress: Progress):
         self._total = sum(span.stop - span.start for span in spans)

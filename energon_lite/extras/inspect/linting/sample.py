@@ -1,4 +1,4 @@
-"""One sample after the other: are its parts there, can they be decoded, what do data set and hooks make of them."""
+"""Linting of single samples: missing parts, parts that cannot be decoded, and errors of the data set or of hooks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from energon_lite.storage.samples.sample_loader import SampleLoader
 
 __all__ = ["SampleExaminer"]
 
-#: ``(kind, part, words)``
+#: ``(kind, part, description)`` of a problem.
 Fault = tuple[str, str, str]
 
 
 @dataclass
 class SampleExaminer:
-    """Examines the samples of a leaf.
+    """Examiner of the samples of a leaf.
 
     Args:
-        leaf: the data set.
+        leaf: the leaf.
         encoder: the user's hooks, which are run as well; None: no hooks are run.
-        usual: parts that nearly every sample has; None: not known. Of crude samples they are missed where a sample has
-            nothing in their place.
+        usual: parts that nearly every sample has; None: not known. A crude sample that has a strict subset of them is
+            reported.
         optional: parts that may be missing, or empty.
     """
 
@@ -46,9 +46,9 @@ class SampleExaminer:
 
     def __post_init__(self) -> None:
         loader = self.leaf.loader
-        assert isinstance(loader, SampleLoader)  # joins are looked at data set by data set
+        assert isinstance(loader, SampleLoader)  # the data sets of a join are examined one by one
         own = loader.decoder
-        #: Each part is decoded once: for the sample too, if the decoder of the data set makes something of images.
+        #: Each part is decoded once, also for the sample, if the decoder of the data set decodes images.
         self._shares = own is not None and own.image_decode is not None
         decoder = own if own is not None else SampleDecoder()
         self._decoder = decoder if self._shares else replace(decoder, image_decode="torchrgb8")
@@ -59,21 +59,21 @@ class SampleExaminer:
 
     @cached_property
     def all_parts(self) -> SampleReader | OpenedSource:
-        """Reads all parts of a sample, also those that it is not made of."""
+        """Reader of all parts of a sample, including parts that it is not made of."""
         source = self.leaf.source
         assert not isinstance(source, JoinedSource)
         return source if isinstance(source, OpenedSource) else SampleReader(source)
 
     def faults(self, index: int, raw: RawSample, context: HookContext) -> list[Fault]:
-        """What is wrong with a sample.
+        """Return the problems of a sample.
 
         Args:
             index: its number in the leaf.
-            raw: its parts, all of them.
-            context: of the hooks.
+            raw: all of its parts.
+            context: context of the hooks.
 
         Raises:
-            FatalSampleError: a package is missing, or a hook is wrong altogether.
+            FatalSampleError: a package is missing, or a hook is broken.
         """
         faults = [*self._missing(raw)]
         decoded: dict[str, Any] = {}
@@ -87,7 +87,7 @@ class SampleExaminer:
     def _missing(self, raw: RawSample) -> Iterator[Fault]:
         there = raw.parts.keys()
         field_map = self._loader.field_map
-        if field_map is not None:  # it knows better what is needed
+        if field_map is not None:  # it determines the needed parts exactly
             for name, accesses in field_map.fields:
                 parts = list(dict.fromkeys(access.part for access in accesses))
                 if there.isdisjoint(parts) and self.optional.isdisjoint(parts):
@@ -128,11 +128,11 @@ class SampleExaminer:
             self.skipped += 1
         except EnergonLiteError as error:
             yield "field_map", "", error.what
-        except Exception as error:  # a sample_loader of the user's, or the class of the sample
+        except Exception as error:  # from a sample_loader of the user's, or from the class of the sample
             yield "sample", "", f"{type(error).__name__}: {error}"
 
     def _hooked(self, index: int, key: str, context: HookContext) -> Iterator[Fault]:
-        """The sample through the user's hooks, as the loader takes it."""
+        """Run a sample through the user's hooks in the same way as the loader."""
         context.move(0, SAMPLE, self.leaf.key, 0, index, sample_index=index)
         try:
             ((_, rows, at),) = self._maker.read([(0, index, 0)])
@@ -156,7 +156,7 @@ class SampleExaminer:
 
 
 def _damage(data: bytes) -> str:
-    """What a strict decoder says of a JPEG that a lenient one takes; empty: nothing, or there is no strict one."""
+    """Return the error of a strict decoder for a JPEG that a lenient one accepts; empty: no error, or no decoder."""
     try:
         import simplejpeg
     except ImportError:

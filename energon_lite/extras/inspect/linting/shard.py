@@ -1,8 +1,8 @@
-"""A shard as it is now: its samples, and what is wrong with its structure, also where it is damaged.
+"""Present state of a shard: its samples, and the errors in its structure, also if it is damaged.
 
-A shard that can be scanned is taken as its headers say. Of one that cannot, the index that was made when it was whole
-says where samples are; each of their parts is then looked at on the spot, so that one rotten header costs one part.
-Without an index the samples are looked for where ``.tar.idx`` has them.
+A shard that can be scanned is read by its headers. For a damaged shard, the index that was made when it was intact has
+the places of the samples; the header of each part is then checked at its place, so that one damaged header costs one
+part. Without an index, samples are searched from the places in ``.tar.idx``.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard, unchanged_f
 
 __all__ = ["ShardState", "examine_shard"]
 
-#: ``(kind, words, whether it is only a note)``
+#: ``(kind, description, whether it is only a note)`` of a problem.
 Finding = tuple[str, str, bool]
 
 
 @dataclass
 class ShardState:
-    """A shard as it was found.
+    """State of a shard.
 
     Args:
         scan: its samples; None: nothing of it can be read.
-        findings: what is wrong with it as a whole.
-        parts: ``(part, words)`` of what is wrong with the structure of a sample, by its number in the shard.
+        findings: problems of the shard as a whole.
+        parts: ``(part, description)`` of the problems in the structure of a sample, by its number in the shard.
     """
 
     scan: ShardScan | None
@@ -44,12 +44,12 @@ class ShardState:
 
 
 def examine_shard(root: str, name: str, samples: int, index: PackedIndex | None) -> ShardState:
-    """Look at the headers of a shard of a local folder.
+    """Examine the headers of a shard of a local folder.
 
     Args:
         root: the data set's folder.
-        name: of the shard.
-        samples: how many it had when it was prepared.
+        name: name of the shard.
+        samples: number of its samples when it was prepared.
         index: the packed index, if there is one.
     """
     row = index.shard_names.index(name) if index is not None and name in index.shard_names else None
@@ -75,7 +75,7 @@ def examine_shard(root: str, name: str, samples: int, index: PackedIndex | None)
 
 
 def _compare(root: str, state: ShardState, samples: int, stored: ShardScan | None) -> None:
-    """What the files beside the shard say of it, against what it is."""
+    """Compare a shard with the files next to it, and add the differences to its findings."""
     scan = state.scan
     assert scan is not None
     if scan.samples != samples:
@@ -90,9 +90,9 @@ def _compare(root: str, state: ShardState, samples: int, stored: ShardScan | Non
     if offsets is None:
         state.findings.append(("index", "there is no .tar.idx, which Energon needs", True))
     elif offsets != wanted:
-        found = counted(len(offsets) // 8 - 1, "sample") if len(offsets) != len(wanted) else "other places of samples"
+        counts = counted(len(offsets) // 8 - 1, "sample") if len(offsets) != len(wanted) else "other places of samples"
         state.findings.append(
-            ("index", f".tar.idx has {found}, the shard has {counted(scan.samples, 'sample')}", False)
+            ("index", f".tar.idx has {counts}, the shard has {counted(scan.samples, 'sample')}", False)
         )
 
 
@@ -104,7 +104,7 @@ def _gone(scan: ShardScan, stored: ShardScan | None) -> str:
 
 
 def _is_front(scan: ShardScan, stored: ShardScan) -> bool:
-    """Return whether the parts are the first ones of those that there were, where they were; others are gone."""
+    """Return whether the shard has the first parts of the stored scan, at the same places, and the others are gone."""
     parts = len(scan.parts)
     if parts >= len(stored.parts) or not stored.keys.startswith(scan.keys):
         return False
@@ -125,19 +125,19 @@ def _offsets(path: str) -> bytes | None:
 
 
 def _of_index(root: str, stored: ShardScan) -> ShardState:
-    """The samples that the index has of a damaged shard; each part is looked at where it should be."""
+    """Return the samples that the index has for a damaged shard; each part is checked at its place."""
     path = os.path.join(root, stored.name)
     with open(path, "rb", buffering=0, opener=open_file) as file:
         fd = file.fileno()
-        with unchanged_file(fd, path) as found:
-            state = ShardState(replace(stored, **found))
+        with unchanged_file(fd, path) as file_state:
+            state = ShardState(replace(stored, **file_state))
             for sample, (first, stop) in enumerate(zip(stored.first_part[:-1], stored.first_part[1:], strict=True)):
                 faults = [
                     (stored.part_names[number], words)
                     for offset, size, number in stored.parts[first:stop].tolist()
-                    if (words := _part_fault(fd, found["size"], offset, size))
+                    if (words := _part_fault(fd, file_state["size"], offset, size))
                 ]
-                if len(faults) == stop - first:  # all of them: it is the sample that is gone
+                if len(faults) == stop - first:  # all parts: the whole sample is lost
                     faults = [("", faults[0][1])]
                 if faults:
                     state.parts[sample] = faults
@@ -145,7 +145,7 @@ def _of_index(root: str, stored: ShardScan) -> ShardState:
 
 
 def _part_fault(fd: int, whole: int, offset: int, size: int) -> str:
-    """What is wrong with the part whose payload should stand there; empty: nothing."""
+    """Return the error of the part with its payload at a place; empty if there is none."""
     if offset + size > whole:
         return f"the shard ends at byte {whole}, and it would end at byte {offset + size}"
     block = os.pread(fd, BLOCK, offset - BLOCK)
@@ -155,24 +155,24 @@ def _part_fault(fd: int, whole: int, offset: int, size: int) -> str:
 
 
 def _in_front(root: str, name: str) -> ShardState:
-    """The samples that can be found in a damaged shard: from each place on where ``.tar.idx`` has a sample; without
-    that file, those in front of the damage."""
+    """Return the samples that can be found in a damaged shard, from each place of a sample in ``.tar.idx`` on; without
+    that file, the samples before the damage."""
     path = os.path.join(root, name)
     state = ShardState(None)
     members: list[Member] = []
     offsets = np.frombuffer(_offsets(shard_index_path(root, name)) or bytes(16), dtype="<u8").tolist()
     with open(path, "rb", buffering=0, opener=open_file) as file:
         fd = file.fileno()
-        with unchanged_file(fd, path) as found:
-            headers = TarHeaders(fd, found["size"], path)
+        with unchanged_file(fd, path) as file_state:
+            headers = TarHeaders(fd, file_state["size"], path)
             for number, (start, stop) in enumerate(pairwise(offsets)):
                 there = len(members)
                 try:
                     for member in headers.members_from(start):
-                        if stop and member.offset > stop:  # 0: there is no index, all that comes is taken
+                        if stop and member.offset > stop:  # 0: there is no .tar.idx, so all members are taken
                             break
                         members.append(member)
-                    why = f"the shard ends at byte {found['size']}"
+                    why = f"the shard ends at byte {file_state['size']}"
                 except ShardFormatError as error:
                     why = error.what
                 if stop and len(members) == there:
@@ -181,5 +181,5 @@ def _in_front(root: str, name: str) -> ShardState:
         samples = SampleColumns()
         samples.add(MemberColumns.from_members(members))
         end = members[-1].offset + -(-members[-1].size // BLOCK) * BLOCK
-        state.scan = ShardScan(name=name, end=end, **found, **samples.fields())
+        state.scan = ShardScan(name=name, end=end, **file_state, **samples.fields())
     return state

@@ -1,4 +1,4 @@
-"""Neighbouring samples of a shard, as units of work, and what was found out about them."""
+"""Spans of neighbouring samples of a shard, as units of work of linting, and their results."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 
 __all__ = ["Findings", "LintWork", "Span", "Target"]
 
-#: Raised when the same samples would be told otherwise.
+#: Version of the rules; incremented when the same samples would be reported differently.
 _RULES = 1
 _NOTHING = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class Span:
-    """Some neighbouring samples of a shard, ``start`` to ``stop``; the last one of a shard goes on to its end, however
-    many samples it turns out to have."""
+    """Neighbouring samples of a shard, ``start`` to ``stop``; the last span of a shard continues to its end, whatever
+    the number of its samples turns out to be."""
 
     shard: str
     start: int
@@ -51,17 +51,17 @@ class Span:
 
 @dataclass(frozen=True)
 class Target:
-    """The data set that is examined, and how.
+    """The data set that is examined, and the options of the examination.
 
     Args:
-        spec: what the documents say of it.
-        counts: samples by shard.
+        spec: the data set as the documents describe it.
+        counts: number of samples by shard.
         excluded: keys of the samples that ``split.yaml`` leaves out, by shard.
-        part_names: of all parts of the data set; empty: not known.
+        part_names: names of all parts of the data set; empty: not known.
         usual: parts that nearly all samples have; None: not known.
         optional: parts that may be missing, or empty.
         make_encoder: makes the user's task encoder; None: no hooks are run.
-        code: what tells that encoder from others.
+        code: identification of that encoder.
         trust_code: as in ``get_train_dataset``.
     """
 
@@ -77,25 +77,25 @@ class Target:
 
     @property
     def is_folder(self) -> bool:
-        """True if it is a local folder of shards, whose headers can be looked at."""
+        """True if it is a local folder of shards, whose headers can be examined."""
         return self.has_keys and not is_remote(self.spec.path)
 
     @property
     def has_keys(self) -> bool:
-        """True if samples have keys, which others may have, too; lines and records are numbered."""
+        """True if samples have keys, which may be duplicates; lines and records are numbered."""
         return not (is_jsonl(self.spec.path) or source_opener(self.spec.path))
 
 
 @dataclass
 class Findings:
-    """What was found out about a span.
+    """Results of a span.
 
     Args:
-        samples: that were examined.
-        skipped: of them, by a hook.
-        excluded: that were not, as ``split.yaml`` says.
-        problems: in order.
-        keys: uint64 ``[samples of the span]``: a hash of each key; 0: it is excluded.
+        samples: number of samples that were examined.
+        skipped: number of these that a hook skipped.
+        excluded: number of samples that ``split.yaml`` excludes.
+        problems: problems, in order.
+        keys: uint64 ``[samples of the span]``: a hash of each key; 0: the sample is excluded.
     """
 
     samples: int = 0
@@ -106,7 +106,7 @@ class Findings:
 
 
 class LintWork(Work[Span, Findings]):
-    """The examination of spans of a data set. Tables have the numbers of samples."""
+    """Examination of spans of a data set. Tables have the numbers of samples."""
 
     def __init__(self, folder: str, target: Target):
         super().__init__(folder)
@@ -124,20 +124,20 @@ class LintWork(Work[Span, Findings]):
         return f"{unit.shard or self.target.spec.path}[{unit.start}:{unit.stop}]"
 
     def inputs(self, unit: Span) -> list[Any]:
-        """Rules, the file of the shard, and what decides what is wrong with a sample."""
+        """Return the inputs of a unit: rules, the file of the shard, and the settings that problems depend on."""
         target = self.target
         spec = self.target.spec
         path = spec.path if is_jsonl(spec.path) else os.path.join(spec.path, unit.shard)
         try:
             with open(path, "rb", buffering=0) as file:
                 now = os.fstat(file.fileno())
-                found = [now.st_size, now.st_mtime_ns, head_checksum(file.read(512))]
+                state_of_file = [now.st_size, now.st_mtime_ns, head_checksum(file.read(512))]
         except OSError:
-            found = []
+            state_of_file = []
         settings = [spec.dataset_config, json.dumps(spec.subflavors, sort_keys=True, default=str), target.trust_code]
         excluded = sorted(target.excluded.get(unit.shard, ()))
         document = _digest(os.path.join(spec.path, ".nv-meta", spec.dataset_config))
-        return [_RULES, found, settings, document, target.code, sorted(target.optional), excluded]
+        return [_RULES, state_of_file, settings, document, target.code, sorted(target.optional), excluded]
 
     def do(self, unit: Span) -> Findings:
         findings = Findings()
@@ -154,7 +154,7 @@ class LintWork(Work[Span, Findings]):
         return findings
 
     def key(self, shard: str, number: int) -> str:
-        """The key of a sample that was examined."""
+        """Return the key of a sample that was examined."""
         if self._open is None or self._open[0] != shard:
             self._open = (shard, *self._opened(shard, Findings()))
         return "" if self._open[2] is None else self._open[2].leaf.source.key(number)
@@ -171,7 +171,7 @@ class LintWork(Work[Span, Findings]):
         try:
             source = self._source(shard, state)
             if target.part_names and isinstance(source, WebdatasetSource):
-                source.part_names = target.part_names  # a shard that lacks one of them is no wrong field map
+                source.part_names = target.part_names  # a shard without one of them does not make a field map wrong
             encoder = self._make_encoder()
             leaf = open_whole(target.spec, encoder or DefaultTaskEncoder(), target.trust_code, source)
         except EnergonLiteError as error:
@@ -185,7 +185,7 @@ class LintWork(Work[Span, Findings]):
         return state, SampleExaminer(leaf, encoder, usual, target.optional)
 
     def _source(self, shard: str, state: ShardState | None) -> AnySource:
-        """The samples of one shard."""
+        """Return the source of one shard."""
         spec = self.target.spec
         if state is not None and state.scan is not None:
             index = PackedIndex.from_scans([state.scan])
@@ -197,10 +197,10 @@ class LintWork(Work[Span, Findings]):
     def _stored_index(self) -> PackedIndex | None:
         if self._index is None:
             try:
-                found = find_index(self.target.spec.path, self.target.counts)
+                index = find_index(self.target.spec.path, self.target.counts)
             except DatasetError:
-                found = None
-            self._index = (None if found is None else found[0],)
+                index = None
+            self._index = (None if index is None else index[0],)
         return self._index[0]
 
     def _make_encoder(self) -> TaskEncoder | None:
@@ -235,10 +235,11 @@ class LintWork(Work[Span, Findings]):
                             raise
                         faults = [("read", "", error.what)]
                 findings.problems += [self._problem(unit, key, part, kind, words) for kind, part, words in faults]
-        findings.keys, findings.skipped = keys, examiner.skipped - skipped
+        findings.keys = keys
+        findings.skipped = examiner.skipped - skipped
 
     def _name_lost(self, unit: Span, state: ShardState, keys: list[str], findings: Findings) -> None:
-        """Of a shard that cannot be opened at all: which samples it should have."""
+        """Report the samples that a shard that cannot be opened should have."""
         excluded = self.target.excluded.get(unit.shard, frozenset())
         for number in range(unit.start, len(keys) if unit.is_last else min(unit.stop, len(keys))):
             if keys[number] not in excluded:
@@ -246,7 +247,7 @@ class LintWork(Work[Span, Findings]):
                 findings.problems += [self._problem(unit, keys[number], part, "shard", what) for part, what in faults]
 
     def _doubles(self, state: ShardState | None, number: int) -> list[tuple[str, str, str]]:
-        """Parts that a sample has twice, of which only the last is read."""
+        """Return the parts that a sample has more than once, of which only the last is read."""
         if state is None or state.scan is None:
             return []
         first, stop = state.scan.first_part[number : number + 2].tolist()
@@ -267,7 +268,7 @@ class LintWork(Work[Span, Findings]):
         return table, {"problems": np.frombuffer(problems, dtype=np.uint8), "keys": result.keys}
 
     def unpack(self, table: Table, arrays: Arrays) -> Findings:
-        problems = [Problem(**one) for one in json.loads(arrays["problems"].tobytes())]
+        problems = [Problem(**fields) for fields in json.loads(arrays["problems"].tobytes())]
         return Findings(**table, problems=problems, keys=arrays["keys"])
 
 

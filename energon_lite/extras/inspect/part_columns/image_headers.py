@@ -1,7 +1,7 @@
-"""The sizes of the images of samples, by the headers of their files: no pixel is decoded.
+"""Sizes of the images of samples, from the headers of their files: no pixel is decoded.
 
-Where they are stand in the index, so that those of a whole chunk of samples are looked up at once. A kilobyte of each
-is read, more only where a JPEG needs it. Formats whose size does not stand at their beginning are read by Pillow.
+The index has the places of the images, so those of a whole chunk of samples are looked up at once. A kilobyte of each
+is read, more only if a JPEG needs it. Formats whose size is not at their beginning are read by Pillow.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["ImageHeaders"]
 
 
 class ImageHeaders:
-    """Reads the sizes of the images of neighbouring samples.
+    """Reader of the sizes of the images of neighbouring samples.
 
     Args:
-        source: the whole data set. Parts whose names end as those of images do, such as ``jpg`` or ``2.png``, are
-            images, in the order of the tar.
+        source: the whole data set. Parts with an image's name ending, such as ``jpg`` or ``2.png``, are images, in the
+            order of the tar file.
 
     Raises:
         UsageError: no sample has such a part.
@@ -45,10 +45,10 @@ class ImageHeaders:
             )
 
     def sizes(self, first: int, stop: int, broken: dict[int, Exception]) -> Ragged:
-        """Height and width of each image of samples ``first`` to ``stop - 1``, all in one shard: int64 ``[n, 2]``.
+        """Return height and width of each image of samples ``first`` to ``stop - 1``, in one shard: int64 ``[n, 2]``.
 
         Args:
-            broken: gets why an image has no size, by its sample's place. The image is left out then.
+            broken: filled with the error of each image without a size, by its sample's place. The image is left out.
         """
         index = self._source.index
         rows = index.samples[first : stop + 1][:, 0]
@@ -78,9 +78,9 @@ class ImageHeaders:
             size = max(0, min(size, length - start))
             return fetch([(shard, offset + start, size)])[0] if size else b""
 
-        found = image_size(head, read)
-        if found is not None:
-            return found
+        header_size = image_size(head, read)
+        if header_size is not None:
+            return header_size
         data = head if len(head) == length else read(0, length)
         metadata = _BY_PILLOW.read_metadata(data, "image")
         if not isinstance(metadata, ImageMetadata):

@@ -1,4 +1,4 @@
-"""Columns that are made of the parts of samples as they are stored: their sizes, what is in them, sizes of images."""
+"""Columns made of the stored parts of samples: sizes of parts, values in them, sizes of images."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from energon_lite.storage.samples.field_map import Access
 
 __all__ = ["ALL_PARTS", "PartColumns", "PartField", "PartValues", "part_sizes"]
 
-#: In place of a part's name: all of them.
+#: Stands for all parts in place of a part's name.
 ALL_PARTS = "*"
 
-#: The header of a .npy file is smaller than this, unless it has hundreds of fields.
+#: Bytes that contain the header of a .npy file, unless it has hundreds of fields.
 _NPY_HEADER = 4096
+#: A step into a part, in brackets.
 _STEP = re.compile(r"\[([^\[\]]+)\]")
 
 
@@ -39,10 +40,10 @@ class PartField:
     Args:
         source: the whole data set.
         text: see the table of :mod:`energon_lite.loading.measuring.part_lengths`; or ``*``, the bytes of all parts.
-        option: where it was written, for messages.
+        option: command line option of the text, for messages.
 
     Attributes:
-        by_index: the index knows it, and nothing is read.
+        by_index: the number is in the index, so nothing is read.
 
     Raises:
         UsageError: no sample has such a part.
@@ -50,7 +51,9 @@ class PartField:
 
     def __init__(self, source: WebdatasetSource, text: str, option: str):
         part, steps = (text, ()) if text == ALL_PARTS else _split_field(text, source, option)
-        self._source, self._access, self._decoder = source, Access(part, steps), SampleDecoder(image_decode=None)
+        self._source = source
+        self._access = Access(part, steps)
+        self._decoder = SampleDecoder(image_decode=None)
         self._reader = SampleReader(source, frozenset({part}))
         self.by_index = not steps and part.rpartition(".")[2] != "npy"
 
@@ -62,10 +65,10 @@ class PartField:
         return self._access.part
 
     def of(self, index: int) -> int:
-        """That of one sample.
+        """Return the number of one sample.
 
         Raises:
-            SampleError: it has no such part, or nothing there that is or has a length.
+            SampleError: the sample has no such part, or no number or length there.
         """
         part = self._access.part
         steps = self._access.steps
@@ -87,8 +90,8 @@ class PartValues:
     """Columns of some neighbouring samples.
 
     Attributes:
-        columns, ragged: by name.
-        broken: why a sample has no values, by its place among them.
+        columns, ragged: columns by name.
+        broken: error of each sample that has no values, by its place among them.
     """
 
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -101,12 +104,12 @@ class PartColumns:
 
     Args:
         source: the whole data set.
-        fields: what is stored, by name of the column. A sample without the part has 0.
-        images: whether there are the columns ``images`` and ``image_sizes``, of the headers of all parts that are
-            images by their names.
-        patches: how many patches an image becomes, for the columns ``image_patches``, ``patches`` and
-            ``squared_patches``; None: there are none of these.
-        checksums: whether there is the column of the crc32 of each part, for which all of them are read.
+        fields: the stored numbers, by name of the column. A sample without the part has 0.
+        images: make the columns ``images`` and ``image_sizes``, from the headers of all parts that are images by their
+            names.
+        patches: number of patches of an image, for the columns ``image_patches``, ``patches`` and ``squared_patches``;
+            None: these are not made.
+        checksums: make the column of the crc32 of each part, for which all parts are read.
     """
 
     def __init__(
@@ -119,30 +122,33 @@ class PartColumns:
         checksums: bool = False,
     ):
         self._checksums = checksums
-        self._source, self._fields, self._patches = source, dict(fields), patches
+        self._source = source
+        self._fields = dict(fields)
+        self._patches = patches
         self._headers = ImageHeaders(source) if images or patches is not None else None
 
     def values(self, first: int, stop: int) -> PartValues:
-        """Those of samples ``first`` to ``stop - 1``, all in one shard."""
-        found = PartValues()
-        for name, one in self._fields.items():
-            if one.by_index:
-                found.columns[name] = part_sizes(self._source.index, one.part, first, stop)[0]
+        """Return the columns of samples ``first`` to ``stop - 1``, all in one shard."""
+        result = PartValues()
+        for name, part_field in self._fields.items():
+            if part_field.by_index:
+                result.columns[name] = part_sizes(self._source.index, part_field.part, first, stop)[0]
             else:
-                found.columns[name] = self._read(one, first, stop, found.broken)
+                result.columns[name] = self._read(part_field, first, stop, result.broken)
         if self._headers is not None:
-            sizes = self._headers.sizes(first, stop, found.broken)
-            found.columns["images"], found.ragged["image_sizes"] = sizes.counts, sizes
+            sizes = self._headers.sizes(first, stop, result.broken)
+            result.columns["images"] = sizes.counts
+            result.ragged["image_sizes"] = sizes
             if self._patches is not None:
                 patches = self._patches(sizes.values)
                 owner = np.repeat(np.arange(stop - first), sizes.counts)
                 for name, numbers in (("patches", patches), ("squared_patches", patches**2)):
-                    found.columns[name] = np.zeros(stop - first, dtype=np.int64)
-                    np.add.at(found.columns[name], owner, numbers)
-                found.ragged["image_patches"] = Ragged(sizes.counts, patches[:, None])
+                    result.columns[name] = np.zeros(stop - first, dtype=np.int64)
+                    np.add.at(result.columns[name], owner, numbers)
+                result.ragged["image_patches"] = Ragged(sizes.counts, patches[:, None])
         if self._checksums:
-            found.ragged[CHECKSUMS] = self._sums(first, stop)
-        return found
+            result.ragged[CHECKSUMS] = self._sums(first, stop)
+        return result
 
     def _sums(self, first: int, stop: int) -> Ragged:
         index = self._source.index
@@ -150,7 +156,8 @@ class PartColumns:
         rows = index.samples[first : stop + 1][:, 0]
         shard = self._source.choice.shards[self._source.locate(first)[0]]
         places = index.parts[rows[0] : rows[-1]][:, :2].tolist()
-        sums = [zlib.crc32(fetch([(shard, offset, size)])[0]) for offset, size in places]  # one in memory at a time
+        # One part is in memory at a time.
+        sums = [zlib.crc32(fetch([(shard, offset, size)])[0]) for offset, size in places]
         return Ragged(np.diff(rows), np.array(sums, np.uint32).view(np.int32).astype(np.int64)[:, None])
 
     def _read(self, one: PartField, first: int, stop: int, broken: dict[int, Exception]) -> NDArray[Any]:
@@ -165,7 +172,7 @@ class PartColumns:
 
 
 def part_sizes(index: PackedIndex, part: str, first: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Bytes of a part, or of all, of neighbouring samples, int64 ``[n]``, and whether a sample has it, bool ``[n]``."""
+    """Return the bytes of a part, or of all, for neighbouring samples, int64 ``[n]``, and whether it exists, bool."""
     rows = index.samples[first : stop + 1][:, 0]
     parts = index.parts[rows[0] : rows[-1]]
     owner = np.repeat(np.arange(stop - first), np.diff(rows))
@@ -175,12 +182,13 @@ def part_sizes(index: PackedIndex, part: str, first: int, stop: int) -> tuple[ND
         np.add.at(sizes, owner, parts[:, 1])
         return sizes, ~there
     chosen = parts[:, 2] == index.part_names.index(part)
-    sizes[owner[chosen]], there[owner[chosen]] = parts[chosen, 1], True
+    sizes[owner[chosen]] = parts[chosen, 1]
+    there[owner[chosen]] = True
     return sizes, there
 
 
 def _split_field(text: str, source: WebdatasetSource, option: str) -> tuple[str, tuple[str, ...]]:
-    """Part and steps into it. Part names may have dots: the longest name that fits is meant."""
+    """Split a text into a part and the steps into it. Part names may have dots; the longest matching name is used."""
     words = [word for word in _STEP.sub(r".\1", text).split(".") if word]
     for length in range(len(words), 0, -1):
         name = ".".join(words[:length])

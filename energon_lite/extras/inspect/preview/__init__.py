@@ -1,3 +1,5 @@
-"""A page to look at data: the blend and its shares, batches of any step made again from their keys, each sample as it
-is stored and as the hooks make it, packs, and what is bad. Served to this machine only, or written as one file.
+"""Preview of data in a browser, served to this machine only or written as one file.
+
+It shows the blend and its shares, batches of any step made again from their addresses, each sample as stored and after
+the hooks, packs, and bad samples.
 """

@@ -1,7 +1,7 @@
-"""Bytes that a browser can show: what a stored part is by its first bytes, and tensors as PNG and WAV.
+"""Media for a browser: stored parts by their first bytes, and tensors as PNG and WAV.
 
-What is sent is one of a few kinds of pictures, sounds and films, told by their first bytes and never by a name. So a
-document that calls itself ``cat.jpg`` is no picture; SVG, which can hold programs, is none either.
+Only a few kinds of images, audio and video are sent, recognized by their first bytes and never by a name. So a document
+named ``cat.jpg`` is not an image; neither is SVG, which can contain programs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from energon_lite.extras.media.content import guess_extension
 
 __all__ = ["BROWSER_TYPES", "browser_type", "kind_of_type", "pixels_of", "png_of", "wav_of", "webm_of"]
 
-#: By extension, as :func:`guess_extension` tells it from the bytes: what browsers show.
+#: Content types that browsers show, by the extension that :func:`guess_extension` returns for the bytes.
 BROWSER_TYPES = {
     "jpg": "image/jpeg",
     "png": "image/png",
@@ -37,33 +37,33 @@ BROWSER_TYPES = {
     "mov": "video/mp4",
     "webm": "video/webm",
 }
-#: No picture is sent with more pixels along a side: larger ones are thinned out.
+#: The most pixels along a side of a sent image; larger images are thinned out.
 _LARGEST_SIDE = 2048
 
 
 def browser_type(head: bytes) -> str | None:
-    """The content type of what begins so; None: it is nothing that a browser is sent to be shown.
+    """Return the content type of media by its first bytes; None if it is not sent to browsers.
 
     Example:
         >>> browser_type(b"\\x89PNG\\r\\n"), browser_type(b"<svg onload=...>")
         ('image/png', None)
     """
-    found = BROWSER_TYPES.get(guess_extension(head) or "")
-    # An Ogg may hold a film; its first page names the codec.
-    return "video/ogg" if found == "audio/ogg" and b"theora" in head else found
+    content_type = BROWSER_TYPES.get(guess_extension(head) or "")
+    # An Ogg file may be a video; its first page names the codec.
+    return "video/ogg" if content_type == "audio/ogg" and b"theora" in head else content_type
 
 
 def kind_of_type(content_type: str | None) -> str | None:
-    """``image``, ``audio`` or ``video``."""
+    """Return ``image``, ``audio`` or ``video``, the main type of a content type."""
     return None if content_type is None else content_type.partition("/")[0]
 
 
 def pixels_of(value: Any) -> np.ndarray[Any, Any] | None:
-    """An image as uint8 ``[height, width, 1 or 3 or 4]``; None: it is none.
+    """Return an image as uint8 ``[height, width, 1 or 3 or 4]``; None if the value is not an image.
 
     Args:
-        value: a picture of Pillow; a tensor ``[1, 3 or 4, height, width]``; or an array ``[height, width, 1, 3 or 4]``.
-            Fractions are understood as 0 to 1, and stretched if they are not.
+        value: an image of Pillow; a tensor ``[1, 3 or 4, height, width]``; or an array ``[height, width, 1, 3 or 4]``.
+            Fractions range from 0 to 1; others are rescaled.
     """
     if hasattr(value, "getbands"):
         return np.asarray(value.convert("RGBA" if "A" in value.getbands() else "RGB"))
@@ -84,7 +84,7 @@ def pixels_of(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def png_of(pixels: np.ndarray[Any, Any]) -> bytes:
-    """A PNG of uint8 ``[height, width, 1 or 3 or 4]``; needs no library of images."""
+    """Encode uint8 ``[height, width, 1 or 3 or 4]`` as PNG, without an image library."""
     height, width, channels = pixels.shape
     colour = {1: 0, 3: 2, 4: 6}[channels]
     rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, width * channels)], axis=1)
@@ -96,11 +96,11 @@ def png_of(pixels: np.ndarray[Any, Any]) -> bytes:
 
 
 def wav_of(sound: Any, rate: int) -> bytes:
-    """A WAV of a tensor or an array ``[channels, samples]`` or ``[samples]``, as 16-bit integers.
+    """Encode a tensor or an array ``[channels, samples]`` or ``[samples]`` as WAV, in 16-bit integers.
 
     Args:
         sound: fractions from -1 to 1, or 16-bit integers.
-        rate: samples a second.
+        rate: samples per second.
     """
     values = sound.detach().cpu().float().numpy() if isinstance(sound, torch.Tensor) else np.asarray(sound)
     kind = str(getattr(sound, "dtype", values.dtype))
@@ -117,7 +117,7 @@ def wav_of(sound: Any, rate: int) -> bytes:
 
 
 def webm_of(frames: torch.Tensor, rate: float) -> bytes | None:
-    """A film of frames, uint8 ``[frames, 3, height, width]``; None: PyAV, which makes it, is not installed."""
+    """Encode frames, uint8 ``[frames, 3, height, width]``, as WebM; None if PyAV is not installed."""
     try:
         import av
     except ImportError:

@@ -1,4 +1,4 @@
-"""Histograms and bars as SVG: drawn here, with a table of the same numbers beside them for who does not see them."""
+"""Histograms and bars as SVG, with an equivalent table for screen readers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from energon_lite.extras.inspect.preview.element import Markup, element
 
 __all__ = ["COLOURS", "colour_of", "histogram", "segments_bar", "share_bar"]
 
-#: Colours of data sets; the style sheet has them.
+#: Number of colours of data sets in the style sheet.
 COLOURS = 12
-#: If the largest number is so many times the median, bins grow with the numbers.
+#: Ratio of the largest number to the median above which bins have logarithmic widths.
 _SKEWED = 12
 
 
 def colour_of(leaf: int) -> str:
-    """The class of a data set's colour."""
+    """Return the CSS class of a data set's colour."""
     return f"c{leaf % COLOURS}"
 
 
 def share_bar(share: float, leaf: int | None = None) -> Markup:
-    """A bar as long as a share of 1; its number stands beside it."""
+    """Draw a bar whose length is a share of 1; the number is written next to it."""
     width = max(0.6, 100 * min(1.0, share)) if share > 0 else 0
     bar = element("rect", width=f"{width:.2f}", height=8, rx=1, class_="all" if leaf is None else colour_of(leaf))
     back = element("rect", width=100, height=8, rx=1, class_="back")
@@ -33,11 +33,11 @@ def share_bar(share: float, leaf: int | None = None) -> Markup:
 
 
 def segments_bar(parts: Sequence[tuple[int, int, str]], capacity: int | None) -> Markup:
-    """A pack, drawn to scale.
+    """Draw a pack to scale.
 
     Args:
-        parts: length, data set (for its colour) and name of each segment.
-        capacity: what fits; None: not known.
+        parts: length in tokens, data set (for its colour) and name of each segment.
+        capacity: the most tokens of a pack; None if not known.
     """
     total = max(1, capacity or 0, sum(length for length, _, _ in parts))
     place, rects = 0.0, []
@@ -60,12 +60,12 @@ def segments_bar(parts: Sequence[tuple[int, int, str]], capacity: int | None) ->
 
 
 def histogram(values: Sequence[int] | np.ndarray, title: str, unit: str, *, bins: int = 24) -> Markup | None:
-    """A histogram; None: there is nothing to be counted.
+    """Draw a histogram; None if there are no values.
 
     Args:
         values: any numbers of one kind.
-        title: what they are.
-        unit: in which they are.
+        title: description of the numbers.
+        unit: unit of the numbers.
     """
     numbers = np.asarray(values, dtype=np.float64)
     if not len(numbers):
@@ -104,7 +104,7 @@ def histogram(values: Sequence[int] | np.ndarray, title: str, unit: str, *, bins
         for name, count in zip(names, counts, strict=True)
         if count
     ]
-    head = element("tr", element("th", unit, scope="col"), element("th", "how many", scope="col", class_="number"))
+    head = element("tr", element("th", unit, scope="col"), element("th", "count", scope="col", class_="number"))
     scale = "logarithmic" if is_skewed else None
     ends = element(
         "div", element("span", _number(low)), element("span", scale), element("span", _number(high)), class_="ends"

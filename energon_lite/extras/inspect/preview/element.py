@@ -1,7 +1,7 @@
-"""HTML that is escaped by construction: text becomes markup only through :func:`element`, which escapes it.
+"""HTML with escaping by construction: text becomes markup only through :func:`element`, which escapes it.
 
-Samples are anybody's text. So no page is put together from strings: whatever is not :class:`Markup` already is escaped
-where it is put in, as text or as an attribute, and only this file makes Markup of a string.
+Samples contain untrusted text, so pages are never concatenated from strings: every value that is not :class:`Markup` is
+escaped on insertion, as text or as an attribute, and only this file makes Markup from a string.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from urllib.parse import quote
 __all__ = ["Child", "Markup", "document", "element", "joined", "raw", "url_path"]
 
 _VOID = frozenset({"br", "hr", "img", "input", "link", "meta", "source", "wbr"})
-#: Characters that are not allowed in HTML, lone surrogates among them. Newlines and tabs are.
+#: Characters that HTML forbids, lone surrogates among them. Newlines and tabs are allowed.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _NAME = re.compile(r"[a-z][a-zA-Z0-9-]*\Z")
 
 
 class Markup(str):
-    """A piece of HTML."""
+    """A piece of HTML, already escaped."""
 
     __slots__ = ()
 
 
-#: What can stand inside of an element.
+#: Types of an element's children.
 Child = Markup | str | int | float | None | Iterable["Child"]
 
 
 def element(tag: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Markup:
-    """An element.
+    """Make an element, with its children and attributes escaped.
 
     Args:
-        tag: its name.
-        children: what is in it; text is escaped, None is nothing.
-        attributes: ``class_`` is ``class``, ``aria_label`` is ``aria-label``; None and False leave it out, True is one
-            without a value.
+        tag: name of the element.
+        children: contents; text is escaped, None is skipped.
+        attributes: ``class_`` stands for ``class``, ``aria_label`` for ``aria-label``; None and False are skipped, True
+            makes an attribute without a value.
 
     Example:
         >>> element("a", "<b>", href="x?a=1&b=2", class_="key")
@@ -58,25 +58,26 @@ def element(tag: str, /, *children: Child, **attributes: str | int | float | boo
 
 
 def joined(*children: Child) -> Markup:
-    """Pieces one behind the other."""
+    """Concatenate pieces."""
     parts: list[str] = []
     _add(parts, children)
     return Markup("".join(parts))
 
 
 def raw(text: str) -> Markup:
-    """Our own style sheet or script, which is not escaped: nothing that comes from data."""
+    """Mark our own style sheet or script as HTML, without escaping; never use it for data."""
     return Markup(text)
 
 
 def document(*children: Child, lang: str = "en") -> bytes:
-    """A whole page, as it is sent."""
+    """Return a whole page as bytes."""
     return ("<!doctype html>\n" + element("html", *children, lang=lang)).encode("utf-8", "replace")
 
 
 def url_path(*segments: object) -> str:
-    """Segments of a URL, each quoted as a whole, so that a slash in a name leads nowhere. (Dots are up to the caller: a
-    browser takes a segment of one or two of them, quoted or not, for a way up.)
+    """Join segments of a URL, each quoted as a whole, so that a slash in a name is no separator.
+
+    (The caller must handle dots: a browser treats a segment of one or two dots, quoted or not, as a parent folder.)
 
     Example:
         >>> url_path("media", "../a b")

@@ -1,4 +1,4 @@
-"""Where pages and media are: on the server, or inside of the one file that is written."""
+"""Addresses of pages and media: on the server, or inside one written file."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from energon_lite.extras.inspect.preview.steps import Place
 
 __all__ = ["Links", "ServedLinks"]
 
-#: What stands before a name in a URL, so that a name of dots is no way up.
+#: Prefix of a name in a URL, so that a name of dots is not a parent folder.
 NAME = "="
 
 
 class Links(Protocol):
-    """Addresses of what a page refers to; None: it is not to be had there."""
+    """Interface for the addresses of a page's links; None if a target is not available."""
 
     def overview(self) -> str | None:
-        """The first page."""
+        """Return the address of the first page."""
 
     def place(self, place: Place, *, whole: bool = False) -> str | None:
-        """A step; with ``whole``, all samples of it."""
+        """Return the address of a step; with ``whole``, of all its samples."""
 
     def sample(self, leaf: int, index: int, epoch: int) -> str | None:
-        """A sample by itself."""
+        """Return the address of a single sample."""
 
     def leaf(self, leaf: int, first: int = 0) -> str | None:
-        """A data set, from its ``first`` sample on."""
+        """Return the address of a data set's page, from its ``first`` sample on."""
 
     def bad(self) -> str | None:
-        """The bad samples."""
+        """Return the address of the page of bad samples."""
 
     def find(self) -> str | None:
-        """Where the forms lead that find a step or a sample."""
+        """Return the target of the forms that find a step or a sample."""
 
     def media(self, owner: tuple[object, ...], path: Sequence[str]) -> str | None:
-        """Something of a sample, or of a batch, that a browser shows.
+        """Return the address of media in a sample, or in a batch.
 
         Args:
             owner: ``("sample", leaf, index, epoch, "stored" or "made")``, or ``("batch", place..., rank)``.
-            path: names and numbers that lead to it.
+            path: names and numbers of the fields and entries that lead to it.
         """
 
 
@@ -49,7 +49,7 @@ class ServedLinks:
     """Addresses on the server.
 
     Args:
-        base: the path that all of them begin with; has the token.
+        base: path prefix of all addresses, including the token.
     """
 
     def __init__(self, base: str):

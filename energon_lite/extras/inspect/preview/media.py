@@ -1,5 +1,8 @@
-"""What a browser is sent of a sample: a stored part as it is, if it is a picture, a sound or a film by its first bytes;
-a tensor as PNG, WAV or WebM. Nothing else, and nothing by the name of a file."""
+"""Media of a sample for a browser.
+
+A stored part is sent unchanged if its first bytes are those of an image, audio or video; a tensor is sent as PNG, WAV
+or WebM. Nothing else is sent, and the name of a file does not matter.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from energon_lite.extras.media.content import HEAD_BYTES
 
 __all__ = ["SOUND_RATE", "Media", "is_film", "is_sound", "made_media", "sound_rate", "stored_media", "stream_of"]
 
-#: Sounds of which nobody says so are played with so many samples a second.
+#: Samples per second of audio whose rate is not known.
 SOUND_RATE = 16_000
 _SOUND_NAMES = ("audio", "wave", "sound", "speech")
 _RATE_NAMES = ("sample_rate", "sampling_rate", "sr", "rate", "audio_rate")
 _STREAMS = Lock()
-#: Frames of a film without a rate of its own, a second.
+#: Frames per second of video whose rate is not known.
 _FRAME_RATE = 8.0
 
 
@@ -31,9 +34,9 @@ class Media:
     """Bytes for a browser.
 
     Args:
-        content_type: what they are.
-        size: how many.
-        read: some of them: from where, and how many.
+        content_type: MIME type of the bytes.
+        size: number of bytes.
+        read: function of start and size that returns some of the bytes.
     """
 
     content_type: str
@@ -42,12 +45,12 @@ class Media:
 
     @classmethod
     def of(cls, content_type: str, data: bytes) -> Media:
-        """Bytes that are there."""
+        """Make media from bytes in memory."""
         return cls(content_type, len(data), lambda start, size: data[start : start + size])
 
 
 def stored_media(part: Any) -> Media | None:
-    """A stored part; None: it is nothing that a browser is sent."""
+    """Return the media of a stored part; None if it is not sent to browsers."""
     size = part_size(part)
     if not size:
         return None
@@ -56,19 +59,19 @@ def stored_media(part: Any) -> Media | None:
 
 
 def stream_of(value: Any) -> Any | None:
-    """The file of a decoder of audio and video that was not asked for clips; None: it is none."""
+    """Return the file of an unread audio or video decoder; None for other values."""
     return value.stream if isinstance(value, AVDecoder) else None
 
 
 def is_sound(name: str, value: Any) -> bool:
-    """Whether a tensor or an array ``[channels, samples]`` or ``[samples]`` is a sound, by its name and its shape."""
+    """Return whether a tensor or array ``[channels, samples]`` or ``[samples]`` is audio, by name and shape."""
     shape = tuple(getattr(value, "shape", ()))
     named = any(word in name.lower() for word in _SOUND_NAMES)
     return named and len(shape) in (1, 2) and shape[-1] > 400 and (len(shape) == 1 or shape[0] <= 8)
 
 
 def is_film(value: Any) -> bool:
-    """Whether a tensor is frames, uint8 ``[frames, 3, height, width]``."""
+    """Return whether a tensor is video frames, uint8 ``[frames, 3, height, width]``."""
     return (
         isinstance(value, torch.Tensor)
         and value.ndim == 4
@@ -80,18 +83,18 @@ def is_film(value: Any) -> bool:
 
 
 def sound_rate(fields: Mapping[str, Any]) -> int | None:
-    """What the fields beside a sound say of its rate."""
+    """Return the rate of audio from the fields next to it; None if not given."""
     for name in _RATE_NAMES:
-        found = fields.get(name)
-        if isinstance(found, torch.Tensor) and found.numel() == 1:
-            found = found.item()
-        if isinstance(found, (int, float)) and not isinstance(found, bool) and 100 <= found <= 400_000:
-            return int(found)
+        rate = fields.get(name)
+        if isinstance(rate, torch.Tensor) and rate.numel() == 1:
+            rate = rate.item()
+        if isinstance(rate, (int, float)) and not isinstance(rate, bool) and 100 <= rate <= 400_000:
+            return int(rate)
     return None
 
 
 def clip_rate(owner: Any, number: int, kind: str) -> float | None:
-    """Frames, or samples, a second of a clip that a decoder has taken out of a file."""
+    """Return the frames or samples per second of a clip that a decoder has read from a file."""
     clips, times = getattr(owner, f"{kind}_clips", None), getattr(owner, f"{kind}_timestamps", None)
     if not clips or not times or number >= min(len(clips), len(times)):
         return None
@@ -101,38 +104,38 @@ def clip_rate(owner: Any, number: int, kind: str) -> float | None:
 
 
 def made_media(value: Any, path: Sequence[str]) -> Media | None:
-    """What is at a path inside of a sample or a batch that hooks made; None: it is nothing that a browser is sent.
+    """Return the media at a path in a sample or batch made by hooks; None if it is not sent to browsers.
 
-    A last step ``film`` or ``sound`` says what a tensor is to be sent as.
+    A last path step ``film`` or ``sound`` selects the format in which a tensor is sent.
 
     Raises:
-        LookupError: nothing is there.
+        LookupError: the path does not exist.
     """
     wanted = path[-1] if path and path[-1] in ("film", "sound") else None
     path = path[:-1] if wanted else path
-    found = follow(value, path)
-    if (stream := stream_of(found)) is not None:
+    item = follow(value, path)
+    if (stream := stream_of(item)) is not None:
         return _of_stream(stream)
-    if isinstance(found, (bytes, bytearray)):
-        return stored_media(found)
+    if isinstance(item, (bytes, bytearray)):
+        return stored_media(item)
     if wanted is None:
-        pixels = pixels_of(found)
+        pixels = pixels_of(item)
         return None if pixels is None else Media.of("image/png", png_of(pixels))
     owner = follow(value, path[:-2]) if len(path) > 1 else None
     number = int(path[-1]) if path and path[-1].isdecimal() else 0
     if wanted == "sound":
         beside = dict(_fields(follow(value, path[:-1]))) if path else {}
         rate = clip_rate(owner, number, "audio") or sound_rate(beside) or SOUND_RATE
-        return Media.of("audio/wav", wav_of(found, round(rate)))
-    film = webm_of(found, clip_rate(owner, number, "video") or _FRAME_RATE) if is_film(found) else None
+        return Media.of("audio/wav", wav_of(item, round(rate)))
+    film = webm_of(item, clip_rate(owner, number, "video") or _FRAME_RATE) if is_film(item) else None
     return None if film is None else Media.of("video/webm", film)
 
 
 def _of_stream(stream: Any) -> Media | None:
-    """A file that a decoder has, of which only what is asked for is read."""
+    """Return the media of a decoder's file, of which only requested ranges are read."""
 
     def read(start: int, size: int) -> bytes:
-        with _STREAMS:  # a browser asks for several stretches at once
+        with _STREAMS:  # a browser requests several ranges at once
             stream.seek(start)
             return bytes(stream.read(size))
 

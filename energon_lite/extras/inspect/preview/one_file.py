@@ -1,4 +1,4 @@
-"""A page as one file, with its pictures, sounds and films in it: to be kept, or sent to somebody."""
+"""Writing of a page as one file, with its images, audio and video embedded."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from energon_lite.storage.files.atomic_file import write_bytes
 
 __all__ = ["FileLinks", "write_page"]
 
-#: Larger media, and more of all of them together, are left out of the file.
-_LARGEST, _ALTOGETHER = 24 << 20, 96 << 20
+#: The largest embedded media in bytes, and the largest total of all of them.
+_LARGEST = 24 << 20
+_ALTOGETHER = 96 << 20
 
 
 class FileLinks:
-    """Addresses in a file: media are in it, and other pages are not to be had.
+    """Addresses in a file: media are embedded, and other pages are not available.
 
     Attributes:
-        left_out: media that were too large.
+        left_out: number of media that were too large.
     """
 
     def __init__(self, site: Site):
@@ -52,15 +53,15 @@ class FileLinks:
         return None
 
     def media(self, owner: tuple[object, ...], path: Sequence[str]) -> str | None:
-        found = self._site.media(owner, path)
-        if found is None:
+        media = self._site.media(owner, path)
+        if media is None:
             return None
-        if found.size > _LARGEST or self._used + found.size > _ALTOGETHER:
+        if media.size > _LARGEST or self._used + media.size > _ALTOGETHER:
             self.left_out += 1
             return None
-        self._used += found.size
-        data = b64encode(found.read(0, found.size)).decode("ascii")
-        return f"data:{found.content_type};base64,{data}"
+        self._used += media.size
+        data = b64encode(media.read(0, media.size)).decode("ascii")
+        return f"data:{media.content_type};base64,{data}"
 
 
 def write_page(
@@ -71,19 +72,19 @@ def write_page(
     samples: Sequence[tuple[int, int]] = (),
     leaf: int | None = None,
 ) -> int:
-    """Write what is asked for as one file of HTML.
+    """Write steps, samples and data sets as one file of HTML.
 
     Args:
-        path: of the file; it is replaced as a whole.
-        places: steps that are shown; none of these: the first one.
-        samples: ``(leaf, index)`` that are shown.
-        leaf: a data set that is shown.
+        path: path of the file, which is replaced atomically.
+        places: steps to show; the first step by default.
+        samples: ``(leaf, index)`` of the samples to show.
+        leaf: number of a data set to show.
 
     Returns:
-        Media that were too large for the file.
+        The number of media that were too large for the file.
 
     Raises:
-        UsageError: there is no such step, or no such sample.
+        UsageError: a step or a sample does not exist.
     """
     links = FileLinks(site)
     run, parts = site.run, list[Child]()

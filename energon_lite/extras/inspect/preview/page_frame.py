@@ -1,4 +1,4 @@
-"""What all pages have: head, navigation, the help for the keyboard, and the rules a browser is given."""
+"""Frame of all pages: head, navigation, keyboard help, and the content security policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["error_page", "page", "policy"]
 
 _KEYS = (
     ("→ or n", "next step, chunk or page"),
-    ("← or p", "the one before"),
+    ("← or p", "previous step, chunk or page"),
     ("g", "go to a step"),
     ("/", "filter, or find a key"),
     ("o", "overview"),
@@ -23,7 +23,7 @@ _KEYS = (
 
 
 def policy(nonce: str, *, in_file: bool = False) -> str:
-    """What a page may load and run: its own style and script, and media from where it is itself."""
+    """Return the content security policy of a page: its own style and script, and its own media."""
     media = "data:" if in_file else "'self'"
     rules = [
         "default-src 'none'",
@@ -54,13 +54,13 @@ def page(
     after: str | None = None,
     in_file: bool = False,
 ) -> bytes:
-    """A page.
+    """Make a page.
 
     Args:
-        title: what it shows.
-        main: what is on it.
-        place: where in the run it is.
-        before, after: the pages before and behind it.
+        title: title of the page.
+        main: contents of the page.
+        place: place in the run, if the page shows one.
+        before, after: addresses of the previous and the next page.
     """
     rule = (
         element("meta", http_equiv="Content-Security-Policy", content=policy(nonce, in_file=True)) if in_file else None
@@ -89,9 +89,9 @@ def page(
 
 
 def error_page(run: ShownRun, links: Links, nonce: str, lines: list[str]) -> bytes:
-    """A page that says what is wrong, and what to do."""
+    """Make a page with an error and its fix."""
     said = [element("p", line) for line in lines[1:]]
-    return page(run, links, nonce, "Not here", element("h1", lines[0]), said)
+    return page(run, links, nonce, "Not found", element("h1", lines[0]), said)
 
 
 def _header(run: ShownRun, links: Links, title: str, place: Place | None) -> Markup:
@@ -127,9 +127,11 @@ def _header(run: ShownRun, links: Links, title: str, place: Place | None) -> Mar
 def _steps(before: str | None, after: str | None) -> Markup | None:
     if before is None and after is None:
         return None
-    back = element("a", "← Before", href=before, rel="prev") if before else element("span", "← Before", class_="muted")
+    back = (
+        element("a", "← Previous", href=before, rel="prev") if before else element("span", "← Previous", class_="muted")
+    )
     forth = element("a", "Next →", href=after, rel="next") if after else element("span", "Next →", class_="muted")
-    return element("nav", back, forth, class_="turn", aria_label="Before and next")
+    return element("nav", back, forth, class_="turn", aria_label="Previous and next")
 
 
 def _help() -> Markup:

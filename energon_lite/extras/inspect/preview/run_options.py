@@ -1,4 +1,4 @@
-"""How the run is that is looked at: as options say, or as a saved state does."""
+"""Options of the previewed run, from the command line or from a saved state."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["RunOptions"]
 
-#: Splits that are read once, in their order.
+#: Splits that are read once, in order.
 _READ_ONCE = ("val", "test")
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The arguments of ``get_train_dataset`` that decide which samples a step has.
+    """Arguments of ``get_train_dataset`` that determine the samples of a step.
 
     Args:
-        split_part: the split; ``val`` and ``test`` are gone through in their order, as validation does it.
+        split_part: the split; ``val`` and ``test`` are read in order, as in validation.
         ranks: data-parallel ranks; a step has a micro-batch for each.
-        state: of a run, which then decides all but the ranks; see :meth:`of_state`.
+        state: state of a run, which then determines all options except the ranks; see :meth:`of_state`.
     """
 
     split_part: str = "train"
@@ -53,16 +53,16 @@ class RunOptions:
     state: Mapping[str, Any] | None = None
 
     def of_state(self, path: str) -> RunOptions:
-        """The options of the run that a state was saved in, as the state says them.
+        """Return the options of the run in which a state was saved.
 
         Args:
             path: a file of a state, a checkpoint with one in it, or a folder of the states of all ranks.
 
         Raises:
-            StateError: there is no state in it, or one without settings.
+            StateError: there is no state in the file, or one without settings.
         """
-        found = read_state_files([path])
-        state = merged([one.state for one in found], [one.name for one in found])
+        files = read_state_files([path])
+        state = merged([file.state for file in files], [file.name for file in files])
         settings = state.get("identity", {}).get("settings") if isinstance(state.get("identity"), Mapping) else None
         if not isinstance(settings, Mapping):
             raise StateError("the state does not say how its run was", where=path, fix="give the options themselves")
@@ -83,7 +83,7 @@ class RunOptions:
         return replace(self, **given, chunks=chunks, state=state)
 
     def open(self, leaves: FoundLeaves, encoder: TaskEncoder) -> SavableDataset:
-        """The data set, as a run with these options has it.
+        """Open the data set of a run with these options.
 
         Raises:
             ConfigError, DatasetError, UsageError: as ``get_train_dataset``.
@@ -117,5 +117,5 @@ class RunOptions:
 
     @property
     def reads_once(self) -> bool:
-        """Whether samples come in their order, once a pass, whatever the weights of the blend are."""
+        """True if samples are read in order, once per pass, whatever the weights of the blend."""
         return self.kind == "val" if self.kind is not None else self.split_part in _READ_ONCE

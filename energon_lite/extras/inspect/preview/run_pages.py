@@ -1,4 +1,4 @@
-"""The pages about data sets: the tree of the blend with its shares, one of its data sets, and what was bad."""
+"""Pages about data sets: the tree of the blend with its shares, one data set, and bad samples."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ __all__ = ["LEAF_SAMPLES", "bad_main", "leaf_main", "overview_main", "run_facts"
 
 #: Samples on a page of a data set.
 LEAF_SAMPLES = 6
-#: From so many data sets on, they can be filtered.
+#: Number of data sets from which a filter is shown.
 _MANY = 12
-#: Data sets of which the overview has a small picture: a sample of each is read for it, once.
+#: Number of data sets with a thumbnail in the overview: one sample of each is read for it.
 _PICTURES = 24
 
 
 def run_facts(run: ShownRun) -> Markup:
-    """What the run is, in a few lines."""
+    """Summarize the run in a few lines."""
     dataset, options = run.dataset, run.options
-    samples = sum(one.samples for one in run.facts)
+    samples = sum(facts.samples for facts in run.facts)
     plan: Any = dataset.plan
     batches = (
         plan.describe()
         if hasattr(plan, "describe")
         else f"hooks make batches of chunks of {counted(plan.chunk, 'sample')}"
     )
-    ordered = "in their order, once" if options.reads_once else "shuffled"
+    ordered = "in order, once" if options.reads_once else "shuffled"
     pairs: list[tuple[str, Child]] = [
         ("Data", element("bdi", run.path)),
         (
@@ -47,7 +47,7 @@ def run_facts(run: ShownRun) -> Markup:
             else f"{samples:,}, {ordered}",
         ),
         ("Batches", f"{batches}, on {counted(options.ranks, 'rank')}; seed {options.seed}"),
-        ("Task encoder", element("code", run.encoder_name) if run.encoder_name else "none: samples as they are loaded"),
+        ("Task encoder", element("code", run.encoder_name) if run.encoder_name else "none: samples as loaded"),
     ]
     if options.state is not None:
         pairs.append(("State", f"micro-batch {int(options.state.get('position', 0)):,} over all ranks comes next"))
@@ -56,13 +56,13 @@ def run_facts(run: ShownRun) -> Markup:
 
 
 def overview_main(run: ShownRun, links: Links, makers: SampleMakers, first: str | None) -> list[Child]:
-    """The first page."""
+    """Make the contents of the first page."""
     go = element("p", element("a", "Look at the batches →", href=first, rel="next", class_="button")) if first else None
     return [element("h1", run.title), run_facts(run), go, tree(run, links, makers)]
 
 
 def tree(run: ShownRun, links: Links, makers: SampleMakers) -> Markup:
-    """The data sets, below the documents that name them, with their shares, and a picture of each that has some."""
+    """Draw the tree of data sets, below the documents that name them, with shares and thumbnails."""
     facts = run.facts
     by_repetitions, staged = facts[0].spec.repetitions is not None, bool(facts[0].stages)
     columns = ["Data set", "Samples", "Share", *(["Repetitions"] if by_repetitions else [])]
@@ -80,7 +80,7 @@ def tree(run: ShownRun, links: Links, makers: SampleMakers) -> Markup:
         many = element(
             "p", element("label", f"Filter {counted(len(facts), 'data set')} ", field), class_="filter", hidden=True
         )
-    how = "one after the other" if run.options.reads_once else "by repetitions" if by_repetitions else "by weight"
+    how = "in order" if run.options.reads_once else "by repetitions" if by_repetitions else "by weight"
     caption = element("caption", f"Data sets, {how}" if len(facts) > 1 else "The data set", class_="visually-hidden")
     table = element("table", caption, element("thead", head), element("tbody", rows), class_="tree", id="tree")
     return element("section", element("h2", "Data"), many, element("div", table, class_="scroll"), aria_label="Data")
@@ -89,16 +89,16 @@ def tree(run: ShownRun, links: Links, makers: SampleMakers) -> Markup:
 def _branches(
     run: ShownRun, facts: Sequence[tuple[int, LeafFacts]], depth: int
 ) -> Iterator[tuple[str, Sequence[LeafFacts], int, int | None]]:
-    """Name, leaves, depth, and number if it is a leaf, of each line for leaves whose trails agree so far."""
-    for steps, group in groupby(facts, key=lambda one: one[1].spec.trail[depth : depth + 1]):
+    """Yield name, leaves, depth, and number if it is a leaf, of each line for leaves with a common trail so far."""
+    for steps, group in groupby(facts, key=lambda pair: pair[1].spec.trail[depth : depth + 1]):
         part = [*group]
         if not steps:
-            for number, one in part:
-                more = [] if one.spec.subset is None else [str(one.spec.subset)]
-                yield ", ".join([run.leaf_name(number), *more, *one.spec.filters]), [one], depth, number
+            for number, leaf in part:
+                more = [] if leaf.spec.subset is None else [str(leaf.spec.subset)]
+                yield ", ".join([run.leaf_name(number), *more, *leaf.spec.filters]), [leaf], depth, number
             continue
         path = steps[0].path.removeprefix(run.folder.rstrip("/") + "/")
-        yield f"{path} [{steps[0].split_part}]", [one for _, one in part], depth, None
+        yield f"{path} [{steps[0].split_part}]", [leaf for _, leaf in part], depth, None
         yield from _branches(run, part, depth + 1)
 
 
@@ -116,7 +116,7 @@ def _row(
     staged: bool,
     pictures: Mapping[int, str],
 ) -> Markup:
-    share, samples = sum(one.share for one in part), sum(one.samples for one in part)
+    share, samples = sum(leaf.share for leaf in part), sum(leaf.samples for leaf in part)
     address = None if number is None else links.leaf(number)
     text = element("bdi", name)
     dot = element("span", class_=f"dot {colour_of(number)}", aria_hidden="true") if number is not None else None
@@ -130,7 +130,7 @@ def _row(
     if part[0].spec.repetitions is not None:
         cells.append(element("td", f"{part[0].spec.repetitions:g}×" if number is not None else "", class_="number"))
     if staged:
-        ends = [sum(one.stages[k][side] for one in part) for k in range(len(part[0].stages)) for side in (0, 1)]
+        ends = [sum(leaf.stages[k][side] for leaf in part) for k in range(len(part[0].stages)) for side in (0, 1)]
         cells.append(element("td", f"{_percent(ends[0])} → {_percent(ends[-1])}", class_="number"))
     if pictures:
         known = None if number is None else pictures.get(number)
@@ -144,17 +144,17 @@ def _percent(share: float) -> str:
 
 
 def leaf_main(run: ShownRun, links: Links, makers: SampleMakers, leaf: int, first: int) -> list[Child]:
-    """The page of a data set: some of its samples in the order in which they are stored."""
-    one, source = run.facts[leaf], run.leaves[leaf].source
+    """Make the contents of a data set's page: some of its samples in stored order."""
+    known, source = run.facts[leaf], run.leaves[leaf].source
     stop = min(len(source), first + LEAF_SAMPLES)
     loader: Any = run.leaves[leaf].loader
     kind = getattr(getattr(loader, "sample_type", None), "__name__", "crude samples")
     facts: list[tuple[str, Child]] = [
-        ("Path", [element("bdi", path) for path in one.spec.folders]),
+        ("Path", [element("bdi", path) for path in known.spec.folders]),
         ("Samples", f"{len(source):,}, {kind}"),
-        ("Share", _percent(one.share)),
-        ("Labels", element("code", str(one.spec.subflavors)) if one.spec.subflavors else None),
-        ("Named in", one.spec.origin or None),
+        ("Share", _percent(known.share)),
+        ("Labels", element("code", str(known.spec.subflavors)) if known.spec.subflavors else None),
+        ("Named in", known.spec.origin or None),
     ]
     rows = [element("div", element("dt", name), element("dd", value)) for name, value in facts if value is not None]
     cards = [sample_card(makers.sample(leaf, n, 0), run, links, amount=Amount(600, 200, 4)) for n in range(first, stop)]
@@ -174,18 +174,18 @@ def bad_main(
     quarantine: Sequence[Mapping[str, Any]],
     file: str | None,
 ) -> list[Child]:
-    """The page of bad samples: those that were met while pages were made, and those of a quarantine file."""
+    """Make the page of bad samples: those found while pages were made, and those of a quarantine file."""
     met = [failure_view(failure.at(address), run, links, named=True) for address, failure in seen]
-    none = element("p", "None of the samples that were shown so far was lost.", class_="muted")
-    parts: list[Child] = [element("h1", "Bad samples"), element("h2", "Met on these pages"), met or none]
+    none = element("p", "No sample shown so far was lost.", class_="muted")
+    parts: list[Child] = [element("h1", "Bad samples"), element("h2", "Found on these pages"), met or none]
     if file is not None:
-        lines = [_line(one, run, links) for one in quarantine]
+        lines = [_line(record, run, links) for record in quarantine]
         parts += [
             element("h2", "In ", element("bdi", file)),
             lines or element("p", "The file is empty.", class_="muted"),
         ]
     else:
-        say = "A run writes down all that it loses with get_savable_loader(..., quarantine=FILE); "
+        say = "A run records all lost samples with get_savable_loader(..., quarantine=FILE); "
         say += "energon-lite lint examines all samples."
         parts.append(element("p", say, class_="muted"))
     return parts

@@ -1,4 +1,4 @@
-"""A sample on a page: its name and place, as it is stored, as the hooks make it, and what went wrong."""
+"""View of a sample: its name and address, as stored, after the hooks, and its failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["failure_view", "leaf_label", "sample_card", "sample_columns"]
 
 
 def leaf_label(run: ShownRun, links: Links, leaf: int) -> Markup:
-    """The name of a data set, with its colour."""
+    """Draw the name of a data set, with its colour."""
     dot = element("span", class_=f"dot {colour_of(leaf)}", aria_hidden="true")
     name = element("bdi", run.leaf_name(leaf))
     address = links.leaf(leaf)
@@ -25,10 +25,10 @@ def leaf_label(run: ShownRun, links: Links, leaf: int) -> Markup:
 
 
 def failure_view(failure: Failure, run: ShownRun, links: Links, *, named: bool = False) -> Markup:
-    """What is wrong with a sample, and where it was lost.
+    """Describe the failure of a sample, and the stage at which it was lost.
 
     Args:
-        named: say which sample it is.
+        named: True to name the sample.
     """
     what = "skipped" if failure.skipped and not failure.dropped else "dropped" if failure.dropped else "failed"
     who: Child = None
@@ -47,7 +47,7 @@ def failure_view(failure: Failure, run: ShownRun, links: Links, *, named: bool =
 
 
 def sample_columns(shown: ShownSample, run: ShownRun, links: Links, amount: Amount) -> Markup:
-    """The sample as it is stored, and beside it what was made of it."""
+    """Draw the sample as stored, next to the result of the hooks."""
     owner = ("sample", shown.leaf, shown.index, shown.epoch)
     whole = links.sample(shown.leaf, shown.index, shown.epoch)
 
@@ -60,7 +60,7 @@ def sample_columns(shown: ShownSample, run: ShownRun, links: Links, amount: Amou
     stored = view("stored").parts(shown.stored)
     if shown.unread:
         stored = element("div", element("p", element("strong", "cannot be read"), ": ", shown.unread), class_="problem")
-    made: list[Child] = [failure_view(one, run, links) for one in shown.failures]
+    made: list[Child] = [failure_view(failure, run, links) for failure in shown.failures]
     for number, value in enumerate(shown.made):
         if len(shown.made) > 1:
             made.append(element("h4", f"{number + 1} of {len(shown.made)} results"))
@@ -84,11 +84,11 @@ def sample_card(
     planned: Sequence[int] = (),
     note: Child = None,
 ) -> Markup:
-    """A sample among others.
+    """Draw a sample as a card among others.
 
     Args:
-        planned: start, length and whether that is a part of it, where its tokens are planned.
-        note: what else is to be said.
+        planned: start, length, and whether that is a part of the sample, for tokens with a plan.
+        note: a further remark.
     """
     address = links.sample(shown.leaf, shown.index, shown.epoch)
     key = element("bdi", shown.key or f"sample {shown.index}", class_="key")
@@ -101,7 +101,7 @@ def sample_card(
         )
     state = (
         "bad"
-        if shown.unread or not all(one.skipped for one in shown.failures)
+        if shown.unread or not all(failure.skipped for failure in shown.failures)
         else "skipped"
         if shown.failures
         else None
@@ -112,7 +112,10 @@ def sample_card(
             "header",
             element("h2", element("a", key, href=address) if address else key),
             element(
-                "p", leaf_label(run, links, shown.leaf), [element("span", one) for one in facts if one], class_="facts"
+                "p",
+                leaf_label(run, links, shown.leaf),
+                [element("span", fact) for fact in facts if fact],
+                class_="facts",
             ),
             note,
         ),

@@ -1,7 +1,7 @@
-"""The local server of the pages: for this machine only, for who has the token, and for looking only.
+"""Local, read-only web server of the pages, for this machine and with a token only.
 
-Names of hosts are checked, since a page of a stranger may let its own name point to this machine. There is no file that
-can be asked for by its path: all there is are numbers of samples, and names inside of them.
+Host names are checked, because a foreign page may resolve its own name to this machine. Files cannot be requested by
+path: addresses consist of numbers of samples, and names inside them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from energon_lite.extras.inspect.preview.site import Answer, Site
 
 __all__ = ["PreviewServer"]
 
+#: Host names that requests may use.
 _HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 #: Seconds that a client may take to read a piece of an answer.
 _PATIENCE = 30
-#: Bytes of media that are sent at a time.
+#: Bytes of media per write.
 _PIECE = 1 << 18
 _COMMON = {
     "X-Content-Type-Options": "nosniff",
@@ -39,11 +40,11 @@ _COMMON = {
 
 
 class PreviewServer(BoundedServer):
-    """Serves the pages of a run on the loopback interface.
+    """Server of a run's pages on the loopback interface.
 
     Args:
-        site: makes the pages; is given the path that all addresses begin with.
-        port: 0 takes a free one.
+        site: maker of the pages; its path prefix is set here.
+        port: TCP port; 0 for any free one.
 
     Attributes:
         url: the address of the first page, with the token.
@@ -66,7 +67,7 @@ class PreviewServer(BoundedServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}{site.base}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who goes away in the middle of an answer is no error."""
+        """Ignore clients that disconnect during an answer."""
         if not isinstance(sys.exc_info()[1], (ConnectionError, socket.timeout, TimeoutError)):
             super().handle_error(request, client_address)
 
@@ -81,17 +82,19 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer_in_time(body=True)
 
     def do_HEAD(self) -> None:
-        """The same without what is in it."""
+        """Answer with the headers only."""
         self._answer_in_time(body=False)
 
     def _refuse_method(self) -> None:
-        self.close_connection = True  # what it sends is not read
-        self._send(Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"pages are only looked at\n"), extra={"Allow": "GET, HEAD"})
+        self.close_connection = True  # its body is not read
+        self._send(
+            Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD are allowed\n"), extra={"Allow": "GET, HEAD"}
+        )
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method
 
     def _answer_in_time(self, *, body: bool) -> None:
-        self.server.answering(self.connection, True)  # some pages take long to make
+        self.server.answering(self.connection, True)  # some pages take long
         try:
             self._answer(body=body)
         finally:
@@ -103,21 +106,21 @@ class _Handler(BaseHTTPRequestHandler):
         name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
         name = name if port.isdecimal() else host
         if name not in _HOSTS or len(self.headers.get_all("Host") or ()) != 1:
-            self._send(Answer(HTTPStatus.FORBIDDEN, b"not by this name\n"), body=body)
+            self._send(Answer(HTTPStatus.FORBIDDEN, b"this host name is not allowed\n"), body=body)
             return
         path, _, query = self.path.partition("#")[0].partition("?")
         _, _, rest = path.partition("/")
         token, slash, below = rest.partition("/")
         if not slash or not hmac.compare_digest(token.encode("utf-8", "replace"), self.server.token.encode()):
-            self._send(Answer(HTTPStatus.FORBIDDEN, b"the address has no token, or another one\n"), body=body)
+            self._send(Answer(HTTPStatus.FORBIDDEN, b"the address has no valid token\n"), body=body)
             return
-        segments = [unquote(one, errors="surrogateescape") for one in below.split("/")] if below else []
+        segments = [unquote(segment, errors="surrogateescape") for segment in below.split("/")] if below else []
         nonce = secrets.token_urlsafe(16)
         try:
             answer = self.server.site.answer(segments, query, nonce)
         except EnergonLiteError as error:
             answer = self.server.site.error(error, nonce)
-        except Exception as error:  # a page that fails says so, and the others go on
+        except Exception as error:  # a failed page shows the error; the server continues
             self.log_error("%s: %s", type(error).__name__, error)
             wrapped = EnergonLiteError(f"the page cannot be made: {type(error).__name__}: {error}")
             answer = self.server.site.error(wrapped, nonce, HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -151,26 +154,26 @@ class _Handler(BaseHTTPRequestHandler):
         while first < stop:
             piece = answer.read(first, min(_PIECE, stop - first))
             if not piece:
-                self.close_connection = True  # it ends before it should; the client sees that
+                self.close_connection = True  # the client notices the missing bytes
                 return
             self.wfile.write(piece)
             first += len(piece)
 
     def version_string(self) -> str:
-        """What serves is nobody's business."""
+        """Return a name without versions of the server."""
         return "energon-lite"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Addresses have the token, so they are not written down."""
+        """Do not log requests, because addresses contain the token."""
 
     def log_error(self, format: str, *args: Any) -> None:
-        """What went wrong, without addresses."""
+        """Log errors, without addresses."""
         if "timed out" not in format and not format.startswith("code"):
             sys.stderr.write("preview: " + (format % args).replace("\n", " ") + "\n")
 
 
 def _range(text: str | None, size: int) -> tuple[int, int] | None:
-    """The first byte and the one behind the last that are asked for; None: all."""
+    """Return the first requested byte and the one after the last; None for all."""
     if text is None or not text.startswith("bytes=") or "," in text:
         return None
     first, dash, last = text.removeprefix("bytes=").strip().partition("-")
@@ -182,6 +185,6 @@ def _range(text: str | None, size: int) -> tuple[int, int] | None:
 
 
 def _at_most(digits: str, size: int) -> int:
-    """A number, or ``size`` if that is less; Python reads no number of very many digits."""
+    """Return the smaller of a number and ``size``, without parsing more digits than needed."""
     digits = digits.lstrip("0") or "0"
     return size if len(digits) > len(str(size)) else min(int(digits), size)

@@ -1,4 +1,4 @@
-"""The run that is looked at: its data sets with their shares, and what its steps are made of."""
+"""The previewed run: its data sets with their shares, and the data set of its steps."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 
 __all__ = ["Decode", "Listed", "ShownRun", "check_state"]
 
-#: From tokens to their text.
+#: Function from tokens to text.
 Decode = Callable[[Sequence[int]], str]
-#: A data set without an index of keys is searched sample by sample, up to so many.
+#: The largest data set without a key index that is searched sample by sample.
 _SEARCHED = 1 << 20
 
 
 @dataclass(frozen=True)
 class Listed:
-    """Samples in a list, because no batch can be made of them without a task encoder of the user's.
+    """Samples in a list instead of a batch, because there is no task encoder to collate them.
 
     Args:
-        samples: as they are loaded.
-        why: what a run without a task encoder would end with.
+        samples: the loaded samples.
+        why: the error that would end a run without a task encoder.
     """
 
     samples: Sequence[Any]
@@ -50,7 +50,7 @@ class Listed:
 
 
 class _ListingEncoder(DefaultTaskEncoder):
-    """The default hooks; samples that are not alike stay in a list, since a page can show them all the same."""
+    """Default hooks that return unlike samples as a list, since a page can still show them."""
 
     @stateless
     def batch(self, samples: list[Any]) -> Any:
@@ -62,16 +62,16 @@ class _ListingEncoder(DefaultTaskEncoder):
 
 @dataclass(frozen=True)
 class ShownRun:
-    """What pages are made of. Make one with :meth:`open`.
+    """The run that pages show. Make one with :meth:`open`.
 
     Args:
-        path: what was asked for.
-        options: how the run is.
+        path: path of the data.
+        options: options of the run.
         dataset: its data set.
-        facts: of each leaf, in the order of ``dataset.leaves``: its samples and its share.
-        encoder_name: of the user's task encoder; None: there is none, samples are shown as they are loaded.
-        decode: from tokens to text; None: nobody knows how.
-        lock: hooks run one at a time.
+        facts: samples and share of each leaf, in the order of ``dataset.leaves``.
+        encoder_name: name of the user's task encoder; None if there is none, and samples are shown as loaded.
+        decode: function from tokens to text; None if unknown.
+        lock: lock by which hooks run one at a time.
     """
 
     path: str
@@ -95,7 +95,7 @@ class ShownRun:
 
         Raises:
             ConfigError, DatasetError, UsageError: as ``get_train_dataset``.
-            StateMismatchError: the state of the options is that of other data.
+            StateMismatchError: the state in the options is of other data.
         """
         used = _ListingEncoder() if encoder is None else encoder
         specs: Sequence[LeafSpec] = find_leaves(
@@ -107,7 +107,7 @@ class ShownRun:
             check_state(dataset, options.state)
         sources = [leaf.source for leaf in dataset.leaves]
         lengths = [len(source) for source in sources]
-        if options.reads_once:  # then all samples come once, whatever the weights are
+        if options.reads_once:  # all samples are read once, whatever the weights
             counts = zip(specs, lengths, strict=True)
             specs = [replace(spec, weight=float(count), segments=(), repetitions=None) for spec, count in counts]
         else:
@@ -119,26 +119,26 @@ class ShownRun:
 
     @property
     def title(self) -> str:
-        """A short name."""
+        """Short name of the data."""
         return os.path.basename(self.path.rstrip("/")) or self.path
 
     @property
     def folder(self) -> str:
-        """What names of data sets are relative to."""
+        """Folder that names of data sets are relative to."""
         return os.path.dirname(os.path.abspath(local_path(self.path)))
 
     @property
     def leaves(self) -> Sequence[Leaf]:
-        """The data sets."""
+        """Leaves of the blend."""
         return self.dataset.leaves
 
     def leaf_name(self, number: int) -> str:
-        """A data set's path, relative to the folder of the blend where it is below it."""
+        """Return a data set's path, relative to the folder of the blend if it is below it."""
         folders = self.facts[number].spec.folders
         return " + ".join(path.removeprefix(self.folder.rstrip("/") + "/") for path in folders)
 
     def find_leaf(self, text: str) -> int:
-        """The number of the data set that is meant by a number, a name or a path.
+        """Return the number of the data set with a given number, name or path.
 
         Raises:
             UsageError: there is none, or there are several.
@@ -147,37 +147,39 @@ class ShownRun:
             return int(text)
         whole = os.path.abspath(text)
         names = [
-            {self.leaf_name(n), one.spec.path, os.path.basename(one.spec.path)} for n, one in enumerate(self.facts)
+            {self.leaf_name(n), leaf.spec.path, os.path.basename(leaf.spec.path)} for n, leaf in enumerate(self.facts)
         ]
-        found = [number for number, those in enumerate(names) if text in those or whole in those]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            fix = f"give its number, one of {', '.join(map(str, found[:8]))}"
-            raise UsageError(f"{counted(len(found), 'data set')} are called {text!r}", fix=fix)
+        matches = [number for number, aliases in enumerate(names) if text in aliases or whole in aliases]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            fix = f"give its number, one of {', '.join(map(str, matches[:8]))}"
+            raise UsageError(f"{counted(len(matches), 'data set')} are called {text!r}", fix=fix)
         choices = [self.leaf_name(number) for number in range(min(len(self.leaves), 5000))]
         known = f"give a number from 0 to {len(self.leaves) - 1}, or a path"
         raise UsageError(f"there is no data set {text!r}", where=self.path, fix=did_you_mean(text, choices, known))
 
     def find_key(self, key: str, leaf: int | None = None) -> list[tuple[int, int]]:
-        """``(leaf, index)`` of the samples with a key, in one data set or in all. Each data set gets an index of its
-        keys when it is asked for the first time."""
-        found: list[tuple[int, int]] = []
+        """Return ``(leaf, index)`` of the samples with a key, in one data set or in all.
+
+        An index of keys is built for a data set on its first search.
+        """
+        matches: list[tuple[int, int]] = []
         for number in range(len(self.leaves)) if leaf is None else [leaf]:
             source = self.leaves[number].source
             if isinstance(source, WebdatasetSource):
-                those = (_number_of(source.choice, one) for one in KeyIndex(source.index).find(key))
-                found += [(number, index) for index in those if index is not None]
+                indices = (_number_of(source.choice, sample) for sample in KeyIndex(source.index).find(key))
+                matches += [(number, index) for index in indices if index is not None]
             elif len(source) <= _SEARCHED:
-                found += [(number, index) for index in range(len(source)) if source.key(index) == key]
-        return found
+                matches += [(number, index) for index in range(len(source)) if source.key(index) == key]
+        return matches
 
 
 def check_state(dataset: SavableDataset, state: Mapping[str, Any]) -> PlannedCursor | LaneCursor:
-    """Where a state is, after checking that it is of this very data set.
+    """Return the position of a state, after checking that it is of this data set.
 
     Raises:
-        StateError, StateMismatchError: it is damaged, or of other data or another configuration.
+        StateError, StateMismatchError: the state is damaged, or of other data or another configuration.
     """
     if isinstance(dataset, LaneDataset):
         return dataset.cursor(dict(state), whole=True)
@@ -186,7 +188,7 @@ def check_state(dataset: SavableDataset, state: Mapping[str, Any]) -> PlannedCur
 
 
 def _number_of(choice: SampleChoice, sample: int) -> int | None:
-    """The number among the chosen samples of one that is counted over the whole folder; None: it is not chosen."""
+    """Return the index among the chosen samples of an index in the whole folder; None if it is not chosen."""
     firsts = choice.index.shards[:, 3]
     shard = choice.index.shard_names[int(firsts[:-1].searchsorted(sample, "right")) - 1]
     for place in (place for place, name in enumerate(choice.shard_names) if name == shard):

@@ -1,4 +1,4 @@
-"""A sample as it is stored, and as the hooks make it; or what went wrong, and where."""
+"""Samples for pages, as stored and after the hooks, with their failures."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecode
 
 __all__ = ["HIDDEN", "SampleMakers", "ShownSample", "fields_of", "follow", "part_bytes", "part_size"]
 
-#: Fields that every sample has, and that say nothing about what is in it.
+#: Fields that every sample has, and that say nothing about its contents.
 HIDDEN = frozenset({"__restore_key__", "__sources__", "__shard__", "__key__", "__tags__"})
-#: Samples that are kept: media of a page are asked for one by one, and each is a part of its sample.
+#: Number of cached samples: a page requests media one by one, each a part of its sample.
 _KEPT = 48
-#: A small picture has no more pixels along a side, and none is made of a part with more bytes.
-_SMALL_SIDE, _LARGEST_FOR_SMALL = 96, 16 << 20
-#: Bad samples that are remembered.
+#: The most pixels along a side of a thumbnail, and the most bytes of a part from which one is made.
+_SMALL_SIDE = 96
+_LARGEST_FOR_SMALL = 16 << 20
+#: Number of bad samples that are remembered.
 _MOST_BAD = 500
 
 
 @dataclass(frozen=True)
 class ShownSample:
-    """One sample.
+    """A sample as shown on a page.
 
     Args:
         leaf, index, epoch: its address.
-        key: its name.
+        key: its key.
         shard: name of its shard.
-        stored: its parts by name: bytes, a part that was not read yet, or the value that a source of the user's gives.
-        unread: why the parts could not be read; empty: they could.
-        made: what the sample hooks make of it; usually one value, several if they yield several, none if it is lost.
-        failures: why it is lost.
+        stored: its parts by name: bytes, a part not read yet, or a value from a source of the user's.
+        unread: reason why the parts could not be read; empty if they could.
+        made: results of the sample hooks: usually one value, several if they yield several, none if the sample is lost.
+        failures: reasons for the loss.
     """
 
     leaf: int
@@ -61,7 +62,7 @@ class ShownSample:
 
 
 class SampleMakers:
-    """Makes samples for pages, with the hooks as the loader calls them; keeps the last ones."""
+    """Maker of samples for pages, with the hooks as the loader calls them, and a cache."""
 
     def __init__(self, run: ShownRun):
         self._run = run
@@ -70,14 +71,14 @@ class SampleMakers:
         self._reader = lru_cache(64)(self._new_reader)
         self._kept = lru_cache(_KEPT)(self._make)
         self._small = lru_cache(256)(self._make_small)
-        #: What was lost so far, by address.
+        #: Failures so far, by address.
         self.bad: dict[tuple[int, int, int], Sequence[Failure]] = {}
 
     def sample(self, leaf: int, index: int, epoch: int) -> ShownSample:
-        """The sample at an address.
+        """Return the sample at an address.
 
         Raises:
-            UsageError: there is none.
+            UsageError: the address does not exist.
         """
         run = self._run
         if not (run.dataset.has(leaf, index) and epoch >= 0):
@@ -89,15 +90,17 @@ class SampleMakers:
             return self._kept(leaf, index, epoch)
 
     def small_picture(self, leaf: int) -> bytes:
-        """A PNG of the first picture in the first sample of a data set, made small; no hook is run. Empty: there is
-        none, or it cannot be read, or Pillow is not installed."""
+        """Return a PNG thumbnail of the first image in a data set's first sample, without running hooks.
+
+        The bytes are empty if there is no image, it cannot be read, or Pillow is not installed.
+        """
         with self._run.lock:
             return self._small(leaf)
 
     def _make_small(self, leaf: int) -> bytes:
         names = getattr(self._run.leaves[leaf].source, "part_names", ())
         if not any(name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS for name in names):
-            return b""  # nothing is read for that
+            return b""  # without reading a sample
         try:
             from PIL import Image
 
@@ -109,7 +112,7 @@ class SampleMakers:
                     picture.thumbnail((_SMALL_SIDE, _SMALL_SIDE))
                     picture.convert("RGBA").save(file, "png")
                     return file.getvalue()
-        except Exception:  # the page of the data set shows what is wrong with it
+        except Exception:  # the data set's page shows the error
             pass
         return b""
 
@@ -119,7 +122,7 @@ class SampleMakers:
         try:
             key, shard = source.key(index), source.shard_names[source.locate(index)[0]]
             stored = self._reader(leaf).sample(index).parts
-        except Exception as error:  # it is shown, whatever it is
+        except Exception as error:  # the page shows any error
             unread = _message(error)
         made, failures = self._made((leaf, index, epoch))
         if failures:
@@ -129,19 +132,21 @@ class SampleMakers:
         return ShownSample(leaf, index, epoch, key, shard, stored, unread, made, failures)
 
     def _made(self, address: tuple[int, int, int]) -> tuple[Sequence[Any], Sequence[Failure]]:
-        """What the sample hooks make of a sample, and what went wrong."""
+        """Run the sample hooks; return their results and the failures."""
         try:
             if isinstance(self.pipeline, ChunkPipeline):
                 return self.pipeline.results(address)
             with self.pipeline.samples.context() as context:
                 made = self.pipeline.samples.one(address, context)
-        except Exception as error:  # also what would end a run
+        except Exception as error:  # including errors that would end a run
             return (), (failure_of(error, "hooks", self._run.leaves[address[0]].name, f"sample {address[1]}"),)
         return ((), (made.failure,)) if type(made) is Rejected else ((made,), ())
 
     def _new_reader(self, leaf: int) -> Any:
-        """Reads all parts of samples, also those that the hooks do not want; large media only as far as they are
-        wanted."""
+        """Make a reader of all parts of samples, also of those that hooks ignore.
+
+        Large media are read only as far as needed.
+        """
         source = self._run.leaves[leaf].source
         if isinstance(source, WebdatasetSource):
             return SampleReader(source, None, SampleDecoder().streamed(source.part_names))
@@ -153,11 +158,11 @@ def _message(error: Exception) -> str:
 
 
 def fields_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """The fields of a sample or a batch that say what is in it, whatever kind of object it is."""
+    """Yield the fields of a sample or a batch that show its contents, for any kind of object."""
     if isinstance(value, Mapping):
         pairs: Any = value.items()
     elif dataclasses.is_dataclass(value):
-        pairs = ((one.name, getattr(value, one.name, None)) for one in dataclasses.fields(value))
+        pairs = ((entry.name, getattr(value, entry.name, None)) for entry in dataclasses.fields(value))
     elif hasattr(value, "_asdict"):
         pairs = value._asdict().items()
     else:
@@ -166,10 +171,10 @@ def fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def follow(value: Any, path: Sequence[str]) -> Any:
-    """What is at a path of names and numbers inside of a sample.
+    """Return the value at a path of names and numbers inside a sample.
 
     Raises:
-        LookupError: nothing is. Names that are no fields, such as methods, are nothing.
+        LookupError: the path does not exist; names of methods do not count.
     """
     for step in path:
         if isinstance(value, (torch.Tensor, list, tuple)) and not hasattr(value, "_asdict"):
@@ -177,20 +182,20 @@ def follow(value: Any, path: Sequence[str]) -> Any:
                 raise LookupError(step)
             value = value[int(step)]
             continue
-        found = dict(fields_of(value))
-        value = found[step]
+        fields = dict(fields_of(value))
+        value = fields[step]
     return value
 
 
 def part_size(part: Any) -> int | None:
-    """Bytes of a stored part; None: it is a value."""
+    """Return the number of bytes of a stored part; None if it is a value."""
     if isinstance(part, PartRange):
         return part.size
     return len(part) if isinstance(part, (bytes, bytearray, memoryview)) else None
 
 
 def part_bytes(part: Any, start: int, size: int) -> bytes:
-    """Some bytes of a stored part."""
+    """Return some bytes of a stored part."""
     if isinstance(part, PartRange):
         return bytes(part.read(start, max(0, min(size, part.size - start))))
     return bytes(part[start : start + size])

@@ -1,4 +1,4 @@
-"""The pages by their addresses."""
+"""Pages by address."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from energon_lite.loading.makers.outcomes import Failure
 __all__ = ["Answer", "Site"]
 
 _HTML = "text/html; charset=utf-8"
-#: All of a sample, within reason.
+#: Amount shown on a sample's own page.
 _WHOLE = Amount(200_000, None, 64)
-#: A number in an address has no more digits.
+#: The most digits of a number in an address.
 _DIGITS = 18
-#: Fields of a query, at most.
+#: The most fields of a query.
 _FIELDS = 16
-#: Lines of a quarantine file that are shown.
+#: Number of lines of a quarantine file that are shown.
 _MOST_LINES = 500
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent.
+    """Response of the server.
 
     Args:
-        status: of HTTP.
-        data: all of it, if it is no media.
-        content_type: what it is.
-        media: what is sent stretch by stretch.
-        headers: more of them.
+        status: HTTP status.
+        data: the whole body, unless it is media.
+        content_type: MIME type of the body.
+        media: body that is sent in ranges.
+        headers: further headers.
     """
 
     status: HTTPStatus
@@ -60,24 +60,24 @@ class Answer:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Number of bytes of the body."""
         return len(self.data) if self.media is None else self.media.size
 
     def read(self, start: int, size: int) -> bytes:
-        """Some of the bytes."""
+        """Return some bytes of the body."""
         return self.data[start : start + size] if self.media is None else self.media.read(start, size)
 
 
 class Site:
-    """Makes the pages of a run.
+    """Maker of the pages of a run.
 
     Args:
-        run: what is shown.
-        quarantine: a file of bad samples, as a loader writes it; None: there is none.
+        run: the previewed run.
+        quarantine: quarantine file with bad samples, as a loader writes it, or None.
 
     Attributes:
-        base: what all addresses begin with.
-        first: where the first page leads.
+        base: path prefix of all addresses.
+        first: place that the first page links to.
     """
 
     def __init__(self, run: ShownRun, quarantine: str | None = None):
@@ -93,10 +93,10 @@ class Site:
         return ServedLinks(self.base)
 
     def answer(self, segments: Sequence[str], query: str, nonce: str) -> Answer:
-        """What is at an address.
+        """Return the response at an address.
 
         Raises:
-            EnergonLiteError: there is no such step or sample.
+            EnergonLiteError: the step or sample does not exist.
         """
         if (fields := 1 + query.count("&")) > _FIELDS:
             wrong = UsageError(f"a query of {fields:,} fields", fix=f"give {_FIELDS} at most")
@@ -127,7 +127,7 @@ class Site:
         return self.error(UsageError("there is no such page", fix="go to the overview"), nonce)
 
     def error(self, error: EnergonLiteError, nonce: str, status: HTTPStatus = HTTPStatus.NOT_FOUND) -> Answer:
-        """A page that says what is wrong."""
+        """Make a page with an error."""
         what = getattr(error, "what", str(error))
         lines = [text for text in (what[:1].upper() + what[1:], error.where, error.fix) if text]
         return Answer(status, error_page(self.run, self.links, nonce, lines), _HTML)
@@ -182,14 +182,14 @@ class Site:
             self.finder.check(place)
             return _moved(self.links.place(place))
         key = asked.get("key", "")
-        found = self.run.find_key(key)
-        if len(found) == 1:
-            return _moved(self.links.sample(*found[0], 0))
-        if not found:
+        matches = self.run.find_key(key)
+        if len(matches) == 1:
+            return _moved(self.links.sample(*matches[0], 0))
+        if not matches:
             raise UsageError(
                 f"no sample has the key {key!r}",
                 where=self.run.path,
-                fix="a key is what stands before the first dot of a name in a shard",
+                fix="a key is the part of a name in a shard before the first dot",
             )
         rows = [
             element(
@@ -197,18 +197,19 @@ class Site:
                 leaf_label(self.run, self.links, leaf),
                 element("a", f"number {index:,}", href=self.links.sample(leaf, index, 0)),
             )
-            for leaf, index in found[:200]
+            for leaf, index in matches[:200]
         ]
         main = [
-            element("h1", f"{counted(len(found), 'sample')} with the key ", element("bdi", key)),
+            element("h1", f"{counted(len(matches), 'sample')} with the key ", element("bdi", key)),
             element("ul", rows),
         ]
         return self._page(nonce, "Found", main)
 
     def media(self, owner: Sequence[object], path: Sequence[str]) -> Media | None:
-        """A picture, a sound or a film of a sample or a batch, by numbers, and by names inside of it; None: there is
-        nothing there that a browser is sent. Arguments as those of
-        :meth:`~energon_lite.extras.inspect.preview.links.Links.media`."""
+        """Return an image, audio or video in a sample or a batch; None if there are no such media.
+
+        Arguments as for :meth:`~energon_lite.extras.inspect.preview.links.Links.media`.
+        """
         try:
             match [*map(str, owner)], [*path]:
                 case ["sample", leaf, index, epoch, "stored"], [name]:
@@ -232,13 +233,13 @@ class Site:
         return None
 
     def _media(self, rest: Sequence[str]) -> Answer:
-        names = [number for number, one in enumerate(rest) if one.startswith(NAME)]
+        names = [number for number, segment in enumerate(rest) if segment.startswith(NAME)]
         cut = names[0] if names else len(rest)
-        found = self.media(rest[:cut], [one.removeprefix(NAME) for one in rest[cut:]])
-        if found is None:
-            return Answer(HTTPStatus.NOT_FOUND, b"there is nothing to be shown\n")
+        media = self.media(rest[:cut], [name.removeprefix(NAME) for name in rest[cut:]])
+        if media is None:
+            return Answer(HTTPStatus.NOT_FOUND, b"there are no such media\n")
         headers = {"Content-Disposition": "inline", "Cache-Control": "private, max-age=600"}
-        return Answer(HTTPStatus.OK, b"", found.content_type, found, headers)
+        return Answer(HTTPStatus.OK, b"", media.content_type, media, headers)
 
     def _seen(self) -> list[tuple[tuple[int, int, int], Failure]]:
         return [(address, failure) for address, failures in self.makers.bad.items() for failure in failures]
@@ -246,7 +247,7 @@ class Site:
 
 @cache
 def _icon() -> bytes:
-    """Four squares, as samples of a batch."""
+    """Draw the icon of the pages: four squares, like samples of a batch."""
     pixels = np.zeros((16, 16, 4), np.uint8)
     for place, colour in enumerate(((31, 95, 168), (191, 128, 70), (70, 191, 128), (160, 70, 191))):
         top, left = 1 + place // 2 * 8, 1 + place % 2 * 8
@@ -260,17 +261,17 @@ def _moved(address: str) -> Answer:
 
 def _number(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS:
-        raise UsageError("this is no number of anything", fix="give a whole number from 0 on")
+        raise UsageError("this is not a number", fix="give a whole number from 0 on")
     return int(text)
 
 
 def _lines(path: str) -> list[Mapping[str, Any]]:
-    """The last lines of a quarantine file; those that are no JSON are left out.
+    """Read the last lines of a quarantine file, newest first, without those that are not JSON.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read.
     """
-    found: list[Mapping[str, Any]] = []
+    records: list[Mapping[str, Any]] = []
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             for text in file:
@@ -279,10 +280,10 @@ def _lines(path: str) -> list[Mapping[str, Any]]:
                 except ValueError:
                     continue
                 if isinstance(line, dict):
-                    found.append(line)
-                    del found[:-_MOST_LINES]
+                    records.append(line)
+                    del records[:-_MOST_LINES]
     except OSError as error:
         raise UsageError(
             f"the quarantine file cannot be read: {error.strerror}", where=path, fix="correct --quarantine"
         ) from None
-    return found[::-1]
+    return records[::-1]

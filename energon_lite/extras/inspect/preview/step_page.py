@@ -1,4 +1,4 @@
-"""The page of a step, or of a micro-batch of a chunk: what is in it, what was lost, and what comes next."""
+"""Page of a step, or of a micro-batch of a chunk: contents, losses, and the next steps."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from energon_lite.loading.makers.outcomes import Address
 
 __all__ = ["coming", "step_main"]
 
-#: Samples of a step that are shown without being asked for.
+#: Number of samples of a step that are shown by default.
 _SAMPLES = 16
-#: Steps that come next.
+#: Number of next steps that are listed.
 _COMING = 8
 
 
 def step_main(
     run: ShownRun, links: Links, makers: SampleMakers, finder: StepFinder, place: Place, *, whole: bool = False
 ) -> list[Child]:
-    """The page of a place.
+    """Make the contents of the page of a place.
 
     Raises:
-        UsageError: there is no such place.
+        UsageError: the place does not exist.
     """
     made = finder.make(place)
     cards: list[Child] = []
-    shown, count = 0, sum(len(one.planned) for one in made)
-    for one in made:
-        if one.rank is not None and len(made) > 1:
-            cards.append(element("h2", f"Rank {one.rank}", class_="rank"))
-        cards.append(_batch(run, links, finder, place, one))
-        room = len(one.planned) if whole else max(0, _SAMPLES - shown)
-        cards += _cards(run, links, makers, one, room)
-        shown += min(room, len(one.planned))
+    shown, count = 0, sum(len(batch.planned) for batch in made)
+    for batch in made:
+        if batch.rank is not None and len(made) > 1:
+            cards.append(element("h2", f"Rank {batch.rank}", class_="rank"))
+        cards.append(_batch(run, links, finder, place, batch))
+        room = len(batch.planned) if whole else max(0, _SAMPLES - shown)
+        cards += _cards(run, links, makers, batch, room)
+        shown += min(room, len(batch.planned))
     more = None
     if shown < count:
         address = links.place(place, whole=True)
@@ -72,10 +72,10 @@ def _where(run: ShownRun, finder: StepFinder, place: Place) -> Child:
         return None
     size = finder.size(place)
     if not finder.hooks_decide:
-        return f"of {size:,} that are planned of {run.dataset.plan.chunk:,} positions"
+        return f"of {size:,} planned from {run.dataset.plan.chunk:,} positions"
     words = f"of {size:,} that the hooks make of {run.dataset.plan.chunk:,} positions"
     if getattr(run.dataset.plan, "carries", False):
-        words += "; in a run, what does not fill a batch at a chunk's end goes to a later one, so others are together"
+        words += "; in a run, samples left over at a chunk's end move to a later batch, so batches differ from these"
     return words
 
 
@@ -100,7 +100,7 @@ def _cards(run: ShownRun, links: Links, makers: SampleMakers, one: MicroBatch, r
 
 
 def _batch(run: ShownRun, links: Links, finder: StepFinder, place: Place, one: MicroBatch) -> Markup:
-    """What the hooks made of the samples together."""
+    """Draw the batch that the hooks made of the samples, and its failures."""
     parts: list[Child] = []
     lost = [failure_view(failure, run, links, named=True) for failure in one.failures if not failure.shared]
     if lost:
@@ -118,7 +118,7 @@ def _batch(run: ShownRun, links: Links, finder: StepFinder, place: Place, one: M
         owner = ("batch", *((place.step, 0) if place.step is not None else (place.chunk, place.batch)), one.rank or 0)
         view = ValueView("the batch", lambda path: links.media(owner, path), Amount(600, 400, 4), run.decode)
         inside = view.fields(made)
-        # A batch of single samples says little that the samples do not say themselves; a pack is what it is about.
+        # A batch of single samples adds little to the samples; a pack is of interest itself.
         fields = element(
             "details",
             element("summary", "The batch: ", element("code", kind)),
@@ -132,7 +132,7 @@ def _batch(run: ShownRun, links: Links, finder: StepFinder, place: Place, one: M
 
 
 def _pack(run: ShownRun, one: MicroBatch) -> Markup | None:
-    """The segments of a pack, to scale, and their costs; None: it is none."""
+    """Draw the segments of a pack to scale, with their costs; None if the batch is no pack."""
     lengths = segment_lengths(one)
     if not lengths:
         return None
@@ -174,15 +174,15 @@ def _pack(run: ShownRun, one: MicroBatch) -> Markup | None:
 
 
 def segment_lengths(one: MicroBatch) -> list[int]:
-    """Tokens of each segment of a pack, as its batch says, or as they are planned; none: it is no pack."""
+    """Return the tokens of each segment of a pack, from its batch or from the plan; empty if it is no pack."""
     edges = dict(fields_of(one.batch)).get("cu_seqlens") if one.batch is not None else None
     if isinstance(edges, (torch.Tensor, np.ndarray)):
         edges = edges.tolist()
         edges = edges[0] if edges and isinstance(edges[0], list) else edges
     if isinstance(edges, (list, tuple)) and len(edges) > 1 and all(isinstance(edge, int) for edge in edges):
-        found = [after - before for before, after in itertools.pairwise(edges)]
-        padding = len(found) == len(one.used) + 1 and len(one.used) > 0  # a segment of its own, at the end
-        return found[:-1] if padding else found
+        lengths = [after - before for before, after in itertools.pairwise(edges)]
+        padding = len(lengths) == len(one.used) + 1 and len(one.used) > 0  # a segment of its own, at the end
+        return lengths[:-1] if padding else lengths
     return [address[4] for address in one.planned] if one.planned and len(one.planned[0]) > 4 else []
 
 
@@ -195,7 +195,7 @@ def _capacity(run: ShownRun) -> int | None:
 
 
 def _charts(run: ShownRun, finder: StepFinder, place: Place, made: Sequence[MicroBatch]) -> Markup | None:
-    """Histograms of all micro-batches of a chunk."""
+    """Draw histograms over all micro-batches of a chunk."""
     if place.step is not None:
         return None
     plan: Any = run.dataset.plan
@@ -205,36 +205,36 @@ def _charts(run: ShownRun, finder: StepFinder, place: Place, made: Sequence[Micr
         prices = np.add.reduceat(AttentionCost()(batches.length), batches.offsets[:-1]) if len(batches) else tokens
         of = f"of the chunk's {counted(len(batches), 'micro-batch')}"
     else:
-        every = [segment_lengths(one) for one in finder.chunk(place.chunk)]
-        every = [one for one in every if one]
+        every = [segment_lengths(batch) for batch in finder.chunk(place.chunk)]
+        every = [segments for segments in every if segments]
         if not every:
             return None
-        lengths = np.array([length for one in every for length in one])
-        rows, tokens = np.array([len(one) for one in every]), np.array([sum(one) for one in every])
-        prices = np.array([AttentionCost()(np.array(one)).sum() for one in every])
+        lengths = np.array([length for segments in every for length in segments])
+        rows, tokens = np.array([len(pack) for pack in every]), np.array([sum(pack) for pack in every])
+        prices = np.array([AttentionCost()(np.array(pack)).sum() for pack in every])
         of = f"of the chunk's {counted(len(every), 'pack')}"
-    found = [
+    charts = [
         histogram(lengths, "Lengths of segments", "tokens"),
         histogram(rows, "Segments in each", "segments"),
         histogram(tokens, "Tokens in each", "tokens"),
         histogram(prices, "Cost of each", "units: l + l²/24,576"),
     ]
     summary = element("h2", f"Lengths and costs {of}")
-    return element("section", summary, element("div", found, class_="charts"), aria_label="Lengths and costs")
+    return element("section", summary, element("div", charts, class_="charts"), aria_label="Lengths and costs")
 
 
 # -- what comes next ----------------------------------------------------------------------------------------------
 
 
 def coming(run: ShownRun, links: Links, finder: StepFinder, place: Place, count: int = _COMING) -> Markup:
-    """What the next steps have, from the plan alone."""
+    """List the samples of the next steps, from the plan alone."""
     rows, at, leaves = list[Markup](), finder.after(place), Counter[int]()
     while at is not None and len(rows) < count:
         if finder.hooks_decide and at.chunk != place.chunk:
             break  # it would have to be made
         address = links.place(at)
         words = f"Step {at.step:,}" if at.step is not None else f"{at.chunk:,} · {at.batch:,}"
-        samples = [sample for _, one in finder.planned(at) for sample in one]
+        samples = [sample for _, addresses in finder.planned(at) for sample in addresses]
         leaves.update(sample[0] for sample in samples)
         rows.append(element("li", element("a", words, href=address) if address else words, _strip(run, samples)))
         at = finder.after(at)
@@ -243,26 +243,26 @@ def coming(run: ShownRun, links: Links, finder: StepFinder, place: Place, count:
         names = [element("li", leaf_label(run, links, leaf)) for leaf, _ in leaves.most_common(12)]
         body = [element("ol", rows, class_="coming"), element("ul", names, class_="legend-list")]
     elif finder.hooks_decide:
-        body = element("p", "The hooks have to run to know it.", class_="muted")
+        body = element("p", "Known only after the hooks run.", class_="muted")
     return element("aside", element("h2", "Next"), body, aria_label="What comes next")
 
 
 def _strip(run: ShownRun, samples: Sequence[Address]) -> Markup:
-    """The samples of a step as squares in the colours of their data sets."""
+    """Draw the samples of a step as squares in the colours of their data sets."""
     most = 20
     cells = [
         element(
             "rect",
-            element("title", run.leaves[one[0]].source.key(one[1])),
+            element("title", run.leaves[sample[0]].source.key(sample[1])),
             x=11 * n,
             width=9,
             height=9,
             rx=2,
-            class_=colour_of(one[0]),
+            class_=colour_of(sample[0]),
         )
-        for n, one in enumerate(samples[:most])
+        for n, sample in enumerate(samples[:most])
     ]
-    counts = Counter(one[0] for one in samples).most_common(3)
+    counts = Counter(sample[0] for sample in samples).most_common(3)
     words = ", ".join(f"{count} of {run.leaf_name(leaf)}" for leaf, count in counts)
     label = f"{counted(len(samples), 'sample')}: {words}"
     width = max(1, 11 * min(most, len(samples)))

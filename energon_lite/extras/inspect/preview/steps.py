@@ -1,8 +1,8 @@
-"""Which samples a place in the run has, made again from the plan alone: nothing goes through what is before it.
+"""Samples of any place in the run, from the plan alone, without running the steps before it.
 
-Where micro-batches have a fixed number of samples, a place is a *step*, and any step is looked up at once. Where they
-are planned by tokens, or made by packing hooks, how many come before a place is known only to who makes them all. There
-a place is a *chunk* of the plan, and a micro-batch in it.
+If micro-batches have a fixed number of samples, a place is a *step*, and any step is found directly. If they are
+planned by tokens, or made by packing hooks, the number of micro-batches before a place is known only after making them
+all. In this case, a place is a *chunk* of the plan, and a micro-batch in it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from energon_lite.loading.makers.pipeline import Job, Pipeline
 
 __all__ = ["MicroBatch", "Place", "StepFinder"]
 
-#: To get to a step, so many chunks are planned at most: each takes a moment.
+#: The most chunks that are planned to reach a step; each takes a moment.
 _PLANNED_CHUNKS = 24
-#: Batches of a chunk that hooks make are shown up to this one.
+#: The most batches shown of a chunk that hooks make.
 _MADE = 64
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the run: a step; or a chunk, and a micro-batch in it.
+    """A place in the run: a step; or a chunk, and a micro-batch in it.
 
     Args:
-        step: number of the step in its pass; None: ``chunk`` and ``batch`` say it.
+        step: number of the step in its pass; None if ``chunk`` and ``batch`` give the place.
     """
 
     step: int | None = None
@@ -48,14 +48,14 @@ class Place:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one rank gets.
+    """A micro-batch of one rank.
 
     Args:
-        rank: the rank; None: who gets it depends on what was before.
-        planned: the addresses of its samples, with ``(start, length, is cut)`` behind them where tokens are planned.
-        used: those that are in the batch: with replacements in place of what failed.
-        batch: what the hooks made; None: it could not be made.
-        failures: samples that are lost, and why.
+        rank: the rank; None if it depends on earlier batches.
+        planned: addresses of its samples, followed by ``(start, length, is cut)`` if tokens are planned.
+        used: addresses of the samples in the batch, with replacements of failed ones.
+        batch: result of the hooks; None if it could not be made.
+        failures: lost samples, with reasons.
     """
 
     rank: int | None
@@ -66,7 +66,7 @@ class MicroBatch:
 
 
 class _Origins:
-    """An observer that notes which samples a batch was made of."""
+    """Observer that records the samples of a batch."""
 
     sees_samples = times_samples = True
 
@@ -77,11 +77,11 @@ class _Origins:
         pass
 
     def end(self, addresses: Sequence[Address | None]) -> dict[str, Any]:
-        return {"addresses": [tuple(one) for one in addresses if one is not None]}
+        return {"addresses": [tuple(address) for address in addresses if address is not None]}
 
 
 class StepFinder:
-    """Finds what is at a place, and what comes after it."""
+    """Finder of the batches at a place, and of its neighbours."""
 
     def __init__(self, run: ShownRun, makers: SampleMakers):
         self._run, self._makers, self._dataset = run, makers, run.dataset
@@ -90,16 +90,16 @@ class StepFinder:
 
     @property
     def by_step(self) -> bool:
-        """Whether places are steps."""
+        """True if places are steps."""
         return isinstance(self._dataset, PlannedDataset) and not isinstance(self._dataset.plan, TokenPlan)
 
     @property
     def hooks_decide(self) -> bool:
-        """Whether chunks have to be made to know what is in them."""
+        """True if the contents of chunks are known only after making them."""
         return isinstance(self._dataset, LaneDataset)
 
     def start(self) -> Place:
-        """Where the run is: at its beginning, or where its state was saved."""
+        """Return the place where the run starts: its beginning, or the position of its state."""
         state = self._run.options.state
         if state is None:
             return Place(0) if self.by_step else Place()
@@ -109,10 +109,10 @@ class StepFinder:
         return Place(cursor.position // self._run.options.ranks) if self.by_step else Place(None, *cursor.place)
 
     def at_step(self, step: int) -> Place:
-        """The place of a step.
+        """Return the place of a step.
 
         Raises:
-            UsageError: there is no such step, or it takes too long to find it.
+            UsageError: the step does not exist, or it takes too long to find.
         """
         if self.by_step:
             self.check(Place(step))
@@ -133,7 +133,7 @@ class StepFinder:
         )
 
     def check(self, place: Place) -> None:
-        """Refuse a place that there is not.
+        """Raise an error for a place that does not exist.
 
         Raises:
             UsageError: the run ends before it.
@@ -151,18 +151,18 @@ class StepFinder:
             raise UsageError(f"there is no {place}", where=self._run.path, fix=there or "give a smaller number")
 
     def planned_chunk(self, number: int) -> PlannedChunk:
-        """The plan of a chunk, where batches are planned by tokens."""
+        """Return the plan of a chunk, for batches planned by tokens."""
         chunk: PlannedChunk = self._dataset.plan.chunks.get(0, number)
         return chunk
 
     def size(self, place: Place) -> int:
-        """Micro-batches in the chunk of a place; of a step, the ranks."""
+        """Return the number of micro-batches in the chunk of a place; for a step, that of ranks."""
         if place.step is not None:
             return self._run.options.ranks
         return len(self.chunk(place.chunk)) if self.hooks_decide else len(self.planned_chunk(place.chunk))
 
     def after(self, place: Place) -> Place | None:
-        """The place behind one; None: the run ends."""
+        """Return the next place; None at the end of the run."""
         if place.step is not None:
             following = Place(place.step + 1)
         elif place.batch + 1 < self.size(place):
@@ -176,7 +176,7 @@ class StepFinder:
         return following
 
     def before(self, place: Place) -> Place | None:
-        """The place before one; None: it is the first."""
+        """Return the previous place; None for the first."""
         if place.step is not None:
             return Place(place.step - 1) if place.step else None
         if place.batch:
@@ -184,11 +184,11 @@ class StepFinder:
         if not place.chunk:
             return None
         chunk = Place(None, place.chunk - 1)
-        # What the chunk before has is not made only to lead to its end.
+        # The previous chunk is not made only to link to its end.
         return chunk if self.hooks_decide else Place(None, chunk.chunk, max(0, self.size(chunk) - 1))
 
     def planned(self, place: Place) -> list[tuple[int | None, Sequence[Address]]]:
-        """The ranks and the samples of a place, from the plan alone.
+        """Return the ranks and the samples of a place, from the plan alone.
 
         Raises:
             UsageError: there is no such place.
@@ -196,11 +196,11 @@ class StepFinder:
         self.check(place)
         if isinstance(self._dataset, PlannedDataset):
             return [(rank, job.addresses) for rank, job in self._jobs(place)]
-        found = self.chunk(place.chunk)[place.batch : place.batch + 1]
-        return [(one.rank, one.used) for one in found]
+        batches = self.chunk(place.chunk)[place.batch : place.batch + 1]
+        return [(batch.rank, batch.used) for batch in batches]
 
     def make(self, place: Place) -> list[MicroBatch]:
-        """The micro-batches of a place.
+        """Make the micro-batches of a place.
 
         Raises:
             UsageError: there is no such place.
@@ -240,7 +240,7 @@ class StepFinder:
         return MicroBatch(rank, planned, used, result.batch, _failures(result.outcomes))
 
     def chunk(self, number: int) -> Sequence[MicroBatch]:
-        """The first micro-batches that hooks make of a chunk."""
+        """Make the first micro-batches of a chunk by the hooks."""
         dataset, pipeline = self._dataset, self._makers.pipeline
         assert isinstance(dataset, LaneDataset) and not isinstance(pipeline, Pipeline)
         with self._run.lock:
@@ -248,12 +248,12 @@ class StepFinder:
                 return self._made[1]
             made: list[MicroBatch] = []
             try:
-                for one in pipeline.batches(dataset.job(0, number)):
-                    used = (one.trace or {}).get("addresses", ())
-                    lost = _failures(one.outcomes)
-                    if one.is_batch:
-                        made.append(MicroBatch(None, used, used, one.batch, lost))
-                    elif lost:  # behind the last batch
+                for result in pipeline.batches(dataset.job(0, number)):
+                    used = (result.trace or {}).get("addresses", ())
+                    lost = _failures(result.outcomes)
+                    if result.is_batch:
+                        made.append(MicroBatch(None, used, used, result.batch, lost))
+                    elif lost:  # after the last batch
                         made.append(MicroBatch(None, (), failures=lost))
                     if len(made) == _MADE:
                         break
@@ -264,4 +264,4 @@ class StepFinder:
 
 
 def _failures(outcomes: Sequence[Outcome]) -> list[Failure]:
-    return [one for one in outcomes if isinstance(one, Failure)]
+    return [outcome for outcome in outcomes if isinstance(outcome, Failure)]

@@ -1,4 +1,4 @@
-"""Tokens as text, with the boundaries between them, and those coloured that count in the loss."""
+"""Tokens as text, with token boundaries, and with those coloured that count in the loss."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ from energon_lite.extras.inspect.preview.shown_run import Decode
 
 __all__ = ["TOKEN_FIELDS", "TokenRow", "find_tokens", "token_figure"]
 
-#: Fields in which tokens are looked for, in this order.
+#: Names of fields with tokens, in order of preference.
 TOKEN_FIELDS = ("tokens", "input_ids", "token_ids", "text_tokens", "tokens.npy", "npy")
-_LABELS, _MASKS = ("labels", "label_ids", "targets"), ("loss_mask", "mask", "labels_mask", "loss_weights")
-#: What stands in labels where nothing is to be predicted.
+#: Names of fields with labels, and with loss masks.
+_LABELS = ("labels", "label_ids", "targets")
+_MASKS = ("loss_mask", "mask", "labels_mask", "loss_weights")
+#: Value of labels that are ignored.
 _IGNORED = -100
-#: Tokens of which each may have a part of one character.
+#: The most tokens that make up one character.
 _PARTS = 8
-#: Tokens whose text is looked at together.
+#: Number of tokens that are decoded together.
 _BLOCK = 64
 
 
 @dataclass(frozen=True)
 class TokenRow:
-    """Tokens, and what is learned of them.
+    """A row of tokens, and their weights in the loss.
 
     Args:
-        tokens: ``[n]``.
-        weights: how much each of them counts as a label, ``[n]``; None: nothing says so.
-        fields: the names of the fields that say all that.
-        segments: where samples begin that are packed one behind the other; the first is 0.
-        learned: labels that count; the last ones of segments, which are no tokens of the row, among them.
-        beyond: entries at the end of ``tokens`` that are only labels: the last token's, where labels are shifted.
+        tokens: the tokens, ``[n]``.
+        weights: weight of each token as a label, ``[n]``; None if not given.
+        fields: names of the fields that the row was read from.
+        segments: start of each packed sample; the first is 0.
+        learned: number of labels that count, including the last ones of segments, which are not tokens of the row.
+        beyond: number of entries at the end of ``tokens`` that are only labels: the last token's, if labels are
+            shifted.
     """
 
     tokens: np.ndarray[Any, Any]
@@ -49,7 +52,7 @@ class TokenRow:
 
 
 def find_tokens(fields: Mapping[str, Any]) -> TokenRow | None:
-    """The tokens among the fields of a sample, or of a batch with one row; None: there are none."""
+    """Find the tokens among the fields of a sample, or of a batch with one row; None if there are none."""
     for name in TOKEN_FIELDS:
         tokens = _row(fields.get(name))
         if tokens is None or tokens.dtype.kind not in "iu" or len(tokens) < 2:
@@ -58,10 +61,10 @@ def find_tokens(fields: Mapping[str, Any]) -> TokenRow | None:
         labels, mask = None, None
         for choices in (_LABELS, _MASKS):
             for other in choices:
-                found = _row(fields.get(other))
-                if found is not None and len(found) == len(tokens):
+                values = _row(fields.get(other))
+                if values is not None and len(values) == len(tokens):
                     used.add(other)
-                    labels, mask = (found, mask) if choices is _LABELS else (labels, found)
+                    labels, mask = (values, mask) if choices is _LABELS else (labels, values)
                     break
         if name.endswith("npy") and mask is None:
             mask = _row(fields.get("mask.npy"))
@@ -76,11 +79,11 @@ def find_tokens(fields: Mapping[str, Any]) -> TokenRow | None:
 
 
 def _row(value: Any) -> np.ndarray[Any, Any] | None:
-    """A single row of numbers."""
+    """Return a value as a single row of numbers; None if it is not one."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = (value.float() if value.dtype.is_floating_point else value).numpy()
-    elif isinstance(value, (list, tuple)) and value and all(type(one) in (int, float, bool) for one in value):
+    elif isinstance(value, (list, tuple)) and value and all(type(number) in (int, float, bool) for number in value):
         value = np.asarray(value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
         return None
@@ -91,9 +94,9 @@ def _row(value: Any) -> np.ndarray[Any, Any] | None:
 def _learned(
     tokens: np.ndarray[Any, Any], labels: np.ndarray[Any, Any] | None, mask: np.ndarray[Any, Any] | None
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None, bool]:
-    """The tokens, how much each of them counts as a label, and whether labels were shifted.
+    """Return the tokens, their weights as labels, and whether labels are shifted.
 
-    Labels may be those of the same position, or, shifted, what comes next; then the last label is the last token.
+    Labels are for the same position or, if shifted, for the next one; then the last label is the last token.
     """
     weights = None if mask is None else mask.astype(np.float64)
     if labels is None:
@@ -116,9 +119,11 @@ def _segments(value: Any, tokens: np.ndarray[Any, Any]) -> tuple[int, ...]:
 
 
 def pieces_of(tokens: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
-    """The text of tokens, piece by piece, and how many tokens each piece has: more than one where each of them is a
-    part of a character. An empty piece is a token without text."""
-    found: list[tuple[str, int]] = []
+    """Return the text of tokens in pieces, with the number of tokens of each piece.
+
+    A piece has several tokens if each of them is a part of a character. An empty piece is a token without text.
+    """
+    pieces: list[tuple[str, int]] = []
     known: dict[int, str] = {}
     start = 0
     while start < len(tokens):
@@ -128,18 +133,18 @@ def pieces_of(tokens: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
                 known[token] = decode([token])
         alone = [known[token] for token in block]
         if "".join(alone) == decode(block) and not alone[-1].endswith("\ufffd"):
-            found += [(text, 1) for text in alone[bool(start) :]]
+            pieces += [(text, 1) for text in alone[bool(start) :]]
             start += _BLOCK
             continue
-        for _ in range(_BLOCK):  # characters of several tokens, or texts that depend on the token before
+        for _ in range(_BLOCK):  # characters of several tokens, or texts that depend on context
             if start < len(tokens):
-                found.append(_piece(tokens, start, decode))
-                start += found[-1][1]
-    return found
+                pieces.append(_piece(tokens, start, decode))
+                start += pieces[-1][1]
+    return pieces
 
 
 def _piece(tokens: Sequence[int], start: int, decode: Decode) -> tuple[str, int]:
-    """The text that begins with a token, and how many tokens it takes to have whole characters."""
+    """Return the text that starts at a token, and the number of tokens that complete its characters."""
     lead = tokens[start - 1 : start] if start else []
     before = decode(lead) if start else ""
     for count in range(1, min(_PARTS, len(tokens) - start) + 1):
@@ -151,20 +156,20 @@ def _piece(tokens: Sequence[int], start: int, decode: Decode) -> tuple[str, int]
 
 
 def token_figure(row: TokenRow, label: str, decode: Decode | None, most: int | None, more: str | None = None) -> Markup:
-    """Tokens to be read.
+    """Draw tokens as text.
 
     Args:
-        label: whose they are, for screen readers.
-        decode: from tokens to text; None: their numbers are shown.
-        most: so many are shown at most; None: all.
-        more: where all of them are shown.
+        label: label for screen readers.
+        decode: function from tokens to text; None to show token ids.
+        most: the most tokens to show; None for all.
+        more: address of the page with all tokens.
     """
     count = len(row.tokens)
     shown = row.tokens[:most].tolist()
     weights = None if row.weights is None else row.weights[:most].tolist()
     try:
         pieces = None if decode is None else pieces_of(shown, decode)
-    except Exception:  # a tokenizer of the user's, which these may not be tokens of
+    except Exception:  # the user's tokenizer may not match these tokens
         pieces = None
     words = counted(count - row.beyond, "token") + (" and the label of the last" if row.beyond else "")
     if row.weights is not None:
@@ -178,7 +183,7 @@ def token_figure(row: TokenRow, label: str, decode: Decode | None, most: int | N
         spans.append((weight, _span(text, shown[place], pieces is None, begins)))
         place += size
     runs = [
-        element("mark" if learned else "span", [one for _, one in group], class_="learned" if learned else "given")
+        element("mark" if learned else "span", [span for _, span in group], class_="learned" if learned else "given")
         for learned, group in groupby(spans, key=lambda pair: pair[0] > 0)
     ]
     legend = None
@@ -202,7 +207,7 @@ def token_figure(row: TokenRow, label: str, decode: Decode | None, most: int | N
 
 
 def _ids(shown: Sequence[int], pieces: Sequence[tuple[str, int]] | None) -> str | None:
-    """The numbers of the tokens of each piece, for who points at one."""
+    """Return the token ids of each piece, for the mouse pointer."""
     if pieces is None:
         return None
     words, place = [], 0

@@ -1,4 +1,4 @@
-"""Values as HTML: texts, numbers, pictures, sounds, films, tokens, and what is nested in them."""
+"""Values as HTML: texts, numbers, images, audio, video, tokens, and nested values."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from energon_lite.storage.samples.decoding import SampleDecoder
 
 __all__ = ["Amount", "ValueView", "tensor_words"]
 
+#: The deepest level of nested values that is drawn.
 _DEEPEST = 5
-#: Names of parts that are text, whatever their bytes are.
+#: Extensions of parts that are text, whatever their bytes.
 _TEXTS = frozenset(
     [
         "txt",
@@ -49,19 +50,20 @@ _TEXTS = frozenset(
         "id",
     ]
 )
+#: Extensions of parts that are decoded as arrays.
 _ARRAYS = frozenset({"npy", "npz", "pt", "pth", "ten", "tb", "pyd", "pickle", "pkl", "mp", "msg", "msgpack"})
-#: Bytes of a part that are looked at to be shown as text or as an array.
+#: The largest part in bytes that is decoded as an array.
 _LARGEST_PART = 16 << 20
 
 
 @dataclass(frozen=True)
 class Amount:
-    """How much is shown of a value.
+    """Limits on the shown part of a value.
 
     Args:
         text: characters of a text.
-        tokens: tokens of a row; None: all.
-        items: entries of a list, pictures among them.
+        tokens: tokens of a row; None for all.
+        items: entries of a list, or images.
     """
 
     text: int = 1200
@@ -71,14 +73,14 @@ class Amount:
 
 @dataclass(frozen=True)
 class ValueView:
-    """Draws the values of one sample, or of one batch.
+    """Renderer of the values of one sample or batch.
 
     Args:
-        name: of the sample, for those who do not see its pictures.
-        media: the address of what is at a path in it; None: it cannot be had.
-        amount: how much is shown.
-        decode: from tokens to text.
-        more: where all of it is shown.
+        name: name of the sample, for alternative texts.
+        media: function from a path to the address of its media; None if not available.
+        amount: limits on the shown part.
+        decode: function from tokens to text.
+        more: address of the page with the whole value.
     """
 
     name: str
@@ -87,10 +89,10 @@ class ValueView:
     decode: Decode | None = None
     more: str | None = None
 
-    # -- samples as hooks made them -------------------------------------------------------------------------------
+    # -- samples after the hooks ----------------------------------------------------------------------------------
 
     def fields(self, value: Any) -> Markup:
-        """The fields of a sample or a batch, one below the other."""
+        """Draw the fields of a sample or a batch, one below the other."""
         return self._entries(dict(fields_of(value)), (), 0)
 
     def _entries(self, fields: Mapping[str, Any], path: tuple[str, ...], depth: int) -> Markup:
@@ -100,29 +102,29 @@ class ValueView:
             if value is None or (name == "__subflavors__" and not _says_anything(value)):
                 continue
             if row is not None and name in row.fields:
-                if name == next(one for one in fields if one in row.fields):
-                    label = f"{', '.join(one for one in fields if one in row.fields)} of {self.name}"
+                if name == next(other for other in fields if other in row.fields):
+                    label = f"{', '.join(other for other in fields if other in row.fields)} of {self.name}"
                     drawn = token_figure(row, label, self.decode, self.amount.tokens, self.more)
-                    names = [element("span", one) for one in fields if one in row.fields]
+                    names = [element("span", other) for other in fields if other in row.fields]
                     rows.append(element("div", element("dt", names), element("dd", drawn), class_="wide"))
                 continue
             drawn = self.value(name, value, (*path, name), depth, fields)
             wide = "wide" if drawn.startswith(("<figure", "<div", "<dl", "<ol")) else None
             rows.append(element("div", element("dt", name), element("dd", drawn), class_=wide))
         if not rows:
-            return element("p", "nothing", class_="muted")
+            return element("p", "no fields", class_="muted")
         return element("dl", rows, class_="fields")
 
     def value(
         self, name: str, value: Any, path: tuple[str, ...], depth: int = 0, beside: Mapping[str, Any] | None = None
     ) -> Markup:
-        """A value.
+        """Draw a value.
 
         Args:
-            name: of its field.
-            path: where in the sample it is.
-            depth: it is so deep inside of others.
-            beside: the fields that it stands among.
+            name: name of its field.
+            path: its path in the sample.
+            depth: its level of nesting.
+            beside: all fields of the object that contains it.
         """
         if value is None or isinstance(value, (bool, int, float)):
             return element("code", str(value))
@@ -145,7 +147,7 @@ class ValueView:
         return element("code", _short(repr(value)))
 
     def text(self, text: str, kind: str = "text") -> Markup:
-        """A text, as far as it is shown."""
+        """Draw a text up to the limit."""
         most = self.amount.text
         if len(text) <= most:
             return element("div", text, class_=kind, dir="auto")
@@ -157,20 +159,20 @@ class ValueView:
     def _list(self, name: str, value: Sequence[Any], path: tuple[str, ...], depth: int) -> Markup:
         if not value:
             return element("span", "empty", class_="muted")
-        if _is_plain(value) and not all(isinstance(one, str) for one in value):
+        if _is_plain(value) and not all(isinstance(item, str) for item in value):
             return element("code", _short(repr(list(value[:64])), 400) + (" …" if len(value) > 64 else ""))
-        if all(isinstance(one, Mapping) and isinstance(one.get("content"), str) for one in value):
+        if all(isinstance(item, Mapping) and isinstance(item.get("content"), str) for item in value):
             return self._chat(value)
         most = self.amount.items
-        items = [self.value(name, one, (*path, str(number)), depth + 1) for number, one in enumerate(value[:most])]
+        items = [self.value(name, item, (*path, str(number)), depth + 1) for number, item in enumerate(value[:most])]
         rest = element("li", f"and {len(value) - most:,} more", class_="muted") if len(value) > most else None
         return element("ol", [element("li", item) for item in items], rest, class_="items", start=0)
 
     def _chat(self, messages: Sequence[Mapping[str, Any]]) -> Markup:
         most = max(8, self.amount.items)
         rows = [
-            element("li", element("span", str(one.get("role", "")), class_="role"), self.text(one["content"]))
-            for one in messages[:most]
+            element("li", element("span", str(message.get("role", "")), class_="role"), self.text(message["content"]))
+            for message in messages[:most]
         ]
         rest = element("li", f"and {len(messages) - most:,} more", class_="muted") if len(messages) > most else None
         return element("ol", rows, rest, class_="chat")
@@ -181,9 +183,7 @@ class ValueView:
             return self._film(name, value, path)
         if is_sound(name, value) or (len(path) > 1 and is_sound(path[-2], value)):
             rate = sound_rate(beside)
-            known = (
-                None if rate or (len(path) > 1 and "clips" in path[-2]) else "played at 16 kHz: nothing says its rate"
-            )
+            known = None if rate or (len(path) > 1 and "clips" in path[-2]) else "played at 16 kHz: its rate is unknown"
             return element("figure", self._audio(name, (*path, "sound")), element("figcaption", words, known))
         if value.ndim == 4 and pixels_of(value[0] if len(value) else value) is not None:
             most = self.amount.items
@@ -191,7 +191,7 @@ class ValueView:
             return element("figure", element("div", pictures, class_="sheet"), element("figcaption", words))
         return words
 
-    # -- pictures, sounds, films ----------------------------------------------------------------------------------
+    # -- images, audio, video ----------------------------------------------------------------------------------------
 
     def _picture(self, name: str, shape: Sequence[int] | None, value: Any, path: tuple[str, ...]) -> Markup:
         address = self.media(path)
@@ -222,7 +222,7 @@ class ValueView:
         return element("audio", src=address, controls=True, preload="none", aria_label=f"{name} of {self.name}")
 
     def _player(self, media: Any, name: str, path: tuple[str, ...]) -> Markup | None:
-        """A picture, a sound or a film that a browser is sent as it is stored; None: it is nothing of these."""
+        """Draw an image, audio or video that a browser gets as stored; None for other media."""
         if media is None:
             return None
         address, kind = self.media(path), media.content_type.partition("/")[0]
@@ -241,15 +241,15 @@ class ValueView:
     # -- stored parts ---------------------------------------------------------------------------------------------
 
     def parts(self, parts: Mapping[str, Any]) -> Markup:
-        """The parts of a sample as they are stored."""
+        """Draw the parts of a sample as stored."""
         rows: list[Child] = []
         arrays = {name: _array_of(name, part) for name, part in parts.items() if name.endswith(".npy")}
         row = find_tokens(arrays)
         for name, part in parts.items():
             size = part_size(part)
             if row is not None and name in row.fields:
-                if name == max(row.fields):  # tokens.npy stands before mask.npy, which says what is learned of them
-                    names = [element("span", one) for one in parts if one in row.fields]
+                if name == max(row.fields):  # drawn once, for tokens.npy and its mask.npy
+                    names = [element("span", other) for other in parts if other in row.fields]
                     drawn = token_figure(row, f"tokens of {self.name}", self.decode, self.amount.tokens, self.more)
                     rows.append(element("div", element("dt", names), element("dd", drawn), class_="wide"))
                 continue
@@ -273,7 +273,7 @@ class ValueView:
                 what = getattr(error, "what", str(error))
                 return element("p", _short(f"{type(error).__name__}: {what}"), class_="problem")
             return element("code", tensor_words(decoded)) if hasattr(decoded, "shape") else self._decoded(decoded)
-        # Twice the characters: of JSON, white space may be added.
+        # More bytes than characters: formatting may add white space to JSON.
         head = part_bytes(part, 0, min(size, max(4096, 8 * self.amount.text)))
         text = _as_text(head, extension in _TEXTS, is_whole=len(head) == size)
         if text is None:
@@ -290,9 +290,10 @@ def _says_anything(labels: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a list is numbers and short words."""
+    """Return whether a value is a list of numbers and short words."""
     return isinstance(value, (list, tuple)) and all(
-        one is None or isinstance(one, (bool, int, float)) or (isinstance(one, str) and len(one) < 40) for one in value
+        item is None or isinstance(item, (bool, int, float)) or (isinstance(item, str) and len(item) < 40)
+        for item in value
     )
 
 
@@ -304,22 +305,22 @@ def _media_of(value: Any) -> Any:
 
 
 def _array_of(name: str, part: Any) -> Any:
-    """A stored array; None: it is none."""
+    """Decode a stored array; None if it is none."""
     size = part_size(part)
     if not size or size > _LARGEST_PART:
         return None
     try:
         return SampleDecoder().decode(name, part_bytes(part, 0, size))  # runs no code that is in it
-    except Exception:  # it is shown where the part is
+    except Exception:  # the view of the part shows the error
         return None
 
 
 def _as_text(data: bytes, is_named: bool, *, is_whole: bool) -> str | None:
-    """Bytes as text; None: they are none."""
+    """Decode bytes as text; None if they are not text."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        if not is_whole and error.start > len(data) - 4:  # it was cut inside of a character
+        if not is_whole and error.start > len(data) - 4:  # cut within a character
             return data[: error.start].decode("utf-8")
     return data.decode("utf-8", "replace") if is_named else None
 
@@ -337,7 +338,7 @@ def _bytes_words(data: bytes, size: int | None = None) -> Markup:
 
 
 def tensor_words(value: Any) -> str:
-    """A tensor or an array in a few words.
+    """Describe a tensor or an array in a few words.
 
     Example:
         >>> tensor_words(torch.arange(3))
@@ -352,7 +353,7 @@ def tensor_words(value: Any) -> str:
         return words
     if len(value.shape) <= 1:
         first = value.reshape(-1)[:12].tolist()
-        return f"{words}: {', '.join(_plain(one) for one in first)}" + (" …" if size > 12 else "")
+        return f"{words}: {', '.join(_plain(number) for number in first)}" + (" …" if size > 12 else "")
     try:
         return f"{words}, {_plain(value.min().item())} to {_plain(value.max().item())}"
     except (RuntimeError, TypeError, ValueError):
