@@ -86,11 +86,11 @@ def _histories(
     dataset, state = run.dataset, run.state_after(until)
     wanted = [_address(text, dataset) for text in samples]
     for key in keys:
-        found = find_samples(dataset, key)
-        if not found:
+        addresses = find_samples(dataset, key)
+        if not addresses:
             names = ", ".join(leaf.name for leaf in dataset.leaves[:8])
             click.echo(f"{key}: no data set of the run has a sample with this key ({names})", err=True)
-        wanted += found
+        wanted += addresses
     for leaf, index in wanted:
         yield sample_history(dataset, leaf, index, state, most=most)
 
@@ -219,15 +219,26 @@ def _compared(ours: AuditedRun, theirs: AuditedRun) -> tuple[bool, list[str], An
     """Compare two runs: success, lines of text, and plain data."""
     if not ours.steps or not theirs.steps:
         raise UsageError("a state alone says nothing about steps", fix="give trainers' output folders, or traces")
-    found = first_difference(ours.steps, theirs.steps)
+    difference = first_difference(ours.steps, theirs.steps)
     title = f"{ours.name} ({_first_and_last(ours.steps)}) and {theirs.name} ({_first_and_last(theirs.steps)})"
-    if isinstance(found, int):
-        if not found:
+    if isinstance(difference, int):
+        if not difference:
             raise UsageError(f"{title} have no micro-batch in common at which steps of both end")
-        return True, [title, f"the same samples in all {counted(found, 'step')} that both have"], {"same": found}
-    lines = [title, f"different samples first in {_steps(found.ours)} of the one, {_steps(found.theirs)} of the other"]
-    lines += _planned_difference(ours, theirs, found)
-    return False, lines, {"ours": [vars(step) for step in found.ours], "theirs": [vars(step) for step in found.theirs]}
+        return (
+            True,
+            [title, f"the same samples in all {counted(difference, 'step')} that both have"],
+            {"same": difference},
+        )
+    lines = [
+        title,
+        f"different samples first in {_steps(difference.ours)} of the one, {_steps(difference.theirs)} of the other",
+    ]
+    lines += _planned_difference(ours, theirs, difference)
+    return (
+        False,
+        lines,
+        {"ours": [vars(step) for step in difference.ours], "theirs": [vars(step) for step in difference.theirs]},
+    )
 
 
 def _planned_difference(ours: AuditedRun, theirs: AuditedRun, found: StepDifference) -> Iterator[str]:

@@ -10,7 +10,8 @@ import click
 __all__ = ["bytes_of", "command"]
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_SOURCE, _TARGET = (click.argument(name, type=click.Path()) for name in ("source", "target"))
+_SOURCE = click.argument("source", type=click.Path())
+_TARGET = click.argument("target", type=click.Path())
 _DTYPE = click.Choice(["float32", "float64", "bfloat16"])
 
 

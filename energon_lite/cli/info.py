@@ -96,7 +96,7 @@ def command(
             click.echo(line)
         return
     facts = leaf_facts(specs, [len(source) for source in sources], samples or 0)
-    unit = next((unit_of.unit for spec in specs for unit_of in spec.units), None)
+    unit = next((blend.unit for spec in specs for blend in spec.units), None)
     if unit is not None and not once:
         facts = _measured(facts, sources, unit)
     base = os.path.abspath(local_path(path))
@@ -168,16 +168,16 @@ def _title(path: str, split_part: str, facts: Sequence[LeafFacts], once: bool) -
 
 
 def _columns(first: LeafFacts, shares: bool, epochs: bool) -> list[_Column]:
-    columns: list[_Column] = [("samples", lambda facts, leaf: f"{sum(one.samples for one in facts):,}")]
+    columns: list[_Column] = [("samples", lambda facts, leaf: f"{sum(fact.samples for fact in facts):,}")]
     if shares:
         title = "mean weight" if first.stages else "weight"
         if first.spec.repetitions is not None:
             title = "share"
             columns.append(("repetitions", lambda facts, leaf: f"{facts[0].spec.repetitions:g}" if leaf else ""))
-        columns.append((title, lambda facts, leaf: _percent(sum(one.share for one in facts))))
+        columns.append((title, lambda facts, leaf: _percent(sum(fact.share for fact in facts))))
     if shares and first.measured is not None:
         title = f"share of {first.unit}"
-        columns.append((title, lambda facts, leaf: _percent(sum(one.measured or 0.0 for one in facts))))
+        columns.append((title, lambda facts, leaf: _percent(sum(fact.measured or 0.0 for fact in facts))))
     if epochs:
         columns.append(("epochs", lambda facts, leaf: _number(facts[0].epochs) if leaf else ""))
     return columns

@@ -33,7 +33,7 @@ def command(folder: Path, data: bool) -> None:
     """Write a small project into FOLDER: data, a blend, a task encoder, a model, and a training script that resumes.
 
     It trains a tiny model of images and text, in packed batches, on the CPU, in less than a minute; on one rank or,
-    with torchrun, on several. Replace its data, encoder and model by your own, step by step.
+    with torchrun, on several. Replace its data, encoder and model with your own, step by step.
 
     \b
     Example:

@@ -239,7 +239,7 @@ def _command_line(path: str) -> str:
         value = context.params[str(option.name)]
         if option.name in _DECIDING and value and value != option.get_default(context):
             values = value if isinstance(value, tuple) else [] if value is True else [value]
-            words += [word for word in values for word in (option.opts[0], word)] or [option.opts[0]]
+            words += [word for given in values for word in (option.opts[0], given)] or [option.opts[0]]
     return shlex.join(words)
 
 

@@ -87,7 +87,8 @@ class FileOperations:
     """
 
     def __init__(self, view: FileView):
-        self.view, self._time = view, time.time()
+        self.view = view
+        self._time = time.time()
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         """Kind, size and times of the file or folder at a path."""

@@ -61,7 +61,7 @@ def command(path: str, capacity: int, strategies: tuple[str, ...], **options: An
     """Compare strategies of batching on the lengths in PATH.
 
     PATH is a .npy array of integers, a text file with one length a line, a prepared data set or a .jsonl file with a
-    column of lengths (energon-lite measure), or a metadataset of such, each sample of which is taken once.
+    column of lengths (energon-lite measure), or a metadataset of such data sets, whose samples are used once each.
 
     \b
     fill          tokens, relative to the capacity of all micro-batches

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["command", "in_terminal"]
 
 _PARTS = "train,val,test"
-_COUNT, _FROM_0 = click.IntRange(min=1), click.IntRange(min=0)
+_COUNT = click.IntRange(min=1)
+_FROM_0 = click.IntRange(min=0)
 #: Largest number of samples with one key that are shown in a file or in a terminal.
 _MOST_FOUND = 16
 

@@ -71,7 +71,8 @@ class Trials:
     """
 
     def __init__(self, what: What, memory: int | None):
-        self._what, self._memory = what, memory
+        self._what = what
+        self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
 
