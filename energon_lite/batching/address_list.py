@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
-from energon_lite.batching.set_digest import set_digest
+from energon_lite.batching.digests import set_digest
 
 __all__ = ["AddressList", "SpanList"]
 
@@ -19,7 +19,7 @@ class AddressList(Sequence[Address]):
 
     Args:
         leaves, indices, epochs: ``n`` integers each.
-        digest: see :func:`~energon_lite.batching.set_digest.set_digest`; None: computed on first use.
+        digest: see :func:`~energon_lite.batching.digests.set_digest`; None: computed on first use.
 
     Example:
         >>> addresses = AddressList([0, 0], [7, 3], [1, 1])
@@ -79,7 +79,7 @@ class SpanList(list[tuple[int, ...]]):
 
     Args:
         spans: ``(leaf, index, epoch, first token, tokens, 1 for a part or 0 for a whole sample)`` of each.
-        digest: see :func:`~energon_lite.batching.set_digest.set_digest`.
+        digest: see :func:`~energon_lite.batching.digests.set_digest`.
     """
 
     __slots__ = ("digest",)

@@ -106,7 +106,7 @@ def pack_sequences(
     """Concatenate samples into one row.
 
     No sample may attend to another: use ``cu_seqlens`` with attention of variable lengths, ``position_ids`` with models
-    that derive the boundaries from them, or ``segment_ids`` with :mod:`energon_lite.batching.segment_mask`.
+    that derive the boundaries from them, or ``segment_ids`` with :mod:`energon_lite.batching.masks`.
 
     Args:
         samples: any number; an empty list makes a batch of one row of length 0.

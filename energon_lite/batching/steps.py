@@ -17,9 +17,9 @@ import numpy as np
 from energon_lite.batching.balance import assign
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.copies import keep_apart
-from energon_lite.batching.exchange import exchange_samples
 from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.batching.step_costs import StepCosts
+from energon_lite.extras.balance.exchange import exchange_samples
+from energon_lite.extras.balance.step_costs import StepCosts
 
 __all__ = ["STEP_VERSION", "even_step", "rank_slot", "whole_steps"]
 
@@ -120,8 +120,8 @@ def _halved(lengths: Ints, edges: list[int], count: int) -> list[Ints]:
 def even_step(batches: MicroBatches, capacity: Capacity | None, sample: Ints | None = None) -> MicroBatches:
     """Balance attention cost and tokens over the micro-batches of one step, and sort them, costliest first.
 
-    Samples of packed micro-batches are swapped (:func:`~energon_lite.batching.exchange.exchange_samples`). Padded ones
-    are only sorted: a swap would add padding. :func:`rank_slot` relies on this order.
+    Samples of packed micro-batches are swapped (:func:`~energon_lite.extras.balance.exchange.exchange_samples`).
+    Padded ones are only sorted: a swap would add padding. :func:`rank_slot` relies on this order.
 
     Args:
         batches: the micro-batches of one step.

@@ -25,11 +25,11 @@ __all__ = [
     "Strategy",
     "capacity_of",
     "describe",
-    "from_dict",
     "packing_capacity",
     "plan_in_chunks",
     "read_strategy",
     "register_strategy",
+    "strategy_from_dict",
     "to_dict",
 ]
 
@@ -140,7 +140,7 @@ def plan_in_chunks(
     return concatenate(parts, firsts)
 
 
-def from_dict(document: Mapping[str, Any], *, at: str = "batching") -> Strategy:
+def strategy_from_dict(document: Mapping[str, Any], *, at: str = "batching") -> Strategy:
     """Read the strategy that a document describes.
 
     Args:
@@ -152,7 +152,7 @@ def from_dict(document: Mapping[str, Any], *, at: str = "batching") -> Strategy:
         ConfigError: a key or a value is wrong; the message names it.
 
     Example:
-        >>> from_dict({"strategy": "best_fit", "capacity": 12000, "open_bins": 16})
+        >>> strategy_from_dict({"strategy": "best_fit", "capacity": 12000, "open_bins": 16})
         BestFit(capacity=Capacity(limit=12000, unit='packed_tokens', ...), open_bins=16, ...)
     """
     return read_strategy(from_plain(document, "", at))
@@ -162,7 +162,7 @@ def read_strategy(node: Node) -> Strategy:
     """Read the strategy of a parsed document, so that messages have its file and lines.
 
     Raises:
-        ConfigError: as :func:`from_dict`.
+        ConfigError: as :func:`strategy_from_dict`.
     """
     entries = node.entries()
     if "strategy" not in entries:
@@ -198,7 +198,7 @@ class _CapacityKeys:
 
 
 def to_dict(strategy: Strategy) -> dict[str, Any]:
-    """Document of a strategy, for :func:`from_dict`: plain values, with all keys written out.
+    """Document of a strategy, for :func:`strategy_from_dict`: plain values, with all keys written out.
 
     Of a user's cost function only the name is written, under ``cost``: a document cannot hold the function.
     """

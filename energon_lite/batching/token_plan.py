@@ -11,17 +11,17 @@ import numpy as np
 
 from energon_lite.batching.address_list import SpanList
 from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked_lengths
+from energon_lite.batching.digests import UInt64, address_hashes, set_digest
 from energon_lite.batching.epochs import ONE_STRETCH, Stretches, plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.oversize import Counts
 from energon_lite.batching.plan import Place, Plan
 from energon_lite.batching.plans_ahead import PlansAhead
-from energon_lite.batching.set_digest import UInt64, address_hashes, set_digest
-from energon_lite.batching.step_costs import CostColumns, StepCosts, even_step_costs, within_image_limit
 from energon_lite.batching.steps import even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import CHUNK, Strategy, describe, packing_capacity
 from energon_lite.batching.token_lengths import Lengths
 from energon_lite.errors import UsageError
+from energon_lite.extras.balance.step_costs import CostColumns, StepCosts, even_step_costs, within_image_limit
 from energon_lite.order import Order
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import Addresses

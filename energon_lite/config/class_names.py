@@ -249,7 +249,7 @@ def foreign_dataset_class(entries: dict[str, Node], *, trust_code: bool) -> type
     if not (isinstance(imported, type) and hasattr(imported, "sample_loader_of")):
         what, fix = (
             f"{named.module}.{named.name} is not a data set class",
-            "derive it from energon_lite.DefaultDecoderWebdatasetFactory",
+            "derive it from energon_lite.extras.energon.DefaultDecoderWebdatasetFactory",
         )
         raise named.node.error(what, fix, expected="a factory of samples", found=repr(imported))
     return imported

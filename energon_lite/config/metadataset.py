@@ -15,9 +15,7 @@ from fractions import Fraction
 from itertools import count
 from typing import Any, NamedTuple
 
-from energon_lite.config.aux_reference import AuxReference, read_aux
 from energon_lite.config.class_names import joiner_name
-from energon_lite.config.join import Join, JoinSpec
 from energon_lite.config.metadataset_document import (
     MetadatasetDocument,
     Reference,
@@ -31,6 +29,8 @@ from energon_lite.config.weight_schedule import ONE, Segment, Share, SlopesMeet,
 from energon_lite.documents import Node, from_plain, load_yaml
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError
+from energon_lite.extras.energon.joins.aux_reference import AuxReference, read_aux
+from energon_lite.extras.energon.joins.join import Join, JoinSpec
 
 __all__ = ["LeafSpec", "Step", "WeightUnit", "is_metadataset", "load_metadataset"]
 

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 from energon_lite.config.class_names import CLASS_KEYS, metadataset_class
 from energon_lite.config.dataset import meta_file_name
-from energon_lite.config.join import Join, Nonmatch, read_join
 from energon_lite.config.subset import Subset, read_subset
 from energon_lite.config.weight_schedule import ONE, Share, blend_shares, constant, read_schedule
 from energon_lite.documents import Node, read
 from energon_lite.errors import ConfigError
+from energon_lite.extras.energon.joins.join import Join, Nonmatch, read_join
 
 logger = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import os
 import warnings
 from glob import iglob
 
+from energon_lite.entry_points import source_formats
 from energon_lite.errors import UsageError, nearest
 
 __all__ = [
@@ -32,15 +33,22 @@ def add_data_endings(*endings: str) -> None:
     _DATA_ENDINGS.update(endings)
 
 
+def _data_endings() -> tuple[str, ...]:
+    formats = source_formats().values()
+    markers = (f"/{entry.marker}" for entry in formats if entry.marker)
+    return (*_DATA_ENDINGS, *(ending for entry in formats for ending in entry.extensions), *markers)
+
+
 def is_data_path(path: str) -> bool:
     """True if a local path that is no folder names a data set.
 
     That is a file, a pattern that matches files, or the common start of two or more files (``text_document`` of
     ``text_document.bin`` and ``text_document.idx``).
     """
-    if path.endswith(tuple(_DATA_ENDINGS)):
+    endings = _data_endings()
+    if path.endswith(endings):
         return os.path.isfile(path) or any(True for _ in iglob(path, recursive=True))
-    return sum(os.path.isfile(path + ending) for ending in _DATA_ENDINGS) > 1
+    return sum(os.path.isfile(path + ending) for ending in endings) > 1
 
 
 def static_folder(path: str) -> str:

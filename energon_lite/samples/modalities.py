@@ -10,8 +10,8 @@ from energon_lite.samples.sample import Sample, edataclass
 if TYPE_CHECKING:
     import torch
 
-    from energon_lite.media.av_data import AVData
-    from energon_lite.media.av_decoder import AVDecoder
+    from energon_lite.extras.media.av_data import AVData
+    from energon_lite.extras.media.av_decoder import AVDecoder
 
 __all__ = [
     "SAMPLE_TYPES",
