@@ -29,8 +29,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 __all__ = [
+    "ColumnOption",
+    "Columns",
     "Command",
     "SourceFormat",
+    "columns",
     "commands",
     "cost_models",
     "load",
@@ -76,6 +79,33 @@ class SourceFormat(NamedTuple):
     marker: str = ""
 
 
+class ColumnOption(NamedTuple):
+    """Option of ``measure`` and ``prepare`` that requests columns; see :class:`Columns`.
+
+    Args:
+        help: one line.
+        metavar: form of its value; empty: it is a flag.
+    """
+
+    help: str
+    metavar: str = ""
+
+
+class Columns(NamedTuple):
+    """Columns that ``measure`` and ``prepare`` compute from stored parts. Table ``COLUMNS``, by any name.
+
+    Args:
+        target: ``module:function``, called with the values of the options, by name, if one of them is given: a text or
+            None, or a bool for a flag; returns :class:`~energon_lite.loading.measuring.part_columns.RequestedColumns`.
+        names: names of the columns, none of which ``--column`` can store at the same time.
+        options: by name, one word: ``{"images": ...}`` is ``--images``.
+    """
+
+    target: str
+    names: tuple[str, ...]
+    options: Mapping[str, ColumnOption]
+
+
 def commands() -> dict[str, Command]:
     """Return the commands of all guests, by name."""
     return _merged("COMMANDS")
@@ -84,6 +114,11 @@ def commands() -> dict[str, Command]:
 def source_formats() -> dict[str, SourceFormat]:
     """Return the formats of all guests, by URL scheme."""
     return _merged("SOURCES")
+
+
+def columns() -> dict[str, Columns]:
+    """Return the columns of all guests."""
+    return _merged("COLUMNS")
 
 
 def cost_models() -> dict[str, str]:
