@@ -19,7 +19,7 @@ COLUMNS = {
             "images": ColumnOption("Add the columns images and image_sizes: number of images, heights and widths."),
             "patches": ColumnOption(
                 'Rule for the patches of an image: \'{"patch_size": 14, "multiple": 28}\' (also image_size, '
-                "min_pixels, max_pixels). Adds the columns patches, squared_patches, image_patches, and those of --images.",
+                "min_pixels, max_pixels). Adds patches, squared_patches, image_patches, and the columns of --images.",
                 "JSON",
             ),
         },
