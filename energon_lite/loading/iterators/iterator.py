@@ -35,7 +35,7 @@ class OneThread:
 
     def __init__(self) -> None:
         self.holder: int | None = None
-        self._lock = threading.RLock()  # of a signal's handler that looks while its thread begins, too
+        self._lock = threading.RLock()  # reentrant: a signal handler may call look() in the thread that holds it
 
     def take(self) -> None:
         """Claim the loader for the calling thread.
@@ -55,7 +55,7 @@ class OneThread:
 
     @contextmanager
     def look(self) -> Iterator[bool]:
-        """Whether no other thread moves the loader now; until this ends, none begins to."""
+        """Yield True if no other thread iterates over the loader now; until this ends, none begins to."""
         with self._lock:
             yield self.holder in (None, threading.get_ident())
 
