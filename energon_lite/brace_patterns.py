@@ -1,5 +1,7 @@
-"""Brace patterns such as ``shard-{000..127}.tar``, with a bound on what they stand for that is known before they are
-expanded: a few characters may stand for more names than any memory holds."""
+"""Expansion of brace patterns such as ``shard-{000..127}.tar``, with a bound on the result.
+
+The bound is checked before the expansion: a few characters may stand for more names than fit into memory.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +10,31 @@ from string import ascii_lowercase, ascii_uppercase
 
 __all__ = ["MAX_NAMES", "expand_braces"]
 
-#: Names that a pattern may stand for, and the characters of all of them together.
+#: Largest number of names of a pattern.
 MAX_NAMES = 1_000_000
+#: Largest number of characters of all names together.
 _MAX_TEXT = 1 << 28
-#: Longer patterns, deeper braces and longer numbers are no lists of shards.
-_MAX_LENGTH, _MAX_DEPTH, _MAX_DIGITS = 1 << 16, 20, 100
+#: Largest number of characters of a pattern. Beyond this limit and the next ones, it is no list of shards.
+_MAX_LENGTH = 1 << 16
+#: Largest nesting depth of braces.
+_MAX_DEPTH = 20
+#: Bound on the digits of a number, exclusive.
+_MAX_DIGITS = 100
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
 _ALPHABET = ascii_uppercase + ascii_lowercase
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?")
 
 
 def expand_braces(pattern: str, most: int = MAX_NAMES) -> list[str]:
-    """The names that a pattern stands for, in order.
+    """Expand a pattern to its names, in order.
 
     Args:
         pattern: text with ranges ``{000..127}``, ``{0..9..3}``, ``{a..f}`` and alternatives ``{x,y}``, nested; a
-            backslash before a brace takes its meaning away.
-        most: so many names at most.
+            backslash before a brace makes it a plain character.
+        most: largest number of names.
 
     Raises:
-        ValueError: the braces do not match, or stand for too much; says which.
+        ValueError: the braces do not match, or give too many names; the message says which.
 
     Example:
         >>> expand_braces("{train,val}/{08..10}.tar")[:4]
@@ -50,8 +57,8 @@ def expand_braces(pattern: str, most: int = MAX_NAMES) -> list[str]:
 
 
 def _count(text: str) -> int:
-    """How many names a pattern without backslashes stands for."""
-    # Of each brace that is open: its place, the names of the alternatives before, and those of the current one.
+    """Number of names of a pattern without backslashes."""
+    # For each open brace: its place, the number of names of the earlier alternatives, and of the current one.
     opened = [[-1, 0, 1]]
     for place, char in enumerate(text):
         if char == "{":
@@ -72,11 +79,11 @@ def _count(text: str) -> int:
 
 
 def _count_range(text: str) -> int:
-    """The entries of a range such as ``0..9..3`` or ``a..f``; 0: it is none."""
-    if found := _NUMBERS.fullmatch(text):
-        first, last = int(found[1]), int(found[2])
-    elif found := _LETTERS.fullmatch(text):
-        first, last = (_ALPHABET.index(found[side]) for side in (1, 2))
+    """Number of entries of a range such as ``0..9..3`` or ``a..f``; 0 for other texts."""
+    if match := _NUMBERS.fullmatch(text):
+        first, last = int(match[1]), int(match[2])
+    elif match := _LETTERS.fullmatch(text):
+        first, last = (_ALPHABET.index(match[side]) for side in (1, 2))
     else:
         return 0
-    return abs(last - first) // (int(found[3] or 1) or 1) + 1
+    return abs(last - first) // (int(match[3] or 1) or 1) + 1

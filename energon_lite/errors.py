@@ -1,11 +1,11 @@
-"""Every exception of the library, in one place.
+"""Exceptions of the library.
 
-A message says three things: *what* is wrong, *where* (a path, a line of YAML, a sample), and *what to do*.
-:class:`EnergonLiteError` builds the message from these parts, so that none of them is forgotten, and keeps
-them as attributes, so that a program can read them too.
+A message has three parts: *what* is wrong, *where* (a path, a line of YAML, a sample), and *what to do*.
+:class:`EnergonLiteError` builds the message from these parts, so that none is forgotten, and keeps them as attributes
+for programs.
 
-Two classes are not failures of the library but words a user's hook says to it: :class:`SkipSample`
-("leave this one out, I know why") and :class:`FatalSampleError` ("stop, do not skip this").
+Two classes are not errors of the library but signals from a user's hook: :class:`SkipSample` (leave this sample out)
+and :class:`FatalSampleError` (end the run, do not skip).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 
 
 def nearest(word: object, choices: Iterable[object]) -> str | None:
-    """The choice that looks most like ``word``, or None if none comes close.
+    """Return the choice most similar to ``word``, or None if none is similar enough.
 
     Example:
         >>> nearest("weigth", ["path", "weight"])
@@ -69,13 +69,13 @@ def nearest(word: object, choices: Iterable[object]) -> str | None:
 
 
 def did_you_mean(word: object, choices: Iterable[object], otherwise: str, *, always: bool = False) -> str:
-    """Whether the choice that looks most like ``word`` was meant; or ``otherwise``, if none comes close.
+    """Return a question for the choice most similar to ``word``; or ``otherwise``, if none is similar enough.
 
     Args:
-        word: what was written.
-        choices: what could have been.
-        otherwise: what to do, if there is nothing to ask.
-        always: ``otherwise`` stands behind the question as well.
+        word: the user's word.
+        choices: the valid words.
+        otherwise: the hint without a similar choice.
+        always: append ``otherwise`` to the question as well.
 
     Example:
         >>> did_you_mean("weigth", ["path", "weight"], "there are: path, weight")
@@ -88,18 +88,18 @@ def did_you_mean(word: object, choices: Iterable[object], otherwise: str, *, alw
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things, such as "1 shard" and "1,200 batches"."""
+    """Format a number with its noun, such as "1 shard" and "1,200 batches"."""
     end = "" if count == 1 else "es" if noun.endswith(("ch", "s")) else "s"
     return f"{count:,} {noun}{end}"
 
 
 def listed(names: Sequence[object], most: int = 8, count: int = 0) -> str:
-    """The first names of some, and how many more there are.
+    """Format the first names of a list, and the number of the others.
 
     Args:
-        names: some, or all.
-        most: so many are given.
-        count: of all, if these are not.
+        names: all names, or the first of them.
+        most: number of names to show.
+        count: total number, if ``names`` is not complete.
 
     Example:
         >>> listed(["a", "b", "c", "d"], most=2)
@@ -110,12 +110,12 @@ def listed(names: Sequence[object], most: int = 8, count: int = 0) -> str:
 
 
 class EnergonLiteError(Exception):
-    """Base of all errors raised by energon_lite.
+    """Base class of all errors raised by energon_lite.
 
     Args:
-        what: one sentence that says what is wrong.
+        what: the mistake in one sentence.
         where: the place: a path, ``file:line:column``, a sample's key.
-        fix: what the reader should do about it.
+        fix: instruction to the user.
     """
 
     def __init__(self, what: str, *, where: str | os.PathLike[str] | None = None, fix: str | None = None):
@@ -130,7 +130,7 @@ class EnergonLiteError(Exception):
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions cross the process boundary from workers; keyword-only arguments need help with that.
+        # Workers send exceptions to other processes by pickle, which does not support keyword-only arguments by itself.
         return (copyreg.__newobj__, (type(self),), self.__dict__ | {"args": self.args})  # type: ignore[attr-defined]
 
 
@@ -139,7 +139,7 @@ class UsageError(EnergonLiteError, ValueError):
 
 
 class UnknownLengthError(UsageError, TypeError):
-    """The number of batches is not known. Also a TypeError, because ``list()`` and progress bars expect that."""
+    """The number of batches is unknown. Also a TypeError, because ``list()`` and progress bars expect that."""
 
 
 class ConfigError(EnergonLiteError, ValueError):
@@ -151,11 +151,11 @@ class ConfigError(EnergonLiteError, ValueError):
         line: line number, counted from 1.
         column: column number, counted from 1.
         at: path inside the document, e.g. ``splits.train.blend[1].weight``.
-        expected: what would have been right.
-        found: what is there instead.
+        expected: description of a correct value.
+        found: description of the actual value.
         choices: valid keys or values; the nearest one is suggested.
-        suggest_for: what the suggestion is to be near to; None: there is none.
-        fix: what to do, if there is no suggestion; made from ``choices``, or from ``expected``, if not given.
+        suggest_for: the word to find a suggestion for; None: no suggestion.
+        fix: instruction if there is no suggestion; made from ``choices`` or ``expected`` if not given.
     """
 
     def __init__(
@@ -191,20 +191,20 @@ class ConfigError(EnergonLiteError, ValueError):
 
 
 def require(good: bool, what: str, at: str, fix: str) -> None:
-    """Refuse a setting that is not good.
+    """Refuse an invalid setting.
 
     Raises:
-        ConfigError: ``what`` is wrong, with the setting at ``at``.
+        ConfigError: ``good`` is False; with ``what``, at the setting ``at``.
     """
     if not good:
         raise ConfigError(what, at=at, fix=fix)
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse an argument that is none of its possible values.
+    """Refuse an argument that is not one of its possible values.
 
     Raises:
-        UsageError: names them, or the one that was meant.
+        UsageError: the value is not among them; the message lists them, or the nearest one.
     """
     if value not in choices:
         known = f"give one of {', '.join(map(repr, choices))}"
@@ -212,11 +212,11 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
 
 
 class TrustError(ConfigError):
-    """A document asks for code to be imported or run, and the caller did not say ``trust_code=True``."""
+    """A document requires code to be imported or run, without ``trust_code=True``."""
 
 
 class DatasetError(EnergonLiteError):
-    """A data set on disk cannot be used as it is."""
+    """A data set on disk cannot be used in its present state."""
 
 
 class NotPreparedError(DatasetError, FileNotFoundError):
@@ -226,7 +226,7 @@ class NotPreparedError(DatasetError, FileNotFoundError):
 
 
 class MissingShardError(DatasetError, FileNotFoundError):
-    """A shard that the data set names is not there."""
+    """A shard that the data set names does not exist."""
 
     __str__ = Exception.__str__
 
@@ -236,11 +236,11 @@ class ShardFormatError(DatasetError):
 
 
 class EmptyDatasetError(DatasetError):
-    """Nothing (or too little) to read: an empty split, fewer samples than ranks."""
+    """There are no samples to read, or too few: an empty split, fewer samples than ranks."""
 
 
 class SampleException(EnergonLiteError, ValueError):
-    """Something is wrong with a sample. Raised by a hook, it counts as the failure of this one.
+    """Base class of errors about a sample. Raised by a hook, it counts as a failure of the sample.
 
     Args:
         what, where, fix: as for :class:`EnergonLiteError`.
@@ -248,7 +248,7 @@ class SampleException(EnergonLiteError, ValueError):
 
     @classmethod
     def from_sample(cls, sample: Any, message: str = "") -> Self:
-        """One that names a sample, or the samples of a list, by key and place.
+        """Make an error that names a sample, or the samples of a list, by key and place.
 
         Example:
             >>> def encode_sample(self, sample):
@@ -258,22 +258,22 @@ class SampleException(EnergonLiteError, ValueError):
             ...         raise FatalSampleError.from_sample(sample, "no license for the tokenizer") from error
         """
         samples = sample if isinstance(sample, list) else [sample]
-        keys = listed([field_of(one, "__key__") or type(one).__name__ for one in samples], _NAMED)
+        keys = listed([field_of(failed, "__key__") or type(failed).__name__ for failed in samples], _NAMED)
         places = [
             f"{source.dataset_path}[{source.index}] {source.shard_name}"
-            for one in samples[:_NAMED]
-            for source in field_of(one, "__sources__") or ()
+            for failed in samples[:_NAMED]
+            for source in field_of(failed, "__sources__") or ()
         ]
         return cls(f"sample {keys} failed" + (f": {message}" if message else ""), where="; ".join(places) or None)
 
     @classmethod
     def from_sample_key(cls, sample_key: str) -> Self:
-        """One that names a sample."""
+        """Make an error that names a sample by its key."""
         return cls(f"sample {sample_key} failed")
 
 
 class SampleError(SampleException):
-    """One sample cannot be made. In a loader it is counted and its place is refilled (or left empty)."""
+    """A sample cannot be made. In a loader it is counted, and replaced or left out."""
 
 
 class DecodeError(SampleError):
@@ -285,13 +285,13 @@ class FieldAccessError(SampleError):
 
 
 class MissingEntryError(SampleError, KeyError, FileNotFoundError):
-    """A store has no file of the name that a sample asks for."""
+    """A store has no file with the name that a sample requires."""
 
     __str__ = Exception.__str__
 
 
 class SkipSample(Exception):
-    """Raise this in a hook to leave the sample out. It is counted, with the reason, never silent.
+    """Signal from a hook to leave the sample out. The skip is counted, with its reason.
 
     Example:
         >>> def encode_sample(self, sample):
@@ -302,11 +302,11 @@ class SkipSample(Exception):
 
 
 class FatalSampleError(SampleException):
-    """Raise this in a hook (or see it raised) when skipping would be wrong: it ends the iteration.
+    """Error of a sample that must not be skipped: it ends the iteration. Hooks may raise it, too.
 
     Args:
         what, where, fix: as for :class:`EnergonLiteError`.
-        details: the traceback of the failure that it is about; shown behind them.
+        details: traceback of the underlying failure, appended to the message.
     """
 
     def __init__(
@@ -318,57 +318,63 @@ class FatalSampleError(SampleException):
             self.args = (f"{self}\n{details.rstrip()}",)
 
 
-#: Samples that a message names, at most.
+#: Largest number of samples that a message names.
 _NAMED = 4
 
 
 def field_of(sample: Any, name: str) -> Any:
-    """A field of a sample that may be a dict, or None."""
+    """Return a field of a sample or an entry of a dict; None if it is missing."""
     return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
 
 
 class FatalStorageError(DatasetError, FatalSampleError):
-    """What all samples need cannot be had, so that no sample is to blame: file descriptors, memory, a store that gives
-    the bytes it is asked for. It ends the iteration."""
+    """A resource that all samples need is not available; it ends the iteration.
+
+    Examples are file descriptors, memory, and a store that returns the requested bytes.
+    """
 
 
 class ShardChangedError(FatalStorageError):
-    """A shard is not the one that was indexed: it has another size, or begins in another way. Where its samples are is
-    not known any more, so it ends the iteration, too: another sample in the place of each would hide it."""
+    """A shard differs from the one that was indexed, by its size or its first bytes; it ends the iteration.
+
+    The places of its samples are unknown, and replacing each of them by another sample would hide that.
+    """
 
 
 class DataIndexError(DatasetError, FatalSampleError):
-    """An index or a column is damaged, or of a version this library cannot read. Found out while samples are read, it
-    ends the iteration: what such a file says about any sample is not to be trusted."""
+    """An index or a column is damaged, or has a version that this library cannot read.
+
+    If that is detected while samples are read, it ends the iteration: such a file is unreliable for every sample.
+    """
 
 
 class WrongHookError(UsageError, FatalSampleError):
-    """A hook asks for what it cannot have, for any sample; it ends the iteration."""
+    """A hook requests a value that no sample can provide; it ends the iteration."""
 
 
 class UnlikeError(FatalSampleError):
-    """The samples of a batch cannot be put together: they, or a field of theirs, are not alike; ends the iteration.
+    """The samples of a batch, or values of one field, differ too much to be collated; it ends the iteration.
 
     Attributes:
-        is_named: samples are called by their keys; else by their place in the batch, as "sample 0".
+        is_named: True if the message has the samples' keys; False: their indices in the batch, as "sample 0".
     """
 
     is_named = True
 
     def named(self, keys: Sequence[str] | None) -> UnlikeError:
-        """The same, with the keys of the samples in place of "sample 0" and so on, if they had none themselves."""
+        """Return the same error with the samples' keys in place of "sample 0" etc., if it has no keys."""
         if self.is_named or keys is None:
             return self
 
-        def key(found: re.Match[str]) -> str:
-            place = int(found[1])
-            return keys[place] if place < len(keys) else found[0]
+        def key(match: re.Match[str]) -> str:
+            place = int(match[1])
+            return keys[place] if place < len(keys) else match[0]
 
         return UnlikeError(re.sub(r"\bsample (\d+)\b", key, self.what), where=self.where, fix=self.fix)
 
 
 class StateError(EnergonLiteError, ValueError):
-    """A saved state cannot be read: not a state, a damaged one, or one of a future format."""
+    """A saved state cannot be read: it is no state, is damaged, or has a newer format."""
 
 
 class StateMismatchError(StateError):
@@ -376,22 +382,22 @@ class StateMismatchError(StateError):
 
 
 class NonFiniteError(EnergonLiteError, FloatingPointError):
-    """Losses, gradients or weights of a training run are NaN or infinite, and going on would not cure it."""
+    """Losses, gradients or weights of a training run are NaN or infinite, and continuing would not help."""
 
 
 class TopologyError(EnergonLiteError, ValueError):
-    """Ranks, groups or mesh dimensions do not fit together."""
+    """Ranks, groups or mesh dimensions are inconsistent."""
 
 
 class WorkerError(EnergonLiteError, RuntimeError):
-    """A worker process died or failed in a way that running its job again did not cure."""
+    """A worker process died or failed, and running its job again failed as well."""
 
 
 def require_at_least(settings: object, section: str, **least: float) -> None:
-    """Refuse settings, those that are not None, that are below a number each.
+    """Refuse settings below their lower bounds; settings that are None pass.
 
     Raises:
-        ConfigError: the first that is.
+        ConfigError: a setting is too small; the first one is reported.
     """
     for name, number in least.items():
         value = getattr(settings, name)

@@ -1,4 +1,4 @@
-"""The place of this process among those that a launcher has started, as variables of the environment tell it."""
+"""Rank of this process among those of a launcher, from environment variables."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from energon_lite.errors import UsageError
 
 __all__ = ["LaunchedPlace", "launched_place", "place_without_group"]
 
-#: Rank and number of processes: of torchrun (and all that follow it), srun, mpirun. A step of srun, not the job: a
-#: notebook or a batch script of a job with many tasks is one process.
+#: Variables of the rank and of the number of processes: torchrun (and launchers that follow it), srun, mpirun. Those of
+#: srun are the step's, not the job's: a notebook or a batch script in a job with many tasks is one process.
 _VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
@@ -19,7 +19,7 @@ _VARIABLES = (
 
 
 class LaunchedPlace(NamedTuple):
-    """A place, and the variables that tell it."""
+    """Rank and world size of a launched process, and the variables that they come from."""
 
     rank: int
     world_size: int
@@ -27,10 +27,10 @@ class LaunchedPlace(NamedTuple):
 
 
 def launched_place() -> LaunchedPlace | None:
-    """The place that the first of the launchers tells; None: this process was started alone.
+    """Read the place from the variables of the first launcher that set them; None: the process was started alone.
 
     Raises:
-        UsageError: there are several processes, and this one has no number.
+        UsageError: there are several processes, and the rank of this one is missing or invalid.
     """
     for names in _VARIABLES:
         rank, size = (os.environ.get(name, "") for name in names)
@@ -46,11 +46,11 @@ def launched_place() -> LaunchedPlace | None:
 
 
 def place_without_group() -> tuple[int, int]:
-    """Rank and world size where there is no process group: those of torchrun, which ``init_process_group`` takes, too.
+    """Return rank and world size without a process group: those of torchrun, as in ``init_process_group``; or (0, 1).
 
     Raises:
-        UsageError: another launcher has started several processes. What they inherit its variables for is not known:
-            each may be a rank, or start ranks (``ray start``), or do all the work by itself.
+        UsageError: another launcher has started several processes. The role of these processes is unknown: each may be
+            a rank, or start ranks (``ray start``), or do all the work by itself.
     """
     place = launched_place()
     if place is None or place.names == _VARIABLES[0]:

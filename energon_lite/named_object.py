@@ -1,4 +1,4 @@
-"""``module:name`` on the command line: what the user's own module calls so."""
+"""Import of ``module:name`` arguments of the command line."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["find_named"]
 
 
 def find_named(text: str, *, option: str, form: str, example: str, wanted: str) -> object:
-    """Import ``module:name``. The current folder is searched first, as ``python -m`` does.
+    """Import ``module:name``. The current folder is searched first, as by ``python -m``.
 
     Args:
-        text: what the user wrote.
-        option: where, for messages.
-        form: what it should look like.
-        example: what one could write there.
-        wanted: what the name should stand for.
+        text: the argument.
+        option: the name of the option, for messages.
+        form: the expected form, for messages.
+        example: an example of a correct argument.
+        wanted: description of the expected object.
 
     Raises:
-        UsageError: there is no such module or name.
+        UsageError: the module or the name does not exist.
     """
     module_name, colon, name = text.partition(":")
     if not colon or not module_name or not name:
@@ -33,7 +33,7 @@ def find_named(text: str, *, option: str, form: str, example: str, wanted: str) 
         value = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # something that the user's module imports
+            raise  # an import inside the user's module failed
         raise UsageError(
             f"there is no module {error.name!r}",
             where=f"{option} {text}",
@@ -41,7 +41,7 @@ def find_named(text: str, *, option: str, form: str, example: str, wanted: str) 
         ) from None
     for step in name.split("."):
         if not hasattr(value, step):
-            names = [one for one in vars(value) if not one.startswith("_")]
+            names = [member for member in vars(value) if not member.startswith("_")]
             raise UsageError(
                 f"{module_name} has no {name!r}",
                 where=getattr(sys.modules[module_name], "__file__", None),

@@ -1,4 +1,4 @@
-"""Tensors in nested structures, and tensors of unequal sizes in one."""
+"""Functions for tensors in nested structures, and for stacking tensors of different sizes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 def map_tensors(fn: Callable[[torch.Tensor], torch.Tensor], value: T) -> T:
-    """A copy of a nested structure in which each tensor is replaced by ``fn(tensor)``; everything else is shared.
+    """Copy a nested structure with each tensor replaced by ``fn(tensor)``; everything else is shared.
 
-    Looks into lists, tuples, dicts, dataclasses (slotted and frozen ones too), named tuples, and what has been
-    registered with ``torch.utils._pytree``.
+    Supported are lists, tuples, dicts, dataclasses (slotted and frozen ones too), named tuples, and types registered
+    with ``torch.utils._pytree``.
 
     Example:
         >>> map_tensors(lambda tensor: tensor + 1, {"a": [torch.zeros(2)], "b": "text"})
@@ -37,7 +37,7 @@ def map_tensors(fn: Callable[[torch.Tensor], torch.Tensor], value: T) -> T:
         if isinstance(value, (str, bytes, int, float)) or value is None:
             return value
         if isinstance(value, dict):
-            # A copy first: a subclass keeps what it has beside its entries (a default factory, say).
+            # A copy first: a subclass keeps its attributes (such as a default factory) in addition to its entries.
             copied: Any = copy.copy(value)
             for key, item in value.items():
                 copied[key] = visit(item)
@@ -47,7 +47,7 @@ def map_tensors(fn: Callable[[torch.Tensor], torch.Tensor], value: T) -> T:
         if kind in (list, tuple):
             return kind(visit(item) for item in value)
         if is_dataclass(value) and not isinstance(value, type):
-            copied = copy.copy(value)  # not replace(): that would run the checks of __post_init__ a second time
+            copied = copy.copy(value)  # not replace(), which would run the checks of __post_init__ again
             for field in dataclasses.fields(value):
                 object.__setattr__(copied, field.name, visit(getattr(value, field.name)))
             return copied
@@ -77,7 +77,7 @@ def pad_stack(values: Sequence[torch.Tensor], pad: float = 0) -> torch.Tensor:
         raise UsageError(f"tensors of unequal rank cannot be padded to one: {shapes}", fix="bring them to one rank")
     largest = [max(sizes) for sizes in zip(*(value.shape for value in values), strict=True)]
     out = first.new_full((len(values), *largest), pad) if pad else first.new_zeros((len(values), *largest))
-    seen = _all_seen_by_numpy(values)  # the same copies, but torch takes several times longer to begin each
+    seen = _all_seen_by_numpy(values)  # the same copies, but torch has a several times larger overhead for each
     target: Any = out.numpy() if seen else out
     for number, value in enumerate(values):
         place = (number, *map(slice, value.shape))
@@ -85,14 +85,14 @@ def pad_stack(values: Sequence[torch.Tensor], pad: float = 0) -> torch.Tensor:
     return out
 
 
-#: The types of tensors that numpy has, too.
+#: Names of the tensor types that numpy also has.
 _NUMPY_TYPES = (
     "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"
 )  # fmt: skip
 
 
 def _all_seen_by_numpy(values: Sequence[torch.Tensor]) -> bool:
-    """Whether these are plain CPU tensors of one type that numpy has."""
+    """True if these are plain CPU tensors of one type that numpy also has."""
     import torch
 
     dtype = values[0].dtype

@@ -1,7 +1,8 @@
-"""Whether data and its documents may bring code that is run, where nobody says so for a single data set or decoder.
+"""Default for running code that comes with data or its documents, if ``trust_code`` is not given.
 
-They may not: reading never runs what came with the data. A program whose data is all its own can say otherwise for all
-of it, as Megatron-Energon's rule is: ``ENERGON_LITE_TRUST_CODE=1`` in its environment, or :func:`trust_by_default`.
+By default, reading never runs code that came with the data. A program that uses only its own data can allow it
+everywhere, as Megatron-Energon does: with ``ENERGON_LITE_TRUST_CODE=1`` in its environment, or
+:func:`trust_by_default`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ _default = os.environ.get(_VARIABLE) == "1"
 
 
 def trusts(said: bool | None) -> bool:
-    """Whether code is trusted: what was said, or where nothing was said (None) the process's rule."""
+    """True if code is trusted: the given value, or for None the default of the process."""
     return _default if said is None else said
 
 
 def trust_by_default(trusted: bool = True) -> None:
-    """Have everything trusted in this process and in those it starts, where ``trust_code`` is not given.
+    """Set the default of ``trust_code`` for this process and the processes that it starts.
 
     Example:
         >>> trust_by_default()

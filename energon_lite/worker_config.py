@@ -1,4 +1,4 @@
-"""Who this process is for the loader: its data-parallel rank, its role in the model's parallel layout, its workers."""
+"""Place of this process: its data-parallel rank, its role in the model's parallel layout, and its workers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["ACTIVE_CONFIG", "Replica", "WorkerConfig", "set_worker_number"]
 
 logger = logging.getLogger(__name__)
 
-#: ``(exception, sample or list of samples or None, sources or None) -> None``; raising from it ends the iteration.
+#: Handler ``(exception, sample or list of samples or None, sources or None) -> None``; raising ends the iteration.
 ErrorHandler = Callable[[Exception, Any, Any], None]
 
 _MESH_DIMENSIONS = ("pp", "dp", "cp", "tp")
 
-#: The config of the loader whose hook runs here; each thread has its own.
+#: Configuration of the loader whose hook runs now; each thread has its own.
 ACTIVE_CONFIG: ContextVar[WorkerConfig | None] = ContextVar("energon_lite_config", default=None)
 
-#: Of this process among the workers of its rank; None: it is none of them.
+#: Number of this process among the workers of its rank; None: it is no worker.
 _process_number: int | None = None
-#: The same of a thread that is a worker.
+#: Number of this thread, if it is a worker.
 _thread_number: ContextVar[int | None] = ContextVar("energon_lite_worker", default=None)
 
 Share = Literal["load", "broadcast"]
@@ -42,15 +42,15 @@ Stages = Literal["first", "ends", "all"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replica:
-    """The ranks that work on the same batches as this one: its peers along the axes ``pp``, ``cp`` and ``tp``.
+    """Ranks that use the same batches as this one: its peers along the axes ``pp``, ``cp`` and ``tp``.
 
     Args:
-        coordinates: this rank's place along each of these axes; an axis that is not named has one rank.
+        coordinates: this rank's coordinate on each of these axes; an axis that is not named has one rank.
         groups: the process group of each axis with more than one rank.
         stages: number of pipeline stages.
-        share: ``load``: every rank that needs the batch loads it; ``broadcast``: one does, and sends it to the others.
-        stages_with_data: which stages need batches: the first, the first and the last, or all.
-        last_stage_fields: what the last stage needs of a batch; None: everything.
+        share: ``load``: every rank that needs the batch loads it; ``broadcast``: one loads it, and sends it to others.
+        stages_with_data: the stages that need batches: the first, the first and the last, or all.
+        last_stage_fields: the fields of a batch that the last stage needs; None: all.
     """
 
     coordinates: Mapping[str, int] = field(default_factory=dict)
@@ -62,23 +62,23 @@ class Replica:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that stands for all of them: it saves the state."""
+        """True on the rank that represents the replica: it saves the state."""
         return not any(self.coordinates.values())
 
     @property
     def needs_data(self) -> bool:
-        """Whether this rank's stage needs batches."""
+        """True if this rank's stage needs batches."""
         return self.coordinates.get("pp", 0) in self.fed_stages
 
     @property
     def fed_stages(self) -> tuple[int, ...]:
-        """The stages that need batches."""
+        """Numbers of the stages that need batches."""
         last = {"first": 1, "ends": 2, "all": self.stages}[self.stages_with_data]
         return tuple(range(self.stages)) if last >= self.stages else (0, self.stages - 1)[:last]
 
     @property
     def reads(self) -> bool:
-        """Whether this rank makes batches itself."""
+        """True if this rank makes batches itself."""
         return self.is_first if self.share == "broadcast" else self.needs_data
 
     @property
@@ -87,7 +87,7 @@ class Replica:
 
 
 class _ActiveConfig:
-    """``WorkerConfig.active_worker_config``, on the class and on its objects."""
+    """Descriptor of ``WorkerConfig.active_worker_config``, for the class and its instances."""
 
     def __get__(self, _: Any, owner: Any) -> WorkerConfig | None:
         return ACTIVE_CONFIG.get() or owner._activated or owner._asked
@@ -95,31 +95,31 @@ class _ActiveConfig:
 
 @dataclass(kw_only=True, slots=True)
 class WorkerConfig:
-    """The place of this process among those that load data.
+    """Place of this process among those that load data.
 
-    Two processes with the same ``rank`` get the same batches: that is how tensor-parallel peers are fed.
+    Two processes with the same ``rank`` get the same batches; tensor-parallel peers are such processes.
 
     Args:
         rank: data-parallel rank, 0 <= rank < world_size.
         world_size: number of data-parallel ranks.
-        num_workers: worker processes of this rank; 0: load in the calling process. Never changes a batch.
+        num_workers: worker processes of this rank; 0: load in the calling process. It has no effect on the batches.
         data_parallel_group: the group of the data-parallel ranks (one per tensor-parallel rank); used only by
             ``save_state_global`` and ``restore_state_global``. None: the default group.
-        seed_offset: the seed of the run. Another one gives another order and other augmentations.
-        loads_data: False on ranks that get no data (later pipeline stages); their loader yields None for every batch.
+        seed_offset: the seed of the run. It determines the order and the augmentations.
+        loads_data: False on ranks without data (later pipeline stages); their loader yields None for every batch.
         saves_state: False on ranks whose state a peer saves; ``save_state_rank`` returns None there.
-        replica: the ranks that get the same batches, if they are to share the work; :meth:`from_mesh` fills it in.
+        replica: the ranks that get the same batches, if they share the work; set by :meth:`from_mesh`.
         global_error_handler: called with each sample that fails, in the process where it failed. None: log it.
         restore_error_handler: called with the SampleError and the key when ``restore_sample`` fails, before that error
-            is raised. None: it is raised.
-        worker_debug_path: with ``worker_log_level`` of 1 or more, the loader's trace goes there, if it has no ``trace``
-            of its own. ``{pid}`` in it stands for the process, ``{worker_id}`` for the loader and each of its workers,
-            which have a file each: 0 is the loader of rank 0, 1 to ``num_workers`` are its workers, and so on.
+            is raised. None: only raise it.
+        worker_debug_path: file for the loader's trace if ``worker_log_level`` is 1 or more, and the loader has no
+            ``trace`` of its own. ``{pid}`` in it stands for the process, ``{worker_id}`` for the loader and each of its
+            workers, which have a file each: 0 is the loader of rank 0, 1 to ``num_workers`` are its workers, etc.
         worker_log_level: see ``worker_debug_path``.
 
     Raises:
-        TopologyError: rank and world size do not fit together.
-        UsageError: a number is negative, or ``worker_debug_path`` has another field.
+        TopologyError: rank and world size are inconsistent.
+        UsageError: a number is negative, or ``worker_debug_path`` has an unknown field.
 
     Example:
         >>> WorkerConfig(rank=0, world_size=1, num_workers=2).num_workers
@@ -138,13 +138,13 @@ class WorkerConfig:
     restore_error_handler: ErrorHandler | None = None
     worker_debug_path: str | None = None
     worker_log_level: int = 0
-    _before_group: bool = field(default=False, init=False, repr=False, compare=False)  # guessed, without one
+    _before_group: bool = field(default=False, init=False, repr=False, compare=False)  # rank read without a group
 
-    #: As in Energon. Workers here have no order among themselves, so nothing ever moves it.
+    #: As in Energon. Workers have no order here, so it is always 0.
     worker_id_offset: ClassVar[int] = 0
-    #: In a hook: the config of the loader that it runs for, in worker processes and threads, too; processes that were
-    #: not forked have it without process groups. Else: the one between :meth:`worker_activate` and
-    #: :meth:`worker_deactivate`, or that of the loader that was asked for a batch last. None: there was no loader yet.
+    #: In a hook: the configuration of the loader that runs it, in worker processes and threads, too; processes that
+    #: were not forked have it without process groups. Elsewhere: the one set between :meth:`worker_activate` and
+    #: :meth:`worker_deactivate`, or that of the loader whose batch was requested last. None: there was no loader yet.
     active_worker_config: ClassVar[_ActiveConfig] = _ActiveConfig()
     _activated: ClassVar[WorkerConfig | None] = None
     _asked: ClassVar[WorkerConfig | None] = None
@@ -166,10 +166,10 @@ class WorkerConfig:
             )
 
     def debug_file(self, worker: int | None = None) -> str | None:
-        """The file that ``worker_debug_path`` and ``worker_log_level`` ask for; None: they ask for none.
+        """File that ``worker_debug_path`` and ``worker_log_level`` name; None: no file.
 
         Args:
-            worker: that of a worker of this rank, by its number; None: that of the loader.
+            worker: number of a worker of this rank; None: the file of the loader.
         """
         if self.worker_debug_path is None or self.worker_log_level < 1:
             return None
@@ -183,18 +183,18 @@ class WorkerConfig:
             ) from None
 
     def debug_files_of_workers(self) -> list[str]:
-        """Those of the workers of this rank, where ``worker_debug_path`` names one for each."""
+        """Files of the workers of this rank, if ``worker_debug_path`` names one for each; else an empty list."""
         files = [self.debug_file(worker) for worker in range(self.num_workers)]
-        found = [file for file in files if file is not None]
-        return found if len({*found, self.debug_file()}) == self.num_workers + 1 else []
+        named = [file for file in files if file is not None]
+        return named if len({*named, self.debug_file()}) == self.num_workers + 1 else []
 
     @property
     def reads(self) -> bool:
-        """Whether this rank makes batches itself; else it gets a peer's, or none."""
+        """True if this rank makes batches itself; else it gets a peer's, or none."""
         return self.loads_data and (self.replica is None or self.replica.reads)
 
     def for_workers(self) -> WorkerConfig:
-        """A copy that can be sent to a worker: without process groups, and what only the trainer calls."""
+        """Copy that can be sent to a worker: without process groups and handlers that only the trainer calls."""
         sent = copy.copy(self)
         sent.data_parallel_group = sent.restore_error_handler = None
         if self.replica is not None:
@@ -204,13 +204,13 @@ class WorkerConfig:
     # -- by Energon's names -------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """The place as plain data: rank, world size, workers, and the size of the group."""
+        """The configuration as plain data: rank, world size, workers, and the size of the group."""
         group = self.data_parallel_group
         sizes = {"rank": self.rank, "world_size": self.world_size, "num_workers": self.num_workers}
         return {**sizes, "data_parallel_group": None if group is None else group.size()}
 
     def global_rank(self) -> int:
-        """The rank in the whole world, not in the group."""
+        """Rank in the whole world, not in the group."""
         if self.data_parallel_group is None:
             return self.rank
         import torch.distributed as dist
@@ -218,31 +218,36 @@ class WorkerConfig:
         return dist.get_global_rank(self.data_parallel_group, self.rank)
 
     def rank_worker_id(self) -> int:
-        """The number of this worker among those of its rank; 0 in the trainer. Which worker makes which batch is
-        nobody's business, and differs from run to run: seed by the sample (``TaskEncoder.rng``) instead."""
+        """Number of this worker among those of its rank; 0 in the trainer.
+
+        The assignment of batches to workers differs from run to run: seed by the sample (``TaskEncoder.rng``) instead.
+        """
         return _own_number() or 0
 
     def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
-        """The number of this worker, or of another one of its rank, among those of all ranks."""
+        """Number of this worker, or of another one of its rank, among the workers of all ranks."""
         local = self.rank_worker_id() if override_local_worker_id is None else override_local_worker_id
         return self.rank * self.num_workers + local
 
     def worker_seed(self, override_local_worker_id: int | None = None) -> int:
-        """32 bits that belong to the worker, and to ``seed_offset``."""
+        """Seed of the worker, 32 bits, derived from its number and ``seed_offset``."""
         number = self.global_worker_id(override_local_worker_id) if self.num_workers else self.rank
         digest = hashlib.sha256(f"worker {number} of seed {self.seed_offset}".encode()).digest()
         return int.from_bytes(digest[:4], "big")
 
     def assert_worker(self) -> None:
-        """As in Energon, where it sees that a worker is at work; here anybody may."""
+        """Do nothing; Energon's method checks that it is called in a worker."""
 
     def should_log(self, level: int) -> bool:
-        """Whether ``worker_log_level`` is that high."""
+        """True if ``worker_log_level`` is at least ``level``."""
         return level <= self.worker_log_level
 
     def worker_log(self, data: Mapping[str, Any]) -> None:
-        """A line of JSON to the file that ``worker_debug_path`` names, the worker's own one in a worker, with ``.log``
-        behind it (the file itself is the loader's trace); to the standard output, if it names none."""
+        """Append a line of JSON to the log file, or print it if there is none.
+
+        The file is that of ``worker_debug_path``, for a worker its own, with ``.log`` appended (the name without it is
+        the loader's trace).
+        """
         line = json.dumps(dict(data), default=str)
         path = self.debug_file(_own_number())
         if path is None:
@@ -255,32 +260,32 @@ class WorkerConfig:
     def worker_activate(
         self, sample_index: int, override_global_rank: int | None = None, cache_pool: Any = None
     ) -> None:
-        """Say that this worker is at a sample from now on: for loops of your own, outside of a loader."""
+        """Set the sample of this worker, for the user's own loops outside of a loader."""
         if WorkerConfig._sample_indices:
             raise UsageError("a worker config is active already", fix="call worker_deactivate() first")
         WorkerConfig._activated, WorkerConfig._sample_indices = self, [sample_index]
 
     def worker_push_sample_index(self, sample_index: int) -> None:
-        """Be at a sample inside of another one."""
+        """Enter a sample nested in the current one."""
         WorkerConfig._sample_indices.append(sample_index)
 
     def worker_pop_sample_index(self) -> int:
-        """Be at the outer one again; returns the inner one."""
+        """Return to the outer sample, and return the number of the inner one."""
         return WorkerConfig._sample_indices.pop()
 
     def worker_deactivate(self) -> None:
-        """Be at no sample."""
+        """Leave all samples."""
         WorkerConfig._activated = WorkerConfig._asked = None
         WorkerConfig._sample_indices = []
 
     @property
     def active_worker_sample_index(self) -> int:
-        """The number of the sample that :meth:`worker_activate` named. Hooks: ``TaskEncoder.current_sample_index``."""
+        """Number of the innermost sample. In hooks use ``TaskEncoder.current_sample_index``."""
         return self._number_of(-1)
 
     @property
     def active_worker_batch_index(self) -> int:
-        """The number of the outermost one. In hooks: ``TaskEncoder.current_batch_index``."""
+        """Number of the outermost sample. In hooks use ``TaskEncoder.current_batch_index``."""
         return self._number_of(0)
 
     def _number_of(self, place: int) -> int:
@@ -295,8 +300,10 @@ class WorkerConfig:
     def default_worker_config(
         cls, num_workers: int = 4, data_parallel_group: ProcessGroup | None = None, *, seed_offset: int = 0
     ) -> WorkerConfig:
-        """Rank and world size from ``torch.distributed`` if it is initialised, else from ``torchrun``'s ``RANK`` and
-        ``WORLD_SIZE``, else a single rank.
+        """Make a configuration from the environment.
+
+        Rank and world size come from ``torch.distributed`` if it is initialised, else from ``torchrun``'s ``RANK`` and
+        ``WORLD_SIZE``, else there is a single rank.
 
         Raises:
             UsageError: there is no process group, and ``srun`` or ``mpirun`` has started several processes.
@@ -306,9 +313,9 @@ class WorkerConfig:
         running = dist.is_available() and dist.is_initialized()
         group = data_parallel_group
         rank, size = (dist.get_rank(group), dist.get_world_size(group)) if running else place_without_group()
-        made = cls(rank=rank, world_size=size, num_workers=num_workers, seed_offset=seed_offset)
-        made.data_parallel_group, made._before_group = group, not running
-        return made
+        config = cls(rank=rank, world_size=size, num_workers=num_workers, seed_offset=seed_offset)
+        config.data_parallel_group, config._before_group = group, not running
+        return config
 
     @classmethod
     def from_mesh(
@@ -321,26 +328,26 @@ class WorkerConfig:
         stages: Stages = "first",
         last_stage_fields: Sequence[str] | None = None,
     ) -> WorkerConfig:
-        """Role of this rank in a device mesh with dimensions among ``pp``, ``dp``, ``cp`` and ``tp``.
+        """Make the configuration of this rank in a device mesh with dimensions among ``pp``, ``dp``, ``cp``, ``tp``.
 
         Ranks with the same ``dp`` coordinate get the same batches. The state is saved by the ranks whose ``pp``, ``cp``
         and ``tp`` coordinates are all 0, and can be restored on every rank.
 
         Args:
-            mesh: the mesh; its dimensions are named.
+            mesh: the mesh, with named dimensions.
             num_workers: worker processes of each rank that loads.
             seed_offset: the seed of the run.
-            share: ``load``: tensor- and context-parallel peers load the same batches, each for itself;
-                ``broadcast``: one rank of each replica of the model loads, and sends its batches to the peers. Then all
-                ranks that get batches must take them in step.
+            share: ``load``: tensor- and context-parallel peers load the same batches, each for itself; ``broadcast``:
+                one rank of each replica of the model loads, and sends its batches to the peers. Then all ranks that get
+                batches must take them in step.
             stages: the pipeline stages that get batches: the ``first``, both ``ends``, or ``all``. The loader of any
                 other stage yields None for each batch.
-            last_stage_fields: the fields of a batch that the last stage needs, labels and masks, say; of a dict it gets
-                these entries and those whose names begin with ``__``, of a dataclass the other fields are None.
+            last_stage_fields: the fields of a batch that the last stage needs, such as labels and masks. Of a dict it
+                gets these entries and those whose names start with ``__``; of a dataclass the other fields are None.
 
         Raises:
-            TopologyError: the mesh has a dimension of another name, or this rank is not in it.
-            UsageError: ``share`` or ``stages`` is none of these.
+            TopologyError: the mesh has a dimension with another name, or this rank is not in it.
+            UsageError: ``share`` or ``stages`` has an unknown value.
 
         Example:
             >>> mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
@@ -382,7 +389,7 @@ class WorkerConfig:
 
 
 def set_worker_number(number: int, *, thread: bool = False) -> None:
-    """Say which worker of its rank this process is, or this thread."""
+    """Set the number of this process, or of this thread, among the workers of its rank."""
     global _process_number
     if thread:
         _thread_number.set(number)

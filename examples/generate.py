@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from energon_lite.trainer.training import Sampling, build_mesh, find_weights, generate_text, load_model, load_tokenizer
+from energon_lite.trainer import Sampling, build_mesh, find_weights, generate_text, load_model, load_tokenizer
 
 
 def main() -> None:

@@ -16,9 +16,7 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from energon_lite.trainer.models.attention_functions import dense_mask
-from energon_lite.trainer.models.sequence import Run
-from energon_lite.trainer.training import (
+from energon_lite.trainer import (
     ModelConfig,
     ParallelMesh,
     Trainer,
@@ -27,6 +25,8 @@ from energon_lite.trainer.training import (
     register_attention,
     register_norm,
 )
+from energon_lite.trainer.models.attention_functions import dense_mask
+from energon_lite.trainer.models.sequence import Run
 
 
 def their_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 
-from energon_lite.trainer.training import Trainer, load_config
+from energon_lite.trainer import Trainer, load_config
 
 
 def main() -> None:

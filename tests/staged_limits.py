@@ -9,15 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from energon_lite import (
-    SampleDecoder,
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    register_source,
-    stateless,
-)
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, register_source, stateless
+from energon_lite.storage import SampleDecoder
 
 #: Seconds that a slow step takes, of each sample.
 SLOW = 2e-3

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from energon_lite import SampleDecoder, trust
+from energon_lite import trust
 from energon_lite.errors import EnergonLiteError
+from energon_lite.storage import SampleDecoder
 
 PICKLED = pickle.dumps([1, 2])
 CHILD = "from energon_lite import SampleDecoder; import pickle; print(SampleDecoder().decode('pkl', pickle.dumps(5)))"

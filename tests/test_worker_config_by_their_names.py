@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from energon_lite import TaskEncoder, UsageError, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import UsageError
 
 
 class WhoMadeIt(TaskEncoder):

@@ -1,8 +1,9 @@
-"""Draw the rooms of the library as the import contracts of ``pyproject.toml`` have them.
+"""Picture of the rooms of the core and of the trainer, from the import contracts of ``pyproject.toml``, and of the
+extras.
 
     python docs/figures/rooms.py            # writes docs/figures/rooms.svg
 
-Needs matplotlib. Nothing is written here by hand: a room that is added to a contract is in the picture.
+Needs matplotlib. No room is named here: the picture has each room of a contract and each folder of ``extras``.
 """
 
 from __future__ import annotations
@@ -24,25 +25,37 @@ else:
     import tomli as tomllib
 
 FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
 #: Text stays text, and the same contracts give the same bytes.
 plt.rcParams.update({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "rooms", "font.family": "sans-serif"})
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
-#: Widths and heights in units of the picture. A line that is wider than ``WIDEST`` goes on below.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00")
+#: Widths and heights in units of the picture. A line that is wider than ``WIDEST`` continues in a second row.
 HEIGHT, GAP, WIDEST = 0.5, 0.16, 8.6
 COLUMN, INCHES = WIDEST + 0.9, 0.57
 
 Line = tuple[list[str], bool]
 
 
+def contracts() -> list[dict[str, Any]]:
+    """Return the contracts with layers, and one that has all extras on a line.
+
+    Extras have no layers among them: the contracts only forbid circles and imports from the core.
+    """
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    found = [one for one in document["tool"]["importlinter"]["contracts"] if one["type"] == "layers"]
+    extras = sorted(path.parent.name for path in (ROOT / "energon_lite" / "extras").glob("*/__init__.py"))
+    return [*found, {"containers": ["energon_lite.extras"], "layers": [" : ".join(extras)]}]
+
+
 def lines_of(contract: dict[str, Any]) -> list[Line]:
-    """The lines of a contract from top to bottom: the rooms of each, and whether they may use each other."""
+    """Return the lines of a contract from top to bottom: the rooms of each, and whether they may use each other."""
     return [
         ([name.strip(" ()") for name in text.replace("|", ":").split(":")], ":" in text) for text in contract["layers"]
     ]
 
 
 def draw(axes: Any, contract: dict[str, Any], left: float, top: float, colour: str) -> float:
-    """One contract as a column of lines; returns where it ends."""
+    """Draw a contract as a column of lines; return the height at which it ends."""
     (container,) = contract["containers"]
     axes.text(left, top, container.replace(".", " / "), weight="bold", fontsize=11, color=colour)
     top -= 0.3
@@ -64,7 +77,7 @@ def draw(axes: Any, contract: dict[str, Any], left: float, top: float, colour: s
 
 
 def wrapped(names: list[str]) -> list[list[str]]:
-    """The rooms of a line, in rows that are not too wide."""
+    """Return the rooms of a line in rows of at most ``WIDEST``."""
     rows: list[list[str]] = [[]]
     for name in names:
         if sum(_width(other) + GAP for other in rows[-1]) + _width(name) > WIDEST:
@@ -82,14 +95,12 @@ def _box(corner: tuple[float, float], width: float, height: float, **style: Any)
 
 
 def main() -> None:
-    document = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())
-    contracts = [one for one in document["tool"]["importlinter"]["contracts"] if one["type"] == "layers"]
     figure, axes = plt.subplots()
     tops = [0.0, 0.0]
-    for number, contract in enumerate(contracts):  # each goes where there is most room
+    for number, contract in enumerate(contracts()):  # each goes into the column that has more space left
         column = tops.index(max(tops))
         tops[column] = draw(axes, contract, column * COLUMN, tops[column], COLOURS[number % len(COLOURS)]) - 0.4
-    note = "a room may use those on lines below its own; those of one grey line each other, too"
+    note = "a room may use the rooms on the lines below its own; rooms on one grey line may use each other, too"
     axes.text(0, min(tops) - 0.2, note, fontsize=9, color="0.35")
     width, height = 2 * COLUMN, 0.9 - min(tops)
     figure.set_size_inches(width * INCHES, height * INCHES)

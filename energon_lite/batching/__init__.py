@@ -1,1 +1,5 @@
-"""Which samples go together: strategies and plans, which are integers, and collation of samples into a batch."""
+"""Strategies and plans, which decide by integers alone which samples share a batch, and collation into a batch."""
+
+from energon_lite.lazy_exports import lazy_exports
+
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

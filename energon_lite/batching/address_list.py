@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
-from energon_lite.batching.set_digest import set_digest
+from energon_lite.batching.digests import set_digest
 
 __all__ = ["AddressList", "SpanList"]
 
@@ -13,11 +13,13 @@ Address = tuple[int, int, int]
 
 
 class AddressList(Sequence[Address]):
-    """Equal to the list of its ``(leaf, index, epoch)``; as columns it takes less time to make, to send and to use.
+    """List of ``(leaf, index, epoch)`` addresses, stored as columns.
+
+    It equals the plain list of its tuples, and takes less time to make, to send and to use.
 
     Args:
         leaves, indices, epochs: ``n`` integers each.
-        digest: see :func:`~energon_lite.batching.set_digest.set_digest`; None: it is computed when it is asked for.
+        digest: see :func:`~energon_lite.batching.digests.set_digest`; None: computed on first use.
 
     Example:
         >>> addresses = AddressList([0, 0], [7, 3], [1, 1])
@@ -28,11 +30,14 @@ class AddressList(Sequence[Address]):
     __slots__ = ("_digest", "epochs", "indices", "leaves")
 
     def __init__(self, leaves: list[int], indices: list[int], epochs: list[int], digest: int | None = None):
-        self.leaves, self.indices, self.epochs, self._digest = leaves, indices, epochs, digest
+        self.leaves = leaves
+        self.indices = indices
+        self.epochs = epochs
+        self._digest = digest
 
     @property
     def digest(self) -> int:
-        """The digest of the samples."""
+        """The order-independent digest of the addresses."""
         if self._digest is None:
             self._digest = set_digest(list(self))
         return self._digest
@@ -70,11 +75,11 @@ class AddressList(Sequence[Address]):
 
 
 class SpanList(list[tuple[int, ...]]):
-    """The samples, or parts of samples, of a micro-batch that is planned by tokens: a list that knows its digest.
+    """The samples, or parts of samples, of a micro-batch that is planned by tokens: a list with a digest.
 
     Args:
-        spans: ``(leaf, index, epoch, first token, tokens, 1 if that is not the whole sample)`` of each.
-        digest: see :func:`~energon_lite.batching.set_digest.set_digest`.
+        spans: ``(leaf, index, epoch, first token, tokens, 1 for a part or 0 for a whole sample)`` of each.
+        digest: see :func:`~energon_lite.batching.digests.set_digest`.
     """
 
     __slots__ = ("digest",)

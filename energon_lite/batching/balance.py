@@ -1,4 +1,4 @@
-"""Dealing the micro-batches of a step to data-parallel ranks, so that all of them have the same work."""
+"""Assignment of the micro-batches of a step to data-parallel ranks, such that all ranks have equal work."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from energon_lite.errors import TopologyError
 
 __all__ = ["assign"]
 
-#: Loads are compared as integers, in this fraction of the step's total: floating point could differ between ranks.
+#: Loads are compared as integers, in units of 1/2**40 of the step's total: floating point could differ between ranks.
 _SCALE = 1 << 40
 
 
 def assign(costs: Ints, ranks: int) -> Ints:
-    """Give each rank the same number of micro-batches, with every kind of cost as equal as can be found.
+    """Give each rank the same number of micro-batches, with every kind of cost balanced over the ranks.
 
-    What the step holds does not change, only who does which part of it: so it does not matter to the optimizer.
+    The contents of the step do not change, only their distribution over the ranks. The optimizer's result is the same.
 
-    First the largest differencing method of Karmarkar and Karp, in the form that keeps counts equal, on the sum of all
-    shares; then micro-batches of the most loaded rank are exchanged as long as that helps.
+    The largest differencing method of Karmarkar and Karp, in the variant with equal counts, runs first, on the sum of
+    all shares. Then micro-batches of the most loaded rank are swapped with others while that lowers its load.
 
     Args:
-        costs: of each micro-batch of the step, tokens and attention, say: ``[rows, micro-batches]``.
+        costs: costs of each micro-batch of the step, one row for each kind (such as tokens and attention):
+            ``[rows, micro-batches]``.
         ranks: a divisor of the number of micro-batches.
 
     Returns:
@@ -57,7 +58,7 @@ def _share(values: Ints) -> Ints:
 
 
 def _differencing(weights: list[int], ranks: int) -> list[list[int]]:
-    """Numbers of the weights for each rank: as many for each, with sums that are near to each other."""
+    """Indices of the weights for each rank: equal counts, with sums close to each other."""
     order = sorted(range(len(weights)), key=lambda number: (-weights[number], number))
     heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
     for serial, first in enumerate(range(0, len(order), ranks)):
@@ -66,7 +67,7 @@ def _differencing(weights: list[int], ranks: int) -> list[list[int]]:
     heapq.heapify(heap)
     serial = len(heap)
     while len(heap) > 1:
-        # The two partial assignments with the largest differences: large sums of one with small sums of the other.
+        # Merge the two partial assignments with the largest differences: large sums of one, small sums of the other.
         _, _, left = heapq.heappop(heap)
         _, _, right = heapq.heappop(heap)
         merged = [(a + b, mine + yours) for (a, mine), (b, yours) in zip(left, reversed(right), strict=True)]
@@ -77,12 +78,12 @@ def _differencing(weights: list[int], ranks: int) -> list[list[int]]:
 
 
 def _exchange(assignments: list[list[int]], shares: Ints) -> list[list[int]]:
-    """Swap single micro-batches of the most loaded rank with others while its larger share gets smaller."""
+    """Swap single micro-batches of the most loaded rank with others while that lowers the largest load."""
     held = np.array(assignments)  # [ranks, each]
     loads = shares[:, held].sum(axis=2)  # [rows, ranks]
     for _ in range(4 * held.size):
         worst = int(loads.max(axis=0).argmax())
-        # What each swap would do, for micro-batch i of the worst rank and j of rank r: [rows, i, r, j]
+        # Effect of swapping micro-batch i of the most loaded rank with j of rank r: [rows, i, r, j]
         moved = shares[:, held[worst]][:, :, None, None] - shares[:, held][:, None]
         mine = (loads[:, worst][:, None, None, None] - moved).max(axis=0)
         yours = (loads[:, None, :, None] + moved).max(axis=0)

@@ -1,4 +1,4 @@
-"""Packing a stream: a few micro-batches are open at a time, and each sample goes where it fits best."""
+"""Best fit on a stream: a few micro-batches are open at a time, and each sample goes where it fits best."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from energon_lite.errors import UsageError
 __all__ = ["BestFit", "checked_packing_capacity"]
 
 
-#: Rooms that differ by less than this part of the capacity are about the same.
-_ABOUT = 400
-#: The part of the variance of lengths by which those of a micro-batch may be less alike than random ones.
-_LET_PASS = 70
+#: Gaps are treated as equal if they differ by less than ``limit / 400``.
+_EQUAL_GAP_DIVISOR = 400
+#: Similarity within micro-batches may fall below chance by ``variance / 70`` for each sample before it is corrected.
+_TOLERANCE_DIVISOR = 70
 
 
 def checked_packing_capacity(capacity: Capacity, name: str) -> None:
-    """Refuse a capacity whose micro-batches are not the sum of their samples."""
+    """Refuse a capacity that is not additive over the samples of a micro-batch."""
     if not capacity.adds_up:
         raise UsageError(
             f"{name} packs samples one behind the other, but the capacity counts {capacity.unit}",
@@ -32,26 +32,27 @@ def checked_packing_capacity(capacity: Capacity, name: str) -> None:
 
 @dataclass(frozen=True)
 class BestFit:
-    """Each sample, in stream order, goes into the open micro-batch that it leaves the least room in.
+    """Strategy that puts each sample, in stream order, into the open micro-batch where it leaves the smallest gap.
 
-    Where it fits into none, another one is opened; if there are ``open_bins`` already, the fullest is emitted first.
-    Samples come together because they were neighbours, and not because of their lengths, unlike in sorting and in
-    best fit *decreasing*. Best fit alone tends to put the long with the short, the more so the fewer samples fill a
-    micro-batch; while it does, the one with samples like this is taken of micro-batches with about as little room, or,
-    if that is not enough, with up to half a capacity more. Lengths as texts have them then correlate by less than 0.02,
-    at fills of 99 % and more where about ten or more samples fit into one.
+    If a sample fits into no open micro-batch, a new one is opened; if ``open_bins`` are open, the fullest is emitted
+    first. Samples share a micro-batch because they were neighbours, and not because of their lengths, in contrast to
+    sorting and to best fit *decreasing*. Plain best fit tends to combine long samples with short ones, the more so the
+    fewer samples fill a micro-batch. While it does, a micro-batch with samples of similar length is preferred among
+    those with about equal gaps, or, if that is not enough, among those with gaps up to half a capacity larger. With
+    typical text lengths the correlation within micro-batches then stays below 0.02, at fills of 99 % and more, if
+    about ten or more samples fit into one.
 
-    A micro-batch waits for its last gap to be filled no longer than ``max_age`` samples, so nothing starves.
+    A micro-batch waits at most ``max_age`` samples before it is emitted, so no sample starves.
 
     Best fit with bounded space: Csirik and Johnson 2001, "Bounded space on-line bin packing: best is better than
     first".
 
     Args:
         capacity: what a micro-batch may hold; not ``padded_tokens``.
-        open_bins: most micro-batches that are open at a time.
-        max_age: a micro-batch is emitted when so many samples have come since its first. None: as many as fill
-            ``8 * open_bins`` micro-batches on average.
-        oversize: what to do with a sample that does not fit alone.
+        open_bins: largest number of micro-batches that are open at a time.
+        max_age: a micro-batch is emitted when this number of samples has arrived since its first. None: the number that
+            fills ``8 * open_bins`` micro-batches on average.
+        oversize: treatment of a sample that does not fit alone.
 
     Example:
         >>> [part.tolist() for part in BestFit(Capacity(10)).plan(np.array([6, 7, 4, 3]), seed=0)]
@@ -83,12 +84,14 @@ def _fill(sizes: list[int], limit: int, open_bins: int, max_age: int) -> tuple[l
     entries: list[int] = []
     offsets = [0]
     rooms: list[tuple[int, int]] = []  # (room left, bin), ascending
-    contents: dict[int, list[int]] = {}  # bin -> its samples; a bin is named by its first, so the oldest comes first
+    contents: dict[int, list[int]] = {}  # bin -> its samples; the name is its first sample, so the oldest comes first
     marks, variance = _marks(sizes)
-    sums: dict[int, int] = {}  # bin -> the marks of its samples together
-    # How alike the samples of a micro-batch are: the sum over micro-batches of sum(marks)^2 / samples less as many
-    # variances, which an analysis of variance compares. Below 0 they are unlike; so much of it is let pass.
-    alike, let_pass = 0, open_bins * variance
+    sums: dict[int, int] = {}  # bin -> sum of the marks of its samples
+    # Between-group similarity, as in an analysis of variance: the sum over micro-batches of sum(marks)^2 / samples,
+    # minus one variance for each micro-batch. Below 0, samples of a micro-batch differ more than by chance;
+    # ``tolerance`` is the deviation that is accepted.
+    similarity = 0
+    tolerance = open_bins * variance
 
     def emit(samples: list[int]) -> None:
         entries.extend(samples)
@@ -99,7 +102,7 @@ def _fill(sizes: list[int], limit: int, open_bins: int, max_age: int) -> tuple[l
         emit(contents.pop(name))
 
     def most_alike(mark: int, place: int, room: int) -> int:
-        """Of the micro-batches from ``place`` on with at most so much room, the one with samples like this."""
+        """Index of the micro-batch, from ``place`` on and with a gap of at most ``room``, most similar to ``mark``."""
         end = bisect_left(rooms, (room + 1,))
         unlike = [abs(sums[name] // len(contents[name]) - mark) for _, name in rooms[place:end]]
         return place + unlike.index(min(unlike))
@@ -115,22 +118,22 @@ def _fill(sizes: list[int], limit: int, open_bins: int, max_age: int) -> tuple[l
             continue
         place = bisect_left(rooms, (size,))
         if place < len(rooms):
-            if alike < 0:
-                most = rooms[place][0] + limit // (2 if alike < -let_pass else _ABOUT)
+            if similarity < 0:
+                most = rooms[place][0] + limit // (2 if similarity < -tolerance else _EQUAL_GAP_DIVISOR)
                 if place + 1 < len(rooms) and rooms[place + 1][0] <= most:
                     place = most_alike(mark, place, most)
             room, name = rooms.pop(place)
             before, many = sums[name], len(contents[name])
             sums[name] = after = before + mark
             contents[name].append(number)
-            alike += after * after // (many + 1) - before * before // many
-            let_pass += variance // _LET_PASS
+            similarity += after * after // (many + 1) - before * before // many
+            tolerance += variance // _TOLERANCE_DIVISOR
         else:
             if len(rooms) >= open_bins:
                 close(rooms.pop(0)[1])
             room, name = limit, number
             contents[name], sums[name] = [number], mark
-            alike += mark * mark - variance
+            similarity += mark * mark - variance
         if room > size:
             insort(rooms, (room - size, name))
         else:
@@ -143,7 +146,7 @@ def _fill(sizes: list[int], limit: int, open_bins: int, max_age: int) -> tuple[l
 
 
 def _marks(sizes: list[int]) -> tuple[list[int], int]:
-    """Logarithms of the sizes less their mean, and their variance, in whole 256ths: equal on every machine."""
+    """Centred base-2 logarithms of the sizes, in integer units of 1/256, and their variance: equal on every machine."""
     if not sizes:
         return [], 0
     values = np.maximum(1, np.array(sizes, dtype=np.int64))

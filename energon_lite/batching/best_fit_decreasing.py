@@ -1,4 +1,4 @@
-"""Packing a whole chunk: longest first."""
+"""Best fit decreasing: packing of a whole chunk, longest samples first."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from energon_lite.order.permutation import permute_array
 __all__ = ["BestFitDecreasing"]
 
 _DEAL_TAG = 0x6465616C
-#: numpy sorts 16-bit integers by radix, several times as fast as longer ones.
+#: Largest size, exclusive, that fits 16 bits: numpy sorts 16-bit integers by radix, several times as fast.
 _SHORT = 1 << 16
 
 
 @dataclass(frozen=True)
 class BestFitDecreasing:
-    """Best fit decreasing: the fullest micro-batches there are, at 99.9 % mostly.
+    """Best-fit-decreasing strategy: the fullest micro-batches of all strategies, mostly at 99.9 %.
 
-    The sizes are packed as a histogram; then samples are assigned to the places of their size in a random order, which
-    depends on the seed. Long samples still meet long ones more often than by chance, because they are placed while only
-    long ones are there: where that bias matters, and ten or more samples fit into a micro-batch, take :class:`BestFit`.
+    The sizes are packed as a histogram; then samples are assigned to the places of their size in a random order that
+    depends on the seed. Long samples still share micro-batches with long ones more often than by chance, because they
+    are placed while only long ones are there. If that bias matters, and ten or more samples fit into a micro-batch, use
+    :class:`BestFit`.
 
     Args:
         capacity: what a micro-batch may hold; not ``padded_tokens``.
-        chunk: most samples that are packed together, which bounds how far a sample moves in the stream; None: all that
-            are planned together.
-        oversize: what to do with a sample that does not fit alone.
-        order: order of the micro-batches; ``random``, because they are made from long samples to short ones.
+        chunk: largest number of samples that are packed together, which bounds the distance a sample moves in the
+            stream; None: all that are planned together.
+        oversize: treatment of a sample that does not fit alone.
+        order: order of the micro-batches; ``random`` by default, because they are made from long samples to short ones.
 
     Example:
         >>> strategy = BestFitDecreasing(Capacity(10), order="none")
@@ -76,6 +77,6 @@ class BestFitDecreasing:
 
 
 def _order(sizes: Ints) -> Ints:
-    """Places by ascending size, equal ones in their order."""
+    """Stable argsort of the sizes, ascending."""
     short = len(sizes) == 0 or int(sizes.max()) < _SHORT
     return np.argsort(sizes.astype(np.uint16) if short else sizes, kind="stable")

@@ -1,4 +1,4 @@
-"""What a micro-batch may hold, and in which unit that is counted."""
+"""Capacity of a micro-batch: a limit and its unit."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["UNITS", "AttentionCost", "Capacity", "Ints", "Unit", "at_least_one",
 Ints = NDArray[np.int64]
 Unit = Literal["padded_tokens", "packed_tokens", "cost"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
-#: No sample has more tokens; squares of so many fit into a word.
+#: Upper bound on the tokens of a sample; its square fits into 64 bits.
 _LONGEST = 1 << 31
 
 
 @dataclass(frozen=True)
 class AttentionCost:
-    """``l + l * l // alpha``: work that grows with the length, and attention, which grows with its square.
+    """Cost ``l + l * l // alpha``: work linear in the length, and attention, which is quadratic.
 
     Args:
         alpha: the length at which attention costs as much as all the rest. For a decoder that is about ``6 * hidden``
@@ -48,22 +48,22 @@ class AttentionCost:
 class Capacity:
     """The most that a micro-batch may hold.
 
-    "A capacity of 12,000 tokens" can mean two things, and what is right for one is an out-of-memory error for the
-    other, so a capacity has a unit:
+    "A capacity of 12,000 tokens" is ambiguous, and a limit that is right in one sense is an out-of-memory error in the
+    other. So a capacity has a unit:
 
-    * ``padded_tokens``: samples times the longest of them, padding included;
-    * ``packed_tokens``: the sum of the samples' lengths, one behind the other without padding;
-    * ``cost``: the sum of a cost of each sample; ``l + l * l // alpha`` if no other one is given.
+    * ``padded_tokens``: number of samples times the longest of them, padding included;
+    * ``packed_tokens``: the sum of the samples' lengths, without padding;
+    * ``cost``: the sum of a cost for each sample; ``l + l * l // alpha`` by default.
 
     Args:
         limit: tokens, or cost.
         unit: what ``limit`` counts.
-        multiple: every length counts as the next multiple of this, as a collation does that pads each sample to it.
+        multiple: every length counts as the next multiple of this number, for collations that pad each sample to it.
         cost: for the unit ``cost``: int64 lengths ``[n]`` -> int64 costs ``[n]``, growing with the length. Integers,
             because all ranks, on whatever machines, must come to the same plan.
 
     Raises:
-        UsageError: nothing fits, or an unknown unit.
+        UsageError: not even one token fits, or the unit is unknown.
 
     Example:
         >>> Capacity(10).sizes(np.array([3, 4])).tolist()
@@ -86,11 +86,11 @@ class Capacity:
 
     @property
     def adds_up(self) -> bool:
-        """Whether the size of a micro-batch is the sum of its samples' sizes."""
+        """True if the size of a micro-batch is the sum of its samples' sizes."""
         return self.unit != "padded_tokens"
 
     def sizes(self, lengths: Ints) -> Ints:
-        """What each sample takes up, at least 1: with ``padded_tokens``, the length that a row must have for it."""
+        """Size of each sample, at least 1, ``[n]``; with ``padded_tokens``, the row length that it requires."""
         lengths = np.maximum(lengths, 1)
         if self.multiple > 1:
             lengths = -(-lengths // self.multiple) * self.multiple
@@ -105,7 +105,7 @@ class Capacity:
         return np.maximum(costs.astype(np.int64), 1)
 
     def largest_length(self) -> int:
-        """The longest sample that fits alone."""
+        """Length in tokens of the longest sample that fits alone."""
         if self.unit != "cost":
             return self.limit // self.multiple * self.multiple
         return largest_fitting(lambda length: self._size(length) <= self.limit, start=1, most=_LONGEST, precision=0.0)
@@ -115,7 +115,7 @@ class Capacity:
 
 
 def at_least_one(fix: str = "give at least 1", **settings: int | None) -> None:
-    """Refuse settings below 1; None is none of them."""
+    """Refuse settings below 1; None passes."""
     for name, value in settings.items():
         if value is not None and value < 1:
             raise UsageError(f"{name} is {value}", fix=fix)

@@ -1,4 +1,4 @@
-"""The largest capacity that fits, when all one can do is try."""
+"""Search for the largest capacity that fits, by trial."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["largest_fitting"]
 def largest_fitting(
     fits: Callable[[int], bool], *, start: int = 1024, most: int = 1 << 20, multiple: int = 1, precision: float = 0.01
 ) -> int:
-    """Double until something does not fit, then bisect.
+    """Largest capacity that fits: double until a trial fails, then bisect.
 
     Args:
-        fits: whether a capacity fits; if one does not, no larger one does.
-        start: what is tried first.
-        most: what is tried at most.
-        multiple: only multiples of this are tried.
-        precision: the result is at most this share below the largest that fits, or one ``multiple``.
+        fits: True if a capacity fits; if one does not fit, no larger one may.
+        start: the first capacity to try.
+        most: the largest capacity to try.
+        multiple: only multiples of this number are tried.
+        precision: the result is at most this share, or one ``multiple``, below the largest that fits.
 
     Returns:
-        The largest capacity that was found to fit; 0 if none does.
+        The largest tried capacity that fits; 0 if none does.
 
     Raises:
-        UsageError: nothing can be tried.
+        UsageError: the range holds no capacity to try.
 
     Example:
         >>> largest_fitting(lambda capacity: capacity <= 5000, start=1000, most=100_000, precision=0.0)
@@ -35,7 +35,8 @@ def largest_fitting(
         raise UsageError(
             f"from {start} to {most} in multiples of {multiple} there is no capacity", fix="give positive numbers"
         )
-    top, good, bad = most // multiple, 0, None
+    top = most // multiple
+    good, bad = 0, None
     probe = min(top, max(1, start // multiple))
     while bad is None:
         if not fits(probe * multiple):

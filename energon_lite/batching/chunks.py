@@ -1,7 +1,7 @@
-"""Which samples make up which chunk, where content decides what becomes of them. Integers only: no torch, no I/O.
+"""Chunks of a pass for content-decided batches. Integers only: no torch, no I/O.
 
-A pass is cut into chunks of equal length. What a chunk's samples become depends on nothing outside of it, so any chunk
-can be worked on by itself, anywhere; only the few that do not fill a batch, or a pack, at its end go on to a later
+A pass is cut into chunks of equal length. The batches of a chunk depend on nothing outside of it, so each chunk can be
+processed alone, on any worker. Only the remainder, too small for a batch or a pack at the chunk's end, moves to a later
 chunk of the same lane. Chunks are assigned to lanes in turn: chunk ``c`` belongs to lane ``c % lanes``. Micro-batch
 ``m`` of a pass is the next one of lane ``m % lanes``.
 """
@@ -23,31 +23,33 @@ from energon_lite.order.orders import Addresses
 
 __all__ = ["ChunkPlan", "default_chunk_size", "default_lanes", "worlds_for"]
 
-#: A chunk has so many micro-batches' worth of samples, rounded up to whole buffers of packing: many where the last one
-#: is not full, few where it is filled from another chunk.
-_CHUNK_BATCHES, _CARRIED_BATCHES = 32, 8
-#: What is left of a chunk's items goes to the chunk so many after it in the same lane. So chunks between the two can be
-#: worked on at the same time; each of them adds a place to the state.
+#: Micro-batches' worth of samples in a chunk, rounded up to whole packing buffers, where the last batch of a chunk
+#: stays partly filled.
+_CHUNK_BATCHES = 32
+#: The same, where the remainder of a chunk moves to a later one.
+_CARRIED_BATCHES = 8
+#: Distance, in chunks of the same lane, from a chunk to the one that receives its remainder. The chunks between the two
+#: can be processed at the same time; each of them adds an entry to the state.
 _HANDED_ON = 4
-#: So far before its first position no chunk begins: these are the samples of a buffer.
+#: Largest distance, in positions, from a chunk's start back to the first sample of its packing buffer.
 _FAR = 1 << 20
-#: Samples of a micro-batch where nobody knows.
+#: Assumed samples of a micro-batch if the batch size is unknown.
 _TYPICAL_BATCH = 32
 
 
 @dataclass(frozen=True)
 class ChunkPlan(ChunkedOrder):
-    """Chunks of a pass, and how their samples become batches.
+    """Chunks of a pass, and the rules by which their samples become batches.
 
     Args:
         order: the order of the samples. If it ends, so does each pass.
-        batch_size: samples in a micro-batch; None: as the groups say, or single samples.
+        batch_size: samples in a micro-batch; None: set by the groups, or single samples.
         chunk: positions in a chunk.
-        packing_buffer_size: samples in a buffer of packing; None: no packing.
-        keep_remainder: what is left at a chunk's end, or at that of the pass, becomes smaller batches; else it is
+        packing_buffer_size: samples in a packing buffer; None: no packing.
+        keep_remainder: the remainder at the end of a chunk, or of the pass, becomes smaller batches; else it is
             dropped.
-        carries: what is left at a chunk's end goes on to another chunk, where batches are of so many samples.
-        pushback: samples that a selection for packing pushes back at a chunk's end go on to another chunk.
+        carries: the remainder of a chunk moves to a later chunk, where batches have ``batch_size`` samples.
+        pushback: samples that the packing hook pushes back at the end of a chunk move to a later chunk.
 
     Example:
         >>> plan = ChunkPlan(ConcatOrder([5]), batch_size=2, chunk=3)
@@ -62,7 +64,7 @@ class ChunkPlan(ChunkedOrder):
     keep_remainder: bool = True
     carries: bool = False
     pushback: bool = False
-    #: A buffer of packing that is not full at a chunk's end goes on as it is, and is filled from the next one.
+    #: If true, a packing buffer that is not full at the end of a chunk moves on and is filled from a later chunk.
     fills_buffers: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -76,8 +78,10 @@ class ChunkPlan(ChunkedOrder):
             )
 
     def addresses(self, number: int, pass_number: int, first: int = 0, stride: int = 0) -> Addresses:
-        """Addresses of a chunk's samples, from its ``first`` position on. If that is negative, those of the last
-        positions of the chunk ``stride`` before it come first, and those of chunks before that.
+        """Addresses of a chunk's samples, from its ``first`` position on.
+
+        If ``first`` is negative, the last positions of the chunk ``stride`` before it come first, preceded by those of
+        still earlier chunks.
 
         Example:
             >>> ChunkPlan(ConcatOrder([9]), 1, chunk=3).addresses(2, 0, first=-1, stride=2).index.tolist()
@@ -95,24 +99,24 @@ class ChunkPlan(ChunkedOrder):
         return np.arange(start, max(start, stop), dtype=np.int64)
 
     def stride(self, lanes: int, *, is_endless: bool) -> int:
-        """How many chunks further on is used what is left at a chunk's end; 0: nowhere."""
+        """Distance in chunks to the chunk that receives the remainder of another; 0: the remainder is not moved."""
         if self.pushback and not is_endless:
-            return lanes  # so only the last chunks of a pass keep what they have left
+            return lanes  # the next chunk of the lane, so that only the last chunks of a pass keep a remainder
         return lanes * _HANDED_ON if self.carries or self.pushback else 0
 
     def is_behind(self, number: int, first: int, stride: int) -> bool:
-        """Whether there are positions as far back as a negative ``first`` of a chunk says."""
+        """True if the pass has the earlier positions that a negative ``first`` refers to."""
         return first >= 0 or (self.pushback and first > -_FAR and number + (first // self.chunk) * stride >= 0)
 
 
 def default_chunk_size(
     batch_size: int | None, packing_buffer_size: int | None, *, endless: bool, carries: bool = False
 ) -> int:
-    """Positions in a chunk if the user does not say, in whole buffers of packing.
+    """Default positions in a chunk, in whole packing buffers.
 
     One buffer is enough if packs are not batched, and for a pass that ends: there, chunks are few, and each rank should
-    get some. Where chunks hand over what does not fill a batch (``carries``), 8 micro-batches' worth. Else 32, so that
-    batches that are not full, one at the end of each chunk, are few.
+    get some. If chunks hand over their remainder (``carries``), 8 micro-batches' worth. Else 32, so that batches that
+    are not full, one at the end of each chunk, are few.
 
     Example:
         >>> [default_chunk_size(8, buffer, endless=True, carries=True) for buffer in (None, 1000, 10)]
@@ -130,10 +134,10 @@ def default_chunk_size(
 
 
 def default_lanes(world_size: int) -> int:
-    """Lanes of a run that begins on so many ranks, if the user does not say: the smallest number that twice as many
-    ranks divide, and 1, 2, 3, 4, 6, 8, 12 and 24.
+    """Default number of lanes for a run that starts on ``world_size`` ranks.
 
-    Each rank has a chunk of each of its lanes in memory, so there are no more than that.
+    It is the smallest number divisible by 1, 2, 3, 4, 6, 8, 12, 24 and by ``2 * world_size``. Each rank holds a chunk
+    of each of its lanes in memory, so there are no more lanes than that.
 
     Example:
         >>> [default_lanes(world) for world in (1, 3, 4, 5, 8, 64)]
@@ -143,7 +147,7 @@ def default_lanes(world_size: int) -> int:
 
 
 def worlds_for(lanes: int) -> list[int]:
-    """The world sizes among which so many lanes can be divided evenly, ascending.
+    """World sizes that divide this number of lanes, ascending.
 
     Example:
         >>> worlds_for(6)

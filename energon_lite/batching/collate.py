@@ -1,4 +1,4 @@
-"""Putting encoded samples together: the collation that is used where a task encoder has no ``batch`` of its own."""
+"""Default collation of encoded samples, for task encoders without a ``batch`` hook."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = [
     "generic_batch",
 ]
 
-#: What is done with tensors of one field whose shapes differ. None: that is an error. A number: each dimension is
-#: padded with it, at its end, to the largest of the batch. ``"list"``: they are left as they are, in a list, and so are
-#: samples of unlike types or entries. A mapping says that for single fields; those that it does not name must be alike.
+#: Treatment of tensors of one field whose shapes differ. None: an error. A number: each dimension is padded with it, at
+#: its end, to the largest of the batch. ``"list"``: the tensors stay as they are, in a list, and so do samples of
+#: different types or entries. A mapping gives the treatment of single fields; fields that it does not name must match.
 Padding = None | float | Literal["list"] | Mapping[str, float | Literal["list"]]
 
-#: What is as common as it is easy to tell.
+#: Types that always become a list; tested first because they are common and the test is cheap.
 _SCALARS = frozenset({bytes, str, int, float, bool, type(None)})
 
 
-#: How the fields that all samples have are put together.
+#: Collation of the base fields of every sample.
 _OF_BASE_FIELDS: dict[str, Callable[[list[Any]], Any]] = {
     "__key__": list,
     "__restore_key__": tuple,
@@ -45,10 +45,10 @@ _OF_BASE_FIELDS: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def check_padding(padding: Any) -> None:
-    """Refuse what is no :data:`Padding`.
+    """Refuse a value that is not a :data:`Padding`.
 
     Raises:
-        UsageError: names it.
+        UsageError: the value is none; the message shows it.
     """
     values = padding.values() if isinstance(padding, Mapping) else [padding]
     for value in values:
@@ -80,15 +80,17 @@ def batch_list(values: Sequence[Any]) -> list[Any]:
 
 
 def generic_batch(values: Sequence[Any], padding: Padding = None) -> Any:
-    """Collate by type: tensors of one shape are stacked; dicts, dataclasses and named tuples field by field, into one
-    of the same type (a dataclass that has ``from_samples`` makes its own batch); everything else becomes a list.
+    """Collate values by their type.
+
+    Tensors of one shape are stacked. Dicts, dataclasses and named tuples are collated field by field into one of the
+    same type (a dataclass with ``from_samples`` makes its own batch). Everything else becomes a list.
 
     Args:
         values: encoded samples of one type, at least one.
-        padding: what is done with the tensors of a field whose shapes differ; see :data:`Padding`.
+        padding: treatment of the tensors of a field whose shapes differ; see :data:`Padding`.
 
     Raises:
-        UnlikeError: samples, or the values of one of their fields, are not alike. Names samples, field, shapes.
+        UnlikeError: samples, or the values of one of their fields, do not match. Names samples, field, shapes.
 
     Example:
         >>> generic_batch([{"x": torch.ones(2)}, {"x": torch.ones(3)}], padding=0)
@@ -102,13 +104,13 @@ def generic_batch(values: Sequence[Any], padding: Padding = None) -> Any:
 
 
 def batch_from_samples(cls: Any, samples: Sequence[Any], padding: Padding = None) -> Any:
-    """``cls.from_samples(samples)``, where tensors are put together as in :func:`generic_batch`.
+    """Return ``cls.from_samples(samples)``, with tensors collated as in :func:`generic_batch`.
 
     Raises:
-        FatalSampleError: as there.
+        FatalSampleError: as :func:`generic_batch`.
     """
     if getattr(cls.from_samples, "__func__", None) is not Batch.from_samples.__func__:  # type: ignore[attr-defined]
-        return cls.from_samples(samples)  # its own way
+        return cls.from_samples(samples)  # the class overrides it
     fields: dict[str, Any] = {}
     try:
         for name in (field.name for field in dataclasses.fields(cls) if field.name not in BASE_FIELDS):
@@ -121,10 +123,10 @@ def batch_from_samples(cls: Any, samples: Sequence[Any], padding: Padding = None
 
 
 def collate_entry(name: str, values: list[Any], padding: Padding = None, path: tuple[str, ...] = ()) -> Any:
-    """One field of a batch out of its samples' values, as :func:`generic_batch` makes it.
+    """One field of a batch, collated from its samples' values as by :func:`generic_batch`.
 
     Args:
-        path: the fields that it lies in.
+        path: names of the enclosing fields, outermost first.
     """
     of_base = _OF_BASE_FIELDS.get(name)
     return of_base(values) if of_base else _collate(values, padding, (*path, name))
@@ -167,7 +169,7 @@ def _collate(values: Sequence[Any], padding: Padding, path: tuple[str, ...]) -> 
 
 
 def _is_structured(value: Any) -> bool:
-    """Whether a value is not just put into a list."""
+    """True for tensors, dicts, named tuples and dataclass instances; all other values go into a list."""
     if isinstance(value, (torch.Tensor, dict)):
         return True
     if isinstance(value, tuple):
@@ -176,24 +178,25 @@ def _is_structured(value: Any) -> bool:
 
 
 class _Unlike(Exception):
-    """Values that cannot be put together.
+    """Values that cannot be collated.
 
     Args:
-        path: the fields that they lie in; none: they are the samples.
-        can_pad: they are tensors.
+        path: names of the fields that hold them, outermost first; empty: the samples themselves.
+        can_pad: True if they are tensors.
     """
 
     def __init__(self, path: tuple[str, ...], *, can_pad: bool = False):
-        self.path, self.can_pad = path, can_pad
+        self.path = path
+        self.can_pad = can_pad
 
     def error(self, samples: Sequence[Any]) -> UnlikeError:
-        """What the user is told."""
+        """The error for the user, with the kinds of values and the samples that have them."""
         values = [self._value(sample) for sample in samples]
         keys = [field_of(sample, "__key__") for sample in samples]
-        found: dict[str, list[str]] = {}
+        names_by_look: dict[str, list[str]] = {}
         for number, (key, value) in enumerate(zip(keys, values, strict=True)):
-            found.setdefault(_looks(value, values), []).append(f"sample {number}" if key is None else str(key))
-        seen = [f"{looks}: {listed(those, _SHOWN)}" for looks, those in found.items()]
+            names_by_look.setdefault(_looks(value, values), []).append(f"sample {number}" if key is None else str(key))
+        seen = [f"{looks}: {listed(names, _SHOWN)}" for looks, names in names_by_look.items()]
         more = f"; and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
         what, fix = self._mistake(samples, values)
         error = UnlikeError(f"{what}: {'; '.join(seen[:_SHOWN])}{more}", where=_places(samples), fix=fix)
@@ -201,7 +204,7 @@ class _Unlike(Exception):
         return error
 
     def _mistake(self, samples: Sequence[Any], values: Sequence[Any]) -> tuple[str, str]:
-        """What is wrong, and what to do."""
+        """The two parts of the message: the mistake, and the fix."""
         if not self.path and len(set(map(type, samples))) > 1:
             return f"one batch has samples of {len(set(map(type, samples)))} types", _MAKE_ONE_TYPE
         whose = f"the {'.'.join(self.path)!r} of the samples of one batch" if self.path else "the samples of one batch"
@@ -232,7 +235,7 @@ class _Unlike(Exception):
         return sample
 
 
-#: Kinds of values that a message shows, and samples of each, at most.
+#: Largest number of kinds of values in a message, and of samples of each kind.
 _SHOWN = 4
 _MAKE_ONE_TYPE = (
     "make one type of them, in encode_sample or with cookers; or keep them apart: batch_group_criterion, returning "
@@ -241,27 +244,27 @@ _MAKE_ONE_TYPE = (
 
 
 def _looks(value: Any, others: Sequence[Any]) -> str:
-    """What a value is, as far as that tells it from others."""
+    """Short description of a value, with the property that distinguishes it from the others."""
     if isinstance(value, torch.Tensor):
-        dtypes = {one.dtype for one in others if isinstance(one, torch.Tensor)}
+        dtypes = {other.dtype for other in others if isinstance(other, torch.Tensor)}
         dtype = f", {value.dtype}" if len(dtypes) > 1 else ""
         return f"shape {list(value.shape)}{dtype}"
-    if isinstance(value, dict) and all(isinstance(one, dict) for one in others):
+    if isinstance(value, dict) and all(isinstance(other, dict) for other in others):
         return f"entries {', '.join(map(str, value))}"
     return type(value).__name__
 
 
 def _places(samples: Sequence[Any]) -> str | None:
-    """The data sets that samples come from."""
+    """Paths of the data sets of the samples; None if unknown."""
     paths = dict.fromkeys(source.dataset_path for sample in samples for source in field_of(sample, "__sources__") or ())
     return ", ".join(paths) or None
 
 
 def empty_like(batch: Any, rows: int) -> Any:
-    """``batch``, which holds ``rows`` samples, without any of them.
+    """Return ``batch``, which holds ``rows`` samples, without any of its rows.
 
     Tensors whose first dimension is ``rows`` and lists (or tuples) of that length lose all their rows; everything else
-    stays. A task encoder whose batches are not of this form overrides ``TaskEncoder.empty_batch``.
+    stays. A task encoder whose batches have another form overrides ``TaskEncoder.empty_batch``.
     """
     if isinstance(batch, torch.Tensor):
         return batch[:0] if batch.dim() and batch.shape[0] == rows else batch

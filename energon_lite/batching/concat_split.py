@@ -1,4 +1,4 @@
-"""Everything one behind the other, cut where a micro-batch is full."""
+"""Concatenation of all samples, cut where a micro-batch is full."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["ConcatSplit"]
 
 @dataclass(frozen=True)
 class ConcatSplit:
-    """Micro-batches of exactly ``tokens`` tokens each (the last one has what is left): the usual one of pretraining.
+    """Strategy with micro-batches of exactly ``tokens`` tokens (the last one is shorter), as usual in pretraining.
 
-    No other strategy fills better, and none costs more context: a sample is cut wherever a micro-batch ends, and its
-    second part is read without the first. Not for samples that must stay whole, such as those with images. For what
-    cutting does to a model see Ding et al. 2024, "Fewer truncations improve language modeling".
+    It fills micro-batches completely, but loses the most context: a sample is cut at the end of each micro-batch, and
+    its second part is read without the first. Not for samples that must stay whole, such as those with images. For the
+    effect of such cuts on a model see Ding et al. 2024, "Fewer truncations improve language modeling".
 
-    Samples of no tokens are in no micro-batch; they are counted as dropped.
+    Samples without tokens are in no micro-batch; they are counted as dropped.
 
     Args:
         tokens: tokens in a micro-batch.
@@ -39,7 +39,7 @@ class ConcatSplit:
 
     @property
     def capacity(self) -> Capacity:
-        """What a micro-batch may hold."""
+        """Capacity of a micro-batch, in packed tokens."""
         return Capacity(self.tokens)
 
     def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:

@@ -1,11 +1,11 @@
-"""A batch's part for one context-parallel rank: each sequence is cut along its length.
+"""One context-parallel rank's part of a batch: each sequence is cut along its length.
 
-With a causal mask, later tokens attend to more tokens, so ``size`` plain pieces would cost the last rank the most. The
-zigzag cut makes ``2 * size`` chunks and gives rank ``r`` the chunks ``r`` and ``2 * size - 1 - r``: all ranks then have
-equal work. (Both cuts are those of Megatron-Core; the zigzag is from Zhu's ring-flash-attention.) In a packed row each
-document is cut for itself, so that each rank has an equal part of each.
+With a causal mask, later tokens attend to more tokens, so of ``size`` contiguous pieces the last would cost the most.
+The zigzag cut makes ``2 * size`` chunks and gives rank ``r`` the chunks ``r`` and ``2 * size - 1 - r``: all ranks then
+have equal work. (Both cuts are those of Megatron-Core; the zigzag is from Zhu's ring-flash-attention.) In a packed row
+each document is cut separately, so that each rank has an equal part of each.
 
-Loaders give the same batch to all context-parallel peers; each then takes its part:
+Loaders give the same batch to all context-parallel peers; each peer then takes its part:
 
     >>> batch = context_parallel_slice(batch, {"tokens": 1, "labels": 1}, rank=mesh["cp"].get_local_rank(), size=2)
 """
@@ -38,20 +38,20 @@ def context_parallel_positions(
     cut: Cut = "zigzag",
     documents: Sequence[int] | torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Which positions of a sequence a rank holds, in increasing order inside each document.
+    """Positions of a sequence that a rank holds, in increasing order inside each document.
 
     Args:
-        length: of the sequence, in tokens.
-        rank: among the context-parallel ranks.
+        length: length of the sequence, in tokens.
+        rank: this rank's number among the context-parallel ranks.
         size: number of these ranks.
         cut: ``zigzag`` (equal work under a causal mask) or ``plain`` (one contiguous piece).
-        documents: the bounds ``[0, ..., length]`` of the documents of a packed row (``cu_seqlens``); None: just one.
+        documents: the bounds ``[0, ..., length]`` of the documents of a packed row (``cu_seqlens``); None: one.
 
     Returns:
         int64 ``[length / size]``. In a row with one document these are also its tokens' ``position_ids``.
 
     Raises:
-        TopologyError: a document cannot be cut into equal chunks; says by how much lengths must be padded.
+        TopologyError: a document cannot be cut into equal chunks; the message says to which multiple to pad.
 
     Example:
         >>> [context_parallel_positions(8, rank=rank, size=2).tolist() for rank in (0, 1)]
@@ -92,12 +92,12 @@ def context_parallel_slice(
     cut: Cut = "zigzag",
     documents: str | None = None,
 ) -> T:
-    """A copy of a batch in which the given fields hold this rank's part of the sequence.
+    """Copy of a batch in which the given fields hold this rank's part of the sequence.
 
     Args:
         batch: a dict or a dataclass.
-        fields: the tensors to be cut, and the dimension that is their sequence, such as ``{"tokens": 1, "mask": -1}``.
-            All have equal lengths there.
+        fields: the tensors to cut, each with its sequence dimension, such as ``{"tokens": 1, "mask": -1}``. All have
+            equal lengths in that dimension.
         rank, size, cut: see :func:`context_parallel_positions`.
         documents: the field with the bounds of the documents (``cu_seqlens``), for batches of one packed row. It stays
             as it is: attention needs the bounds in the whole row.

@@ -1,4 +1,4 @@
-"""Moving copies of a sample that were planned into one micro-batch to different ones."""
+"""Distribution of copies of one sample over different micro-batches."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from energon_lite.batching.micro_batches import MicroBatches
 
 __all__ = ["Fits", "keep_apart"]
 
-#: Sizes and key lengths of samples -> whether a micro-batch may consist of them.
+#: Function of the sizes and key lengths of samples: True if one micro-batch may hold them.
 Fits = Callable[[list[int], list[int]], bool]
 
-#: Of samples about as long, so many on each side are tried in exchange for one that has to go elsewhere.
+#: Candidates for a swap: this number of samples of similar length is tried on each side.
 _TRIED = 64
 
 
 def keep_apart(batches: MicroBatches, sample: Ints, sizes: Ints, keys: Ints, fits: Fits) -> MicroBatches:
-    """Move copies of a sample to different micro-batches, and bring them into the order of the stream.
+    """Move copies of a sample to different micro-batches, and number them in the order of the stream.
 
-    Of ``c`` copies in ``m`` micro-batches, at most ``ceil(c / m)`` stay in one. A copy is exchanged for a sample of
-    another micro-batch that is as long, or nearly so. Where that fits nowhere, it goes into a new micro-batch.
+    Of ``c`` copies in ``m`` micro-batches, at most ``ceil(c / m)`` stay in one. A copy is swapped with a sample of
+    another micro-batch of equal or similar length. If no swap is possible, the copy goes into a new micro-batch.
 
     Args:
-        batches: of a stretch, or of a step.
+        batches: micro-batches of a chunk, or of a step.
         sample: the number of the sample at each position that they are made of, ``[positions]``.
-        sizes: what each entry takes up, ``[entries]``.
+        sizes: size of each entry, ``[entries]``.
         keys: key length of each entry, ``[entries]``.
-        fits: what a micro-batch may consist of.
+        fits: True if one micro-batch may hold the given sizes and key lengths.
     """
     positions = len(sample)
     places, position = np.unique(batches.sample, return_inverse=True)
@@ -50,15 +50,16 @@ def keep_apart(batches: MicroBatches, sample: Ints, sizes: Ints, keys: Ints, fit
 
 
 def _in_order(position: Ints, length: Ints, batch: Ints, owner: Ints) -> Ints:
-    """The position of each entry, so that copies of a sample come one after the other.
+    """The position of each entry, such that copies of a sample follow one another in the order of the stream.
 
-    Where hooks made copies of different lengths, none can stand for another one: these stay as they are.
+    If hooks made copies of different lengths, they are not interchangeable: these keep their positions.
 
     Args:
         position, length, batch: of each entry, ``[entries]``. Positions have no gap.
         owner: the sample at each position, ``[positions]``.
     """
-    first, total = np.full(len(owner), len(position), dtype=np.int64), np.zeros(len(owner), dtype=np.int64)
+    first = np.full(len(owner), len(position), dtype=np.int64)
+    total = np.zeros(len(owner), dtype=np.int64)
     np.minimum.at(first, position, batch)
     np.add.at(total, position, length)
     everything = np.arange(len(owner), dtype=np.int64)
@@ -68,12 +69,12 @@ def _in_order(position: Ints, length: Ints, batch: Ints, owner: Ints) -> Ints:
 
 
 class _Crowd:
-    """The entries of micro-batches while some of them are moved.
+    """The entries of micro-batches, during the moves.
 
     Args:
         batches, sizes, keys, fits: see :func:`keep_apart`.
         owner: the sample of each entry, ``[entries]``.
-        copies: of each sample, in all micro-batches.
+        copies: number of copies of each sample, in all micro-batches.
     """
 
     def __init__(self, batches: MicroBatches, owner: Ints, copies: Ints, sizes: Ints, keys: Ints, fits: Fits):
@@ -85,18 +86,18 @@ class _Crowd:
         self._owner, self._position = owner.tolist(), batches.sample.tolist()
         self._sizes, self._keys, self._fits = sizes.tolist(), keys.tolist(), fits
         by_length = np.lexsort((owner, keys, sizes))
-        # Where the copies of a sample begin and end among all by length.
+        # Edges of the runs of copies of one sample, in the order by length.
         edges = np.flatnonzero(np.diff(owner[by_length], prepend=-1, append=-1))
         block = np.empty(len(sizes), dtype=np.int64)
         block[by_length] = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
         self._by_length, self._block, self._edges = by_length.tolist(), block.tolist(), edges.tolist()
-        # Of samples with several copies, in each micro-batch: how many pieces there are of each copy.
+        # Of samples with several copies, in each micro-batch: sample -> (position of the copy -> number of its pieces).
         self._copies: list[dict[int, Counter[int]]] = [defaultdict(Counter) for _ in self._members]
         for entry in np.flatnonzero(several[owner]).tolist():
             self._count(entry, self._batch[entry], 1)
 
     def spread(self) -> list[list[int]]:
-        """The entries of each micro-batch, afterwards."""
+        """Move the copies, and return the entries of each micro-batch."""
         left = []
         for number, copies in enumerate(self._copies):
             if not any(len(pieces) > self._most[owner] for owner, pieces in copies.items()):
@@ -112,7 +113,7 @@ class _Crowd:
         return [members for members in self._members if members]
 
     def _alike(self, entry: int) -> Iterator[int]:
-        """Entries of other samples, about as long, the nearest first."""
+        """Entries of other samples of similar length, the nearest first."""
         block = self._block[entry]
         below, above = self._edges[block] - 1, self._edges[block + 1]
         for distance in range(_TRIED):
@@ -125,8 +126,8 @@ class _Crowd:
         here, there = self._batch[entry], self._batch[other]
         if there in (here, -1) or not (self._may_come(entry, there) and self._may_come(other, here)):
             return False
-        mine = [other if one == entry else one for one in self._members[here]]
-        theirs = [entry if one == other else one for one in self._members[there]]
+        mine = [other if member == entry else member for member in self._members[here]]
+        theirs = [entry if member == other else member for member in self._members[there]]
         alike = self._sizes[entry] == self._sizes[other] and self._keys[entry] == self._keys[other]
         if not alike and not (self._holds(mine) and self._holds(theirs)):
             return False
@@ -142,7 +143,7 @@ class _Crowd:
         return len(pieces) < self._most[owner] or self._position[entry] in pieces
 
     def _holds(self, members: Sequence[int]) -> bool:
-        return self._fits([self._sizes[one] for one in members], [self._keys[one] for one in members])
+        return self._fits([self._sizes[entry] for entry in members], [self._keys[entry] for entry in members])
 
     def _take(self, entry: int) -> None:
         batch = self._batch[entry]
@@ -151,7 +152,10 @@ class _Crowd:
         self._batch[entry] = -1
 
     def _put(self, entry: int) -> None:
-        """Into the first micro-batch that holds it, where another copy may have gone from, or a new one."""
+        """Put an entry into the first micro-batch that can hold it, else into a new one.
+
+        An earlier micro-batch may have room for it since another copy left.
+        """
         for batch in range(len(self._members)):
             if self._may_come(entry, batch) and self._holds([*self._members[batch], entry]):
                 break

@@ -1,9 +1,9 @@
-"""Micro-batches of a pass that is dealt to workers first, each of which makes its own: Energon's way to validate.
+"""Micro-batches of a pass whose samples are first divided among the workers, as Energon does for validation.
 
-Each data set is cut into as many shares of neighbours as there are workers, over all ranks together. Which shares have
-a sample more than others: those that a bit reversal numbers first, so that ranks, and halves of them, have about as
-many; and the next data set goes on counting where the one before it has ended. A worker's last micro-batch may be
-short.
+Each data set is cut into contiguous shares, one for each worker over all ranks together. If the length is not
+divisible, the first shares in bit-reversed order get one sample more, so that ranks, and halves of the ranks, have
+nearly equal numbers; the next data set continues the count where the one before it ended. A worker's last micro-batch
+may be short.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ __all__ = ["DealtChunkPlan", "DealtPlan", "Shares"]
 
 @dataclass(frozen=True)
 class Shares:
-    """The samples of a pass, cut into a share for each worker.
+    """Samples of a pass, cut into one share for each worker.
 
     Args:
-        lengths: samples of each data set, one behind the other in the order.
-        world_size, workers: ranks, and workers of each.
+        lengths: samples of each data set, in the sequence of the order.
+        world_size: number of ranks.
+        workers: workers of each rank.
     """
 
     lengths: tuple[int, ...]
@@ -41,9 +42,10 @@ class Shares:
 
     @cached_property
     def _cut(self) -> tuple[Ints, Ints]:
-        """Where each share of each data set begins in the order, and the edges of its data sets in each share:
-        ``(data sets, shares)`` and ``(data sets + 1, shares)``."""
-        count, begun = self.world_size * self.workers, 0
+        """First position of each share of each data set, ``[data sets, shares]``, and the edges of the data sets
+        within each share, ``[data sets + 1, shares]``."""
+        count = self.world_size * self.workers
+        begun = 0
         sizes = np.empty((len(self.lengths), count), dtype=np.int64)
         turn = np.arange(count)
         for leaf, length in enumerate(self.lengths):
@@ -55,29 +57,29 @@ class Shares:
 
     @property
     def sizes(self) -> Ints:
-        """Samples of each share; shares are numbered by ranks."""
-        found: Ints = self._cut[1][-1]
-        return found
+        """Samples of each share, ``[shares]``; shares are numbered rank by rank."""
+        sizes: Ints = self._cut[1][-1]
+        return sizes
 
     def share_of(self, turn: int) -> int:
-        """The first worker of each rank, then the second one of each, and so on."""
+        """Share of a turn: the first worker of each rank, then the second one of each, and so on."""
         return turn % self.world_size * self.workers + turn // self.world_size
 
     def positions(self, share: int, first: int, stop: int) -> Ints:
-        """The positions in the order of a part of a share."""
+        """Positions in the order of samples ``first`` to ``stop - 1`` of a share, ``[k]``."""
         starts, edges = self._cut
         own = np.arange(first, min(stop, edges[-1, share]))
         leaf = np.searchsorted(edges[1:, share], own, side="right")
-        found: Ints = starts[leaf, share] + own - edges[leaf, share]
-        return found
+        positions: Ints = starts[leaf, share] + own - edges[leaf, share]
+        return positions
 
 
 @dataclass(frozen=True)
 class DealtPlan(FixedPlan):
-    """Micro-batches of a fixed number of samples of one worker's share, the workers of all ranks taking turns.
+    """Plan of fixed-size micro-batches, each from one worker's share; the workers of all ranks take turns.
 
     Args:
-        shares: a part of the plan: the same whoever goes through it.
+        shares: the division of the samples, which is part of the plan: it does not depend on the actual workers.
 
     Example:
         >>> plan = DealtPlan(ConcatOrder([5]), batch_size=2, shares=Shares((5,), workers=2))
@@ -89,13 +91,13 @@ class DealtPlan(FixedPlan):
 
     @cached_property
     def _batches(self) -> Ints:
-        """Micro-batches of each share."""
+        """Number of micro-batches of each share, ``[shares]``."""
         samples = self.shares.sizes
         return samples // self.chunk if self.drop_last else -(-samples // self.chunk)
 
     @cached_property
     def _rest(self) -> list[Place]:
-        """``(micro-batch of its share, share)`` from where on some shares have ended."""
+        """``(number within its share, share)`` of the micro-batches after the shortest share has ended."""
         least, most = int(self._batches.min()), int(self._batches.max())
         turns = [self.shares.share_of(turn) for turn in range(len(self._batches))]
         return [(number, share) for number in range(least, most) for share in turns if self._batches[share] > number]
@@ -105,14 +107,14 @@ class DealtPlan(FixedPlan):
 
     def batches(self, places: Sequence[Place], pass_number: int = 0) -> list[Sequence[tuple[int, ...]]]:
         """See :class:`~energon_lite.batching.plan.Plan`."""
-        found: list[Sequence[tuple[int, ...]]] = []
+        addresses: list[Sequence[tuple[int, ...]]] = []
         for place in places:
             leaf, index, epoch = (column.tolist() for column in self.order.lookup(self._positions(place[0])).columns())
-            found.append(AddressList(leaf, index, epoch))
-        return found
+            addresses.append(AddressList(leaf, index, epoch))
+        return addresses
 
     def _positions(self, number: int) -> Ints:
-        """The positions in the order of a micro-batch."""
+        """Positions in the order of micro-batch ``number``, ``[samples]``."""
         if number >= self._count(0):
             return np.empty(0, dtype=np.int64)
         full = int(self._batches.min()) * len(self._batches)
@@ -126,11 +128,13 @@ class DealtPlan(FixedPlan):
 
 @dataclass(frozen=True)
 class DealtChunkPlan(ChunkPlan):
-    """Chunks of one worker's share each, where content decides: a lane is a worker. What is left at a chunk's end goes
-    to the next one of its lane. So batches are those of a worker that goes through its share from end to end.
+    """Chunks of one worker's share each, for content-decided batches: a lane is a worker.
+
+    The remainder of a chunk moves to the next chunk of its lane. So batches equal those of a worker that reads its
+    share from end to end.
 
     Args:
-        shares: a part of the plan; there are as many lanes.
+        shares: the division of the samples, which is part of the plan; there is one lane for each share.
     """
 
     shares: Shares = Shares(())
@@ -149,13 +153,15 @@ class DealtChunkPlan(ChunkPlan):
 
 
 def _bit_reversal(numbers: Ints) -> Ints:
-    """The numbers of a range, from both halves in turns, each of them arranged in the same way: of a power of two, by
-    their bits from the last to the first."""
+    """Permutation of a range: its two halves interleaved, each permuted in the same way.
+
+    For a power of two, this is the order by reversed bits.
+    """
     if len(numbers) <= 2:
         return numbers
     middle = len(numbers) // 2
     arranged = np.empty_like(numbers)
-    # The second half may have one more: it then stands at the end, behind its last neighbour.
+    # The second half may have one more element: it stands at the end.
     left, right = _bit_reversal(numbers[:middle]), _bit_reversal(numbers[middle:])
     arranged[0 : 2 * middle : 2], arranged[1 : 2 * middle : 2] = left, right[:middle]
     arranged[2 * middle :] = right[middle:]

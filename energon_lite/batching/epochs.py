@@ -1,12 +1,12 @@
-"""Keeping the epochs of small data sets apart, which come round several times while a chunk is planned.
+"""Separation of epochs of small data sets, which repeat several times within one planned chunk.
 
-A strategy knows lengths, not samples: planned together, all copies of a sample would meet in one micro-batch. So a
-chunk is cut into *stretches* that are planned one after the other, where an epoch ends
-(:meth:`~energon_lite.order.Order.epoch_ends`), or where a sample of a blend would come again. A leaf that is over
-within a few micro-batches would make stretches too short to fill micro-batches well. Its copies stay in one stretch,
-and are moved to different micro-batches of it (:mod:`energon_lite.batching.copies`).
+A strategy knows lengths, not samples: planned together, all copies of a sample would share one micro-batch. So a chunk
+is cut into *stretches* that are planned one after the other. A stretch ends where an epoch ends
+(:meth:`~energon_lite.order.Order.epoch_ends`), or where a sample of a blend would repeat. A leaf with an epoch of a few
+micro-batches would make stretches too short to fill micro-batches well. Its copies stay in one stretch, and are
+moved to different micro-batches of it (:mod:`energon_lite.batching.copies`).
 
-All of it is a function of the chunk's addresses and lengths, so every rank comes to the same plan.
+The result is a function of the chunk's addresses and lengths, so every rank computes the same plan.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from energon_lite.order.hashing import hash_ints
 
 __all__ = ["ONE_STRETCH", "Stretches", "plan_epochs"]
 
-#: A stretch that ends because a sample of a blend would come again has samples for so many micro-batches at least.
+#: Least number of micro-batches' worth of samples in a stretch that ends because a sample of a blend would repeat.
 _LEAST = 128
 
 
 @dataclass(frozen=True)
 class Stretches:
-    """What has to be kept apart in a chunk.
+    """Stretches of a chunk, and its repeated samples.
 
     Args:
-        edges: the position at which each stretch begins, the first 0, and that behind the last one.
-        sample: the number of the sample at each position, ``[positions]``; None: none comes twice.
+        edges: the first position of each stretch, from 0, and the end of the last one.
+        sample: the number of the sample at each position, ``[positions]``; None: no sample repeats.
     """
 
     edges: Sequence[int]
     sample: Ints | None = None
 
 
-#: Nothing has to be kept apart.
+#: A chunk that needs no separation.
 ONE_STRETCH = Stretches((0,))
 
 
@@ -55,23 +55,22 @@ def plan_epochs(
     seed: int = 0,
     key_lengths: Ints | None = None,
 ) -> tuple[MicroBatches, Stretches]:
-    """The micro-batches of some positions of an order, with the epochs of each leaf kept apart.
+    """Micro-batches of some positions of an order, with the epochs of each leaf kept apart.
 
-    Each of ``ends`` is between two micro-batches. Of two copies of a sample, the one that comes first in the order
-    comes first in the plan, and they are in different micro-batches: unless there are fewer micro-batches than copies
-    in a stretch, which then are spread evenly.
+    Each of ``ends`` falls between two micro-batches. The copies of a sample keep their order in the plan, and are in
+    different micro-batches. If a stretch has fewer micro-batches than copies, they are spread evenly.
 
     Args:
-        strategy: which samples go together.
+        strategy: the strategy that groups samples.
         lengths: tokens of each sample, ``[positions]``.
-        samples: leaf, index and cycle of each, three arrays ``[positions]``. A cycle is an epoch, or as many epochs as
-            are mixed on purpose; what comes twice in one counts as two samples.
-        ends: places of the positions where an epoch of everything ends, ascending.
+        samples: leaf, index and cycle of each, three arrays ``[positions]``. A cycle is an epoch, or several epochs
+            that are mixed on purpose; a sample that repeats within a cycle counts as two samples.
+        ends: positions at which an epoch of the whole order ends, ascending.
         seed: for strategies that shuffle.
         key_lengths: see :class:`~energon_lite.batching.strategy.Strategy`.
 
     Returns:
-        The micro-batches, and what of the stretches is needed to change them.
+        The micro-batches, and the stretches, which are needed to change them.
 
     Example:
         >>> epoch = np.array([0, 0, 1, 1])
@@ -99,10 +98,10 @@ def plan_epochs(
 
 
 def _apart(strategy: Strategy, part: MicroBatches, number: Ints, keys: Ints) -> MicroBatches:
-    """A stretch with copies in different micro-batches."""
+    """Micro-batches of a stretch, with copies moved to different ones."""
     capacity = capacity_of(strategy)
-    most, difference = getattr(strategy, "batch_size", None), getattr(strategy, "max_difference", None)
-    most = getattr(strategy, "max_samples", most)
+    most = getattr(strategy, "max_samples", getattr(strategy, "batch_size", None))
+    difference = getattr(strategy, "max_difference", None)
     sizes = part.length if capacity is None else capacity.sizes(part.length)
     of_entries = np.zeros_like(part.length) if difference is None else keys[part.sample]
 
@@ -118,7 +117,7 @@ def _apart(strategy: Strategy, part: MicroBatches, number: Ints, keys: Ints) -> 
 
 
 def _rows(strategy: Strategy, lengths: Ints) -> int:
-    """Samples that make up a micro-batch, about."""
+    """Approximate number of samples in a micro-batch."""
     capacity = capacity_of(strategy)
     if capacity is None:
         return int(getattr(strategy, "batch_size", 1))
@@ -126,11 +125,11 @@ def _rows(strategy: Strategy, lengths: Ints) -> int:
 
 
 def _numbered(leaf: Ints, index: Ints, cycle: Ints) -> tuple[Ints, bool]:
-    """A number for each sample of a chunk, equal where it is the same sample; and whether one comes again.
+    """Number the distinct samples of a chunk, ``[positions]``; the flag is True if a sample repeats in another cycle.
 
     Args:
-        leaf, index: of each position, ``[positions]``.
-        cycle: the epoch, or how many turns of epochs that are mixed on purpose came before, ``[positions]``.
+        leaf, index: leaf and index at each position, ``[positions]``.
+        cycle: the epoch, or the number of completed rounds of deliberately mixed epochs, ``[positions]``.
     """
     if len(leaf) == 0 or not _any_again(leaf, cycle):
         return np.arange(len(leaf), dtype=np.int64), False
@@ -138,7 +137,7 @@ def _numbered(leaf: Ints, index: Ints, cycle: Ints) -> tuple[Ints, bool]:
     new = np.ones(len(order), dtype=bool)
     new[1:] = (np.diff(leaf[order]) != 0) | (np.diff(index[order]) != 0)
     again = ~new[1:] & (np.diff(cycle[order]) != 0)
-    # What comes twice in one cycle was asked for: each time counts as a sample of its own.
+    # A repetition within one cycle was requested by the user: each occurrence counts as a sample of its own.
     new[1:] |= ~again
     number = np.empty(len(order), dtype=np.int64)
     number[order] = np.cumsum(new) - 1
@@ -146,7 +145,7 @@ def _numbered(leaf: Ints, index: Ints, cycle: Ints) -> tuple[Ints, bool]:
 
 
 def _any_again(leaf: Ints, cycle: Ints) -> bool:
-    """Whether any leaf is in more than one cycle."""
+    """True if any leaf occurs in more than one cycle."""
     first = np.full(int(leaf.max()) + 1, -1, dtype=np.int64)
     first[leaf[::-1]] = cycle[::-1]
     return bool((first[leaf] != cycle).any())
@@ -155,16 +154,16 @@ def _any_again(leaf: Ints, cycle: Ints) -> bool:
 def _stretches(sample: Ints, leaf: Ints, cycle: Ints, least: int) -> list[int]:
     """Boundaries of the stretches of some positions, the first 0 and the last ``len(sample)``.
 
-    A stretch ends before the first sample that it has already, or where the last epoch ended before that; but it has at
-    least ``least`` positions.
+    A stretch ends before the first sample that it already has, or at the last end of an epoch before that; but it has
+    at least ``least`` positions.
 
     Args:
         sample: the number of the sample at each position, ``[positions]``.
         leaf, cycle: see :func:`_numbered`.
-        least: positions of a stretch that does not end with the positions.
+        least: least number of positions of a stretch, except the last.
     """
     count = len(sample)
-    before = _before(sample)  # the position at which the sample was before, -1 if nowhere
+    before = _before(sample)  # previous position of the same sample, -1 if there is none
     by_leaf = _before(leaf)
     ends = np.flatnonzero((by_leaf >= 0) & (cycle != cycle[by_leaf]))
     edges = [0]
@@ -181,9 +180,9 @@ def _stretches(sample: Ints, leaf: Ints, cycle: Ints, least: int) -> list[int]:
 
 
 def _before(values: Ints) -> Ints:
-    """The place of the last equal value before each of them; -1: there is none."""
+    """Index of the previous equal value for each value, ``[n]``; -1: there is none."""
     order = np.argsort(values, kind="stable")
-    found = np.full(len(values), -1, dtype=np.int64)
+    previous = np.full(len(values), -1, dtype=np.int64)
     equal = values[order[1:]] == values[order[:-1]]
-    found[order[1:][equal]] = order[:-1][equal]
-    return found
+    previous[order[1:][equal]] = order[:-1][equal]
+    return previous

@@ -15,7 +15,7 @@ __all__ = ["Fixed", "LengthDifference", "MaxLength"]
 
 
 def _key(lengths: Ints, key_lengths: object, name: str | None) -> Ints:
-    """The lengths to group by: those of the key field, if one is named."""
+    """Lengths to group by: those of the key field if one is named, else the whole lengths."""
     if name is None:
         return lengths
     if key_lengths is None:
@@ -27,23 +27,23 @@ def _key(lengths: Ints, key_lengths: object, name: str | None) -> Ints:
 
 
 def _runs_of(count: int, batch_size: int) -> Ints:
-    """Boundaries of runs of ``batch_size``, the last one shorter."""
+    """Boundaries of runs of ``batch_size``, ``[runs + 1]``; the last run may be shorter."""
     return np.append(np.arange(0, count, batch_size, dtype=np.int64), count)
 
 
 def _padded(
     pieces: Pieces, entries: Ints, offsets: Ints | list[int], *, is_sorted: bool, order: PlanOrder, seed: int
 ) -> MicroBatches:
-    """Padded micro-batches of any length, of pieces in an order of their own or in that of the stream."""
+    """Padded micro-batches without a limit, from pieces in stream order or in an order of their own."""
     late = len(entries) if is_sorted or order != "none" else 0
     return arrange(pieces, entries, offsets, None, late, order=order, seed=seed)
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """``batch_size`` samples in each micro-batch, padded to the longest of them; the last one has what is left.
+    """Strategy with ``batch_size`` samples in each micro-batch, padded to the longest; the last one has the rest.
 
-    DynamiCat's ``FixedBatchSize`` planner.
+    It corresponds to DynamiCat's ``FixedBatchSize`` planner.
 
     Args:
         batch_size: samples in a micro-batch.
@@ -73,16 +73,16 @@ class Fixed:
 
 @dataclass(frozen=True)
 class LengthDifference:
-    """Up to ``batch_size`` samples whose lengths differ by at most ``max_difference``.
+    """Strategy with up to ``batch_size`` samples whose lengths differ by at most ``max_difference``.
 
     The samples are sorted by the length of the key field; a micro-batch ends where the next sample is too long for its
-    first one. DynamiCat's ``LengthDifferenceRestricted`` planner.
+    first one. It corresponds to DynamiCat's ``LengthDifferenceRestricted`` planner.
 
     Args:
-        batch_size: most samples in a micro-batch.
+        batch_size: largest number of samples in a micro-batch.
         max_difference: largest difference of key lengths inside a micro-batch, in tokens.
         key: the field whose length counts, for example ``prompt``; None: the whole sample.
-        order: order of the micro-batches; ``random``, because sorted ones would come from short to long.
+        order: order of the micro-batches; ``random`` by default, because they are made from short samples to long ones.
 
     Example:
         >>> [part.tolist() for part in LengthDifference(3, 1, order="none").plan(np.array([5, 2, 6, 1, 8]), seed=0)]
@@ -114,17 +114,18 @@ class LengthDifference:
 
 @dataclass(frozen=True)
 class MaxLength:
-    """``batch_size`` samples in each micro-batch, none with a key field longer than ``max_length``.
+    """Strategy with ``batch_size`` samples in each micro-batch, none with a key field longer than ``max_length``.
 
-    DynamiCat's ``MaxLengthRestricted`` planner, which splits longer fields; the pieces then have the key field only.
+    It corresponds to DynamiCat's ``MaxLengthRestricted`` planner, which splits longer fields; the pieces then have the
+    key field only.
 
     Args:
         batch_size: samples in a micro-batch.
-        max_length: most tokens of the key field.
+        max_length: largest number of tokens of the key field.
         key: the field whose length counts, for example ``content``; None: the whole sample.
         sort: sort by the length of the key field first (smart batching).
-        oversize: what to do with a longer field. ``truncate`` and ``split`` count ``start`` and ``length`` in the key
-            field.
+        oversize: treatment of a longer field. With ``truncate`` and ``split``, ``start`` and ``length`` are relative to
+            the key field.
         order: order of the micro-batches.
 
     Example:
@@ -154,7 +155,7 @@ class MaxLength:
         key = _key(lengths, key_lengths, self.key)
         pieces = cut_to_fit(key, Capacity(self.max_length), self.oversize)
         sort_key = pieces.length if self.key is None else np.minimum(key, self.max_length)[pieces.sample]
-        # A sample that was not cut has its other fields, too.
+        # A sample that was not cut keeps its other fields.
         cut = (key > self.max_length)[pieces.sample]
         pieces = replace(pieces, length=np.where(cut, pieces.length, lengths[pieces.sample]))
         count = len(pieces.sample)

@@ -1,4 +1,4 @@
-"""Micro-batches filled in stream order."""
+"""Micro-batches that are filled in stream order."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["Greedy"]
 
 @dataclass(frozen=True)
 class Greedy:
-    """Takes samples as they come, until the next one would not fit: a micro-batch is a run of the stream.
+    """Strategy that fills a micro-batch in stream order until the next sample does not fit.
 
-    The simplest strategy with a capacity, without any bias and without any wait. Its price with ``padded_tokens`` is
-    padding: a micro-batch is as wide as its longest sample, whatever the others are.
+    It is the simplest strategy with a capacity. It has no bias, and no sample waits. With ``padded_tokens`` it has
+    padding: every row of a micro-batch is as wide as its longest sample.
 
     Args:
         capacity: what a micro-batch may hold.
-        max_samples: most samples in a micro-batch; None: as many as fit.
-        oversize: what to do with a sample that does not fit alone.
+        max_samples: largest number of samples in a micro-batch; None: as many as fit.
+        oversize: treatment of a sample that does not fit alone.
         order: order of the micro-batches.
 
     Example:
@@ -52,10 +52,12 @@ class Greedy:
 
 
 def _fill(sizes: list[int], limit: int, most: int, adds_up: bool) -> tuple[list[int], list[int]]:
-    """Entries and boundaries of the micro-batches."""
+    """Entries and boundaries of the micro-batches, in the order in which they are emitted."""
     entries: list[int] = []
-    # What the open micro-batch takes up: the sum of its sizes, or its rows times the longest of them.
-    offsets, alone, held = [0], [], 0
+    # ``held`` is the size of the open micro-batch: the sum of its sizes or, with padding, its largest size.
+    offsets = [0]
+    alone: list[int] = []
+    held = 0
     for number, size in enumerate(sizes):
         if size > limit:
             alone.append(number)
@@ -77,7 +79,7 @@ def _fill(sizes: list[int], limit: int, most: int, adds_up: bool) -> tuple[list[
 
 
 def _close(entries: list[int], offsets: list[int], alone: list[int]) -> None:
-    """End the open micro-batch, then emit those that came meanwhile and are alone in theirs."""
+    """Emit the open micro-batch, then the oversized samples that arrived meanwhile, each in its own micro-batch."""
     if len(entries) > offsets[-1]:
         offsets.append(len(entries))
     for number in alone:

@@ -1,9 +1,9 @@
-"""Best fit decreasing on a histogram: cost depends on the number of different sizes, not on the number of samples.
+"""Best fit decreasing on a histogram: run time depends on the number of different sizes, not of samples.
 
-When sizes come in descending order, all samples of one size are placed at once: the bins with the least sufficient room
-take as many as go in, and no other bin can fit better meanwhile. Bins that got the same samples stay one entry.
+When sizes come in descending order, all samples of one size are placed at once: the bins with the smallest sufficient
+gap take as many as fit, and no other bin can fit better meanwhile. Bins with the same contents stay one entry.
 
-The idea to pack the histogram: Krell et al. 2021, "Efficient sequence packing without cross-contamination".
+Packing of the histogram is from Krell et al. 2021, "Efficient sequence packing without cross-contamination".
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from energon_lite.batching.capacity import Ints
 __all__ = ["pack_histogram"]
 
 
-# What a kind of bins holds: (the kind it was before, size of the samples that came last, how many of them).
+# Contents of a kind of bins: (contents before the last addition, size of the samples added last, their number).
 _Content = tuple["_Content | None", int, int]
 
 
 class _Bins:
-    """Bins by the room left in them."""
+    """Bins, grouped by their free room."""
 
     def __init__(self) -> None:
-        self.rooms: list[int] = []  # different ones, ascending
-        self.kinds: dict[int, list[tuple[_Content, int]]] = {}  # room -> (content, how many bins)
+        self.rooms: list[int] = []  # distinct values, ascending
+        self.kinds: dict[int, list[tuple[_Content, int]]] = {}  # room -> (content, number of bins)
 
     def add(self, room: int, content: _Content, bins: int) -> None:
         if room not in self.kinds:
@@ -35,7 +35,7 @@ class _Bins:
         self.kinds[room].append((content, bins))
 
     def take(self, place: int) -> tuple[int, _Content, int]:
-        """Room, content and number of some bins with the ``place``-th least room."""
+        """Remove one group of equal bins with the ``place``-th smallest room: its room, content and number of bins."""
         room = self.rooms[place]
         content, bins = self.kinds[room].pop()
         if not self.kinds[room]:
@@ -44,10 +44,10 @@ class _Bins:
 
 
 def pack_histogram(counts: Ints, limit: int) -> tuple[Ints, Ints]:
-    """The sizes in each bin of best fit decreasing, bin after bin, and where each bin begins, ``[bins + 1]``.
+    """Sizes in the bins of best fit decreasing, bin after bin, and the first index of each bin, ``[bins + 1]``.
 
     Args:
-        counts: how many samples there are of each size 0, 1, ..., ``[largest size + 1]``; none of size 0.
+        counts: number of samples of each size 0, 1, ..., ``[largest size + 1]``; none of size 0.
         limit: size of a bin, at least the largest size.
 
     Example:
@@ -69,7 +69,7 @@ def pack_histogram(counts: Ints, limit: int) -> tuple[Ints, Ints]:
 
 
 def _put(bins: _Bins, size: int, left: int, room: int, content: _Content | None, many: int) -> int:
-    """Put up to ``left`` samples into ``many`` equal bins; returns how many are left over."""
+    """Put up to ``left`` samples into ``many`` equal bins, and return the number left over."""
     each = room // size
     full = min(many, left // each)
     rest = min(left - full * each, each) if full < many else 0
@@ -84,7 +84,7 @@ def _put(bins: _Bins, size: int, left: int, room: int, content: _Content | None,
 
 
 def _expanded(bins: _Bins) -> tuple[Ints, Ints]:
-    """The sizes in each single bin, and where it begins."""
+    """Sizes in each single bin, and the bins' boundaries."""
     sizes: list[int] = []
     rows: list[int] = []
     for room in bins.rooms:

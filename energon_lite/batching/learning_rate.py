@@ -1,4 +1,4 @@
-"""How the learning rate follows a batch that is not always equally large."""
+"""Learning rate for batches of varying size."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ SCALING_RULES: tuple[ScalingRule, ...] = get_args(ScalingRule)
 
 
 def learning_rate_scale(size: float, reference: float, rule: ScalingRule = "sqrt") -> float:
-    """What to multiply the learning rate of a step with.
+    """Factor by which to multiply the learning rate of a step.
 
     Args:
-        size: of the step's global batch, in samples or, better, in tokens that count in the loss.
+        size: size of the step's global batch, in samples or, better, in tokens that count in the loss.
         reference: the size for which the learning rate was chosen, in the same unit.
-        rule: ``linear``: in proportion, so that each sample moves the weights as much as ever, for SGD (Goyal et al.
-            2017, "Accurate, large minibatch SGD"); ``sqrt``: for Adam and its kin (Malladi et al. 2022, "On the SDEs
-            and scaling rules for adaptive gradient algorithms"); ``none``: leave it.
+        rule: ``linear``: proportional to the size, such that each sample has a constant influence on the weights, for
+            SGD (Goyal et al. 2017, "Accurate, large minibatch SGD"); ``sqrt``: for Adam and similar optimizers
+            (Malladi et al. 2022, "On the SDEs and scaling rules for adaptive gradient algorithms"); ``none``: 1.
 
     Raises:
-        UsageError: sizes that are not positive, or an unknown rule.
+        UsageError: a size is negative, the reference is not positive, or the rule is unknown.
 
     Example:
         >>> learning_rate_scale(48_000, 12_000, "linear"), learning_rate_scale(48_000, 12_000, "sqrt")

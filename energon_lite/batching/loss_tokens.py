@@ -1,4 +1,4 @@
-"""The tokens that the loss of a whole step counts: over all its micro-batches, on all ranks."""
+"""Loss tokens of a whole step: the sum over all its micro-batches, on all ranks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def count_loss_tokens(
 ) -> float:
     """Count the loss tokens of a step, and write the number into each of its micro-batches as ``global_loss_tokens``.
 
-    A mean over each micro-batch, or over each rank, weighs a token by how full its batch is. With this number, the loss
-    of a micro-batch is a sum divided by the same number everywhere; gradients are then summed over ranks, not averaged.
+    A mean over each micro-batch, or over each rank, would give tokens in fuller batches less weight. With this number,
+    the loss of a micro-batch is a sum divided by the same number everywhere; gradients are then summed over ranks, not
+    averaged.
 
     Args:
-        micro_batches: this rank's, of one step; none is fine too.
-        group: the data-parallel ranks, all of which must call this; None: all ranks there are. Without
+        micro_batches: this rank's micro-batches of one step; may be empty.
+        group: the data-parallel ranks, all of which must call this function; None: all ranks. Without
             ``torch.distributed``, this process alone.
-        device: where the number is added up: ``cuda`` for NCCL.
+        device: device of the sum: ``cuda`` for NCCL.
 
     Example:
         >>> count_loss_tokens(micro_batches)
@@ -39,7 +40,7 @@ def count_loss_tokens(
     count = torch.tensor(sum(batch.num_loss_tokens for batch in micro_batches), dtype=torch.float64, device=device)
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(count, group=group)
-    found = float(count.item())
+    total = float(count.item())
     for batch in micro_batches:
-        batch.global_loss_tokens = found
-    return found
+        batch.global_loss_tokens = total
+    return total

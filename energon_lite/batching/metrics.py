@@ -1,4 +1,4 @@
-"""What a plan is worth: how full it is, how it is balanced, and what it does to the statistics of training."""
+"""Metrics of a plan: its fill, its balance over ranks, and its effect on the statistics of training."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PlanMetrics:
-    """A plan in numbers.
+    """Metrics of a plan.
 
     Args:
-        micro_batches: how many there are.
-        steps: optimizer steps of an epoch, a last one that is not full included.
+        micro_batches: number of micro-batches.
+        steps: optimizer steps of an epoch, including a last partial one.
         fill: tokens, of the tokens that all micro-batches could hold; None without a capacity.
-        padding_efficiency: tokens, of tokens and padding.
+        padding_efficiency: tokens, as a share of tokens and padding.
         over: share of the micro-batches above the capacity.
-        length_correlation: intraclass correlation of log lengths in micro-batches. 0: lengths come together as by
-            chance; 1: each micro-batch has one length.
-        step_variance_ratio: variance of a step's mean log length, over that of steps of random samples.
+        length_correlation: intraclass correlation of log lengths in micro-batches. 0: lengths are combined at random;
+            1: all lengths of a micro-batch are equal.
+        step_variance_ratio: variance of a step's mean log length, relative to that of steps of random samples.
         effective_samples: share of the samples that count if each micro-batch's mean loss has the same weight
             (Kish's effective sample size); 1 if all samples weigh the same.
-        lateness: most places that a sample comes after its place in the stream.
-        token_balance: mean over the largest of the ranks' tokens (padding included), averaged over steps.
-        attention_balance: the same of squared lengths.
+        lateness: largest number of places by which a sample comes after its place in the stream.
+        token_balance: mean over maximum of the ranks' tokens (padding included), averaged over steps.
+        attention_balance: the same for squared lengths.
     """
 
     micro_batches: int
@@ -51,7 +51,7 @@ class PlanMetrics:
 
 
 def measure_plan(batches: MicroBatches, *, ranks: int = 8, per_rank: int = 1) -> PlanMetrics:
-    """The numbers of a plan, with steps of ``ranks * per_rank`` consecutive micro-batches, shared evenly by the ranks.
+    """Measure a plan with steps of ``ranks * per_rank`` consecutive micro-batches, balanced over the ranks.
 
     Args:
         batches: the plan of an epoch, at least one micro-batch.
@@ -59,7 +59,9 @@ def measure_plan(batches: MicroBatches, *, ranks: int = 8, per_rank: int = 1) ->
         per_rank: micro-batches of a rank in a step.
     """
     step = ranks * per_rank
-    tokens, space, rows = batches.tokens(), batches.space(), batches.rows()
+    tokens = batches.tokens()
+    space = batches.space()
+    rows = batches.rows()
     token_loads, attention_loads = rank_loads(batches, ranks=ranks, per_rank=per_rank)
     weights = np.repeat(1.0 / np.maximum(rows, 1), rows)
     limit = batches.limit
@@ -81,13 +83,13 @@ def measure_plan(batches: MicroBatches, *, ranks: int = 8, per_rank: int = 1) ->
 def even_balance(
     batches: MicroBatches, capacity: Capacity | None, *, ranks: int = 8, per_rank: int = 1, steps: int | None = None
 ) -> tuple[float, float]:
-    """Balance of tokens and of attention as the loader assigns steps of ``ranks * per_rank`` micro-batches.
+    """Balance of tokens and of attention, as achieved by the loader's steps of ``ranks * per_rank`` micro-batches.
 
     Args:
         batches: the plan.
-        capacity: of packed micro-batches; None: nothing is exchanged.
+        capacity: capacity of packed micro-batches; None: no samples are swapped.
         ranks, per_rank: see :func:`measure_plan`.
-        steps: measure only the first so many; None: all.
+        steps: measure only this number of steps, from the first; None: all.
     """
     step = ranks * per_rank
     whole = whole_steps(batches, step, capacity)
@@ -118,15 +120,18 @@ def rank_loads(batches: MicroBatches, *, ranks: int, per_rank: int = 1) -> tuple
 
 
 def lateness(batches: MicroBatches) -> Ints:
-    """Places that each entry comes after its place in the stream, ``[entries]``; negative if it comes before."""
+    """Number of places by which each entry comes after its place in the stream, ``[entries]``; negative if before."""
     rank = np.empty(len(batches.sample), dtype=np.int64)
     rank[np.lexsort((batches.start, batches.sample))] = np.arange(len(rank))
     return np.arange(len(rank)) - rank
 
 
 def length_correlation(batches: MicroBatches) -> float:
-    """Intraclass correlation of log lengths, with micro-batches as classes (one-way analysis of variance, classes of
-    unequal size: Donner 1986). Slightly negative values are noise, or lengths that make up for each other."""
+    """Intraclass correlation of log lengths, with micro-batches as classes.
+
+    It is a one-way analysis of variance with classes of unequal size (Donner 1986). Slightly negative values are noise,
+    or the effect of combining long samples with short ones.
+    """
     rows, group, values = _log_lengths(batches)
     count, total = int((rows > 0).sum()), len(values)
     if count < 2 or total <= count:
@@ -140,7 +145,7 @@ def length_correlation(batches: MicroBatches) -> float:
 
 
 def _step_variance_ratio(batches: MicroBatches, step: int) -> float:
-    """Steps differ in size, so each deviation is measured in that of a mean of as many random samples."""
+    """Variance of the steps' mean log lengths, each relative to that of a mean of equally many random samples."""
     rows, group, values = _log_lengths(batches)
     steps = len(rows) // step
     variance = float(values.var()) if len(values) else 0.0

@@ -1,4 +1,4 @@
-"""The result of planning: micro-batches as three flat arrays and their boundaries."""
+"""Micro-batches as the result of planning: three flat arrays and their boundaries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from energon_lite.order.hashing import hash_ints, mix64_array
 
 __all__ = ["PLAN_ORDERS", "MicroBatches", "PlanOrder", "arrange", "concatenate"]
 
-#: The orders of DynamiCat, under its names. ``bs``: samples in a micro-batch; ``pc``: tokens in it, with padding.
+#: DynamiCat's orders, with its names. ``bs``: samples in a micro-batch; ``pc``: tokens in it, padding included.
 PlanOrder = Literal["none", "random", "bs_asc", "bs_desc", "pc_asc", "pc_desc"]
 PLAN_ORDERS: tuple[PlanOrder, ...] = get_args(PlanOrder)
 _ORDER_TAG = 0x6F72646572
@@ -24,18 +24,19 @@ _ORDER_TAG = 0x6F72646572
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """Which samples, or pieces of samples, make up each micro-batch. Micro-batch ``m`` has the entries
-    ``offsets[m]:offsets[m + 1]`` of the other arrays.
+    """Assignment of samples, or pieces of samples, to micro-batches.
+
+    Micro-batch ``m`` has the entries ``offsets[m]:offsets[m + 1]`` of the other arrays.
 
     Args:
         sample: index of the sample in the lengths that were planned, ``[entries]``.
-        start: its first token that is used, ``[entries]``; not 0 only where a sample was split.
-        length: how many of its tokens are used, ``[entries]``.
-        offsets: ``[micro-batches + 1]``.
-        packed: whether the entries of a micro-batch lie one behind the other (or are rows, padded to the longest).
-        limit: the capacity, None if there is none.
-        lateness_bound: no entry comes more than so many places after its place in the stream.
-        counts: what was dropped, truncated, split.
+        start: first token of the sample that is used, ``[entries]``; above 0 only for pieces of a split sample.
+        length: number of its tokens that are used, ``[entries]``.
+        offsets: boundaries of the micro-batches, ``[micro-batches + 1]``.
+        packed: True: the entries of a micro-batch are concatenated into one row; False: they are padded rows.
+        limit: the limit of the capacity, None if there is none.
+        lateness_bound: upper bound on the number of places by which an entry comes after its place in the stream.
+        counts: numbers of dropped, truncated and split samples.
 
     Example:
         >>> batches = BestFit(Capacity(10)).plan(np.array([6, 7, 4, 3]), seed=0)
@@ -54,12 +55,12 @@ class MicroBatches:
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[int] | Ints], lengths: Ints, *, packed: bool) -> MicroBatches:
-        """Micro-batches of whole samples; those that are in none are counted as dropped.
+        """Build micro-batches of whole samples; samples that are in none are counted as dropped.
 
         Args:
-            groups: the samples of each micro-batch, by their numbers; none is empty, and no sample is in two.
+            groups: the indices of each micro-batch's samples; no group is empty, and no sample is in two.
             lengths: tokens of each sample, ``[samples]``.
-            packed: see above.
+            packed: see :class:`MicroBatches`.
 
         Raises:
             UsageError: a sample is in two micro-batches, or a micro-batch is empty.
@@ -87,7 +88,7 @@ class MicroBatches:
         return len(self.offsets) - 1
 
     def __getitem__(self, number: int) -> Ints:
-        """The samples of micro-batch ``number``."""
+        """Indices of the samples of micro-batch ``number``, ``[rows]``."""
         if not -len(self) <= number < len(self):
             raise IndexError(f"micro-batch {number} of {len(self)}")
         number %= len(self)
@@ -102,44 +103,46 @@ class MicroBatches:
         return np.diff(np.concatenate([[0], np.cumsum(self.length)])[self.offsets])
 
     def longest(self) -> Ints:
-        """Length of the longest entry of each micro-batch, ``[micro-batches]``; 0 where there is none."""
-        found = np.zeros(len(self), dtype=np.int64)
+        """Length of the longest entry of each micro-batch, ``[micro-batches]``; 0 for an empty one."""
+        longest = np.zeros(len(self), dtype=np.int64)
         filled = np.flatnonzero(self.rows())
         if len(filled):
-            found[filled] = np.maximum.reduceat(self.length, self.offsets[filled])
-        return found
+            longest[filled] = np.maximum.reduceat(self.length, self.offsets[filled])
+        return longest
 
     def attention(self) -> Ints:
-        """Sum of squared lengths in each micro-batch, ``[micro-batches]``: what attention costs if samples do not see
-        each other. Rows of padded micro-batches count in full."""
+        """Attention cost: sum of squared lengths in each micro-batch, ``[micro-batches]``.
+
+        Samples do not attend to each other. Rows of padded micro-batches count in full.
+        """
         if not self.packed:
             return self.rows() * self.longest() ** 2
         return np.diff(np.concatenate([[0], np.cumsum(self.length * self.length)])[self.offsets])
 
     def space(self) -> Ints:
-        """Tokens that each micro-batch takes up, padding included, ``[micro-batches]``."""
+        """Size of each micro-batch in tokens, padding included, ``[micro-batches]``."""
         return self.tokens() if self.packed else self.rows() * self.longest()
 
     def digest(self) -> str:
-        """SHA-256 of the whole plan: equal on all ranks, machines and releases, or the plan is not the same."""
+        """SHA-256 of the whole plan, in hexadecimal: equal plans have equal digests on all ranks and machines."""
         state = hashlib.sha256(b"packed" if self.packed else b"padded")
         for column in (self.sample, self.start, self.length, self.offsets):
             state.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
         return state.hexdigest()
 
     def select(self, numbers: Ints) -> MicroBatches:
-        """Micro-batches ``numbers``, in this order, with the same settings and counts."""
+        """Return the micro-batches ``numbers``, in this order, with the same settings and counts."""
         rows = self.rows()[numbers]
         before = np.cumsum(rows) - rows
         return self.regrouped(np.repeat(self.offsets[:-1][numbers] - before, rows) + np.arange(rows.sum()), rows)
 
     def regrouped(self, entries: Ints, rows: Ints | Sequence[int], *, later: int = 0) -> MicroBatches:
-        """The same samples in other micro-batches, with the same settings and counts.
+        """Return the same samples in other micro-batches, with the same settings and counts.
 
         Args:
-            entries: numbers of entries, micro-batch by micro-batch.
-            rows: entries of each micro-batch.
-            later: an entry may come so many places later than it did.
+            entries: indices of entries, micro-batch by micro-batch.
+            rows: number of entries of each micro-batch.
+            later: largest number of places by which an entry may be delayed; added to the lateness bound.
         """
         return replace(
             self,
@@ -162,20 +165,20 @@ def arrange(
     seed: int = 0,
     groups: Ints | None = None,
 ) -> MicroBatches:
-    """Put micro-batches together from pieces, and bring them into a plan order.
+    """Build micro-batches from pieces, in a plan order.
 
     Args:
-        pieces: the samples as they go into micro-batches.
-        entries: numbers of pieces, micro-batch by micro-batch, ``[pieces]``.
-        offsets: where each micro-batch begins in ``entries``, ``[micro-batches + 1]``.
-        capacity: what a micro-batch may hold, and whether it is packed; None: padded rows, however many.
+        pieces: the samples after treatment of oversized ones.
+        entries: indices of pieces, micro-batch by micro-batch, ``[pieces]``.
+        offsets: first index of each micro-batch in ``entries``, ``[micro-batches + 1]``.
+        capacity: capacity of a micro-batch, which also says if it is packed; None: padded rows without a limit.
         lateness_bound: see :class:`MicroBatches`; the order must not break it.
         order: order of the micro-batches inside each group.
         seed: for the order ``random``.
-        groups: ascending numbers ``[micro-batches]``; None: all in one group.
+        groups: ascending group numbers ``[micro-batches]``; None: one group.
     """
     entries = np.asarray(entries, dtype=np.int64)
-    made = MicroBatches(
+    batches = MicroBatches(
         pieces.sample[entries],
         pieces.start[entries],
         pieces.length[entries],
@@ -185,10 +188,10 @@ def arrange(
         lateness_bound,
         pieces.counts,
     )
-    if order == "none" or len(made) < 2:
-        return made
-    key = _order_key(made, order, seed)
-    return made.select(np.argsort(key, kind="stable") if groups is None else np.lexsort((key, groups)))
+    if order == "none" or len(batches) < 2:
+        return batches
+    key = _order_key(batches, order, seed)
+    return batches.select(np.argsort(key, kind="stable") if groups is None else np.lexsort((key, groups)))
 
 
 def _order_key(batches: MicroBatches, order: PlanOrder, seed: int) -> np.ndarray:
@@ -201,11 +204,11 @@ def _order_key(batches: MicroBatches, order: PlanOrder, seed: int) -> np.ndarray
 
 
 def concatenate(parts: Sequence[MicroBatches], firsts: Sequence[int]) -> MicroBatches:
-    """One plan out of the plans of consecutive chunks.
+    """Concatenate the plans of consecutive chunks into one.
 
     Args:
-        parts: at least one.
-        firsts: the number of each chunk's first sample, added to its sample numbers.
+        parts: the plans, at least one.
+        firsts: the number of each chunk's first sample, which is added to its sample indices.
     """
     edges = np.cumsum([0, *(len(part.sample) for part in parts)])
     return MicroBatches(

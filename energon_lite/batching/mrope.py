@@ -1,4 +1,4 @@
-"""Positions in three dimensions for rows of text and images, as multimodal rotary embeddings (M-RoPE) take them."""
+"""Three-dimensional positions for rows of text and images, for multimodal rotary embeddings (M-RoPE)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["mrope_positions"]
 
 
 def mrope_positions(length: int, starts: Sequence[int], grids: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Frame, row and column of each position of one sample.
+    """Frame, row and column of each position of one sample, ``[3, length]``.
 
-    Text counts on by one, in all three alike. Of an image, each position has the place in its grid, from where the text
-    before it ended; the text behind it goes on behind the largest of these.
+    Text positions count up by one, equal in all three dimensions. Each position of an image has its place in the grid,
+    offset by the end of the text before it; the text after the image continues from the largest of these values.
 
     Args:
-        length: positions of the sample. An image may be cut at its end.
-        starts: the position at which each image begins, ascending.
-        grids: of each image or clip, its frames, rows and columns, in positions: a token is what is merged into one.
+        length: positions of the sample. An image may be cut at the sample's end.
+        starts: the first position of each image, ascending.
+        grids: frames, rows and columns of each image or clip, in positions (after merging of patches into tokens).
 
     Returns:
         int64 ``[3, length]``.
 
     Raises:
-        UsageError: images overlap, or do not go together with their grids.
+        UsageError: images overlap, or the numbers of images and grids differ.
 
     Example:
         >>> mrope_positions(8, [1], [(1, 2, 2)])  # a token, an image of two rows and columns, three tokens

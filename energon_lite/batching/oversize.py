@@ -1,4 +1,4 @@
-"""Samples that no micro-batch can hold: what is done with them, and how many there were."""
+"""Treatment and counts of samples that no micro-batch can hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["POLICIES", "Counts", "Oversize", "Pieces", "cut_to_fit"]
 
 Oversize = Literal["error", "drop", "truncate", "split", "own_batch"]
 POLICIES: tuple[Oversize, ...] = get_args(Oversize)
-#: What to do with them, in words. The name of the option is the same in Python, in YAML and on the command line.
+#: The choices, for messages. The name of the option is the same in Python, in YAML and on the command line.
 _CHOICES = (
     'oversize="drop" (leave them out), "truncate" (keep their first tokens), "split" (cut them into pieces that '
     'fit, each of which is trained on) or "own_batch" (leave them whole, in a micro-batch above the capacity)'
@@ -23,13 +23,13 @@ _CHOICES = (
 
 @dataclass(frozen=True)
 class Counts:
-    """What planning did to samples, apart from grouping them. Nothing is left out without being counted here.
+    """Numbers of samples that planning dropped, truncated or split. Every omission is counted here.
 
     Args:
         dropped_samples: samples that are in no micro-batch.
-        dropped_tokens: their tokens.
+        dropped_tokens: tokens of these.
         truncated_samples: samples that lost their end.
-        truncated_tokens: what they lost.
+        truncated_tokens: tokens that they lost.
         split_samples: samples that were cut into several pieces.
         own_batches: micro-batches above the capacity, of one sample each.
     """
@@ -42,7 +42,7 @@ class Counts:
     own_batches: int = 0
 
     def words(self) -> list[str]:
-        """What was done, as far as anything was.
+        """List the counts above 0, in words.
 
         Example:
             >>> Counts(dropped_samples=1, dropped_tokens=1200, split_samples=3).words()
@@ -57,18 +57,18 @@ class Counts:
         return [f"{counted(samples, 'sample')} {what}" for samples, what in pairs if samples]
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+        return Counts(*(getattr(self, count.name) + getattr(other, count.name) for count in fields(self)))
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """The samples as they go into micro-batches, in stream order.
+    """The samples after treatment of oversized ones, in stream order.
 
     Args:
-        sample: which sample each piece belongs to, ``[pieces]``.
-        start: where in the sample it begins, in tokens, ``[pieces]``.
-        length: its tokens, ``[pieces]``.
-        counts: what happened to samples that were too long.
+        sample: index of the sample that each piece belongs to, ``[pieces]``.
+        start: first token of the piece within the sample, ``[pieces]``.
+        length: tokens of the piece, ``[pieces]``.
+        counts: numbers of oversized samples, by their treatment.
     """
 
     sample: Ints
@@ -78,22 +78,21 @@ class Pieces:
 
     @classmethod
     def of(cls, lengths: Ints) -> Pieces:
-        """Samples as they are."""
+        """Build one piece for each sample, uncut."""
         return cls(np.arange(len(lengths), dtype=np.int64), np.zeros(len(lengths), dtype=np.int64), lengths)
 
 
 def cut_to_fit(lengths: Ints, capacity: Capacity, policy: Oversize) -> Pieces:
-    """Make pieces of samples, so that each fits into the capacity.
+    """Treat oversized samples, so that each piece fits into the capacity.
 
     Args:
         lengths: tokens of each sample, ``[samples]``.
         capacity: what a micro-batch may hold.
-        policy: what to do with a longer sample: ``error``, ``drop`` it, ``truncate`` its end, ``split`` it into as many
-            full pieces as there are and a rest, or ``own_batch``: leave it as it is, for a micro-batch of its own that
-            exceeds the capacity.
+        policy: treatment of a longer sample: ``error``, ``drop`` it, ``truncate`` its end, ``split`` it into full
+            pieces and a rest, or ``own_batch``: leave it whole, for a micro-batch of its own that exceeds the capacity.
 
     Raises:
-        UsageError: policy ``error``, and there is such a sample; or an unknown policy.
+        UsageError: a sample is too long and the policy is ``error``; or the policy is unknown.
 
     Example:
         >>> pieces = cut_to_fit(np.array([3, 25]), Capacity(10), "split")
@@ -104,25 +103,25 @@ def cut_to_fit(lengths: Ints, capacity: Capacity, policy: Oversize) -> Pieces:
         raise UsageError(f"there is no rule {policy!r} for samples that are too long", fix=f"use one of {POLICIES}")
     whole = Pieces.of(lengths)
     too_long = capacity.sizes(lengths) > capacity.limit
-    found = int(too_long.sum())
-    if not found:
+    oversized = int(too_long.sum())
+    if not oversized:
         return whole
     limit = capacity.largest_length()
     if policy == "error":
         first = int(np.argmax(too_long))
         raise UsageError(
-            f"{found} of {len(lengths)} samples are longer than the {limit} tokens that fit into {capacity.limit} "
+            f"{oversized} of {len(lengths)} samples are longer than the {limit} tokens that fit into {capacity.limit} "
             f"{capacity.unit}; the first is sample {first} with {int(lengths[first])} tokens",
             fix=f"raise the capacity, or say in the strategy what to do with them: {_CHOICES}",
         )
     if policy == "own_batch":
-        return replace(whole, counts=Counts(own_batches=found))
+        return replace(whole, counts=Counts(own_batches=oversized))
     if policy == "drop":
         kept = ~too_long
-        counts = Counts(dropped_samples=found, dropped_tokens=int(lengths[too_long].sum()))
+        counts = Counts(dropped_samples=oversized, dropped_tokens=int(lengths[too_long].sum()))
         return Pieces(whole.sample[kept], whole.start[kept], lengths[kept], counts)
     if policy == "truncate":
-        counts = Counts(truncated_samples=found, truncated_tokens=int((lengths[too_long] - limit).sum()))
+        counts = Counts(truncated_samples=oversized, truncated_tokens=int((lengths[too_long] - limit).sum()))
         return replace(whole, length=np.where(too_long, limit, lengths), counts=counts)
     return _split(lengths, too_long, limit)
 

@@ -1,11 +1,11 @@
-"""Which samples make up which micro-batch. Integers only: no torch, no I/O.
+"""Plans: the function from a step to micro-batches of sample addresses. Integers only: no torch, no I/O.
 
-A run is a sequence of *passes* (what one ``for`` loop over the loader yields), a pass is a sequence of micro-batches,
-and a micro-batch is a list of sample addresses. The plan is the same on every rank; in each step every rank takes one
-of the next ``world_size`` micro-batches, so all ranks together go through one global sequence.
+A run is a sequence of *passes* (one ``for`` loop over the loader each), a pass is a sequence of micro-batches, and a
+micro-batch is a list of sample addresses. The plan is the same on every rank; in each step every rank takes one of the
+next ``world_size`` micro-batches, so all ranks together traverse one global sequence.
 
-A plan is made chunk by chunk: of a fixed number of samples, a chunk is one micro-batch, and everything follows from its
-number; by tokens (:mod:`energon_lite.batching.token_plan`), a chunk has as many micro-batches as its samples make up.
+A plan is made chunk by chunk. With a fixed number of samples, a chunk is one micro-batch, and its contents follow from
+its number; by tokens (:mod:`energon_lite.batching.token_plan`), a chunk has a variable number of micro-batches.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ import numpy as np
 
 from energon_lite.batching.address_list import AddressList
 from energon_lite.batching.capacity import at_least_one
+from energon_lite.batching.digests import address_hashes, sums_of_groups
 from energon_lite.batching.oversize import Counts
-from energon_lite.batching.set_digest import address_hashes, sums_of_groups
 from energon_lite.order import Order
 from energon_lite.order.permutation import MAX_LENGTH
 
 __all__ = ["ChunkedOrder", "FixedPlan", "Place", "Plan"]
 
-#: Where a micro-batch is in its pass: the number of its plan chunk and, where that can have several, its number there.
+#: Position of a micro-batch in its pass: the number of its chunk and, if chunks have several, its number in the chunk.
 Place = tuple[int, ...]
 
-#: Batches whose addresses are looked up at once, and samples in them at most.
-_TOGETHER, _SAMPLES_TOGETHER = 64, 1 << 14
+#: Largest number of batches whose addresses are looked up at once.
+_TOGETHER = 64
+#: Largest number of samples in them.
+_SAMPLES_TOGETHER = 1 << 14
 
 
 class ChunkedOrder:
-    """An order that is cut into chunks of equal length; a base class of frozen dataclasses.
+    """Base class of frozen dataclasses that cut an order into chunks of equal length.
 
     Attributes:
-        order: the order of the samples. If it ends, so does each pass.
+        order: the order of the samples. If it is finite, so is each pass.
         chunk: positions in a chunk; the last one of a pass may have fewer.
     """
 
@@ -48,21 +50,21 @@ class ChunkedOrder:
 
     @cached_property
     def count(self) -> Callable[[int], int | None]:
-        """``count(pass_number)``: chunks in a pass, over all ranks together; None: it never ends."""
-        return lru_cache(self._count)  # asked at every step
+        """Function ``count(pass_number)``: chunks in a pass, over all ranks together; None: it is endless."""
+        return lru_cache(self._count)  # called at every step
 
     def _count(self, pass_number: int) -> int | None:
         bounds = self.order.bounds(pass_number)
         return None if bounds is None else -(-(bounds[1] - bounds[0]) // self.chunk)
 
     def positions(self, pass_number: int, number: int) -> tuple[int, int]:
-        """The first position of a chunk in the order, and that behind its last one."""
+        """First position of a chunk in the order, and the end of the chunk, exclusive."""
         bounds = self.order.bounds(pass_number) or (0, MAX_LENGTH)
         first = bounds[0] + number * self.chunk
         return first, min(first + self.chunk, bounds[1])
 
     def reaches(self, pass_number: int, number: int) -> bool:
-        """Whether there are positions as far as a chunk's beginning."""
+        """True if a chunk's first position is within the range of positions."""
         bounds = self.order.bounds(pass_number) or (0, 0)
         return max(bounds[1], number * self.chunk) < MAX_LENGTH // 2
 
@@ -70,68 +72,76 @@ class ChunkedOrder:
 class Plan(ChunkedOrder, ABC):
     """The micro-batches of a run, chunk by chunk."""
 
-    #: The first place of each pass.
+    #: The place of the first micro-batch of each pass.
     start: ClassVar[Place] = (0,)
 
     @property
     def rows(self) -> int | None:
-        """Samples in a full micro-batch; None: micro-batches differ, and how many there are is known when all of them
-        are planned."""
+        """Samples in a full micro-batch; None: micro-batches vary, and their number is known only after planning."""
         return None
 
     @property
     def together(self) -> int:
-        """Micro-batches that are best looked up at once."""
+        """Recommended number of micro-batches for one look-up."""
         return 1
 
     def end(self, pass_number: int) -> Place:
-        """The place behind the last micro-batch of a pass that ends."""
+        """The place after the last micro-batch of a finite pass."""
         return (self.count(pass_number) or 0, *self.start[1:])
 
     @abstractmethod
     def has(self, pass_number: int, place: Place) -> bool:
-        """Whether there is such a place in a pass, its end included."""
+        """True if a pass has this place; its end counts."""
 
     @abstractmethod
     def ahead(self, pass_number: int, place: Place, batches: int) -> tuple[Place, int]:
-        """The place so many micro-batches further on (or back, if it is negative), and how many it really is: fewer at
-        the end of the pass."""
+        """Move a place by a number of micro-batches, backwards if it is negative.
+
+        Returns:
+            The new place, and the actual number of micro-batches, which is smaller at an end of the pass.
+        """
 
     @abstractmethod
     def batches(self, places: Sequence[Place], pass_number: int = 0) -> list[Sequence[tuple[int, ...]]]:
-        """For each place the addresses ``(leaf, index, epoch)`` of its micro-batch, with ``(first token, tokens, 1 if
-        that is not the whole sample)`` behind them where tokens are planned; none at the end of the pass."""
+        """Look up the addresses of micro-batches.
+
+        Returns:
+            For each place, the addresses ``(leaf, index, epoch)`` of its micro-batch, followed by ``(first token,
+            tokens, 1 for a part or 0 for a whole sample)`` if tokens are planned; an empty list at the end of the pass.
+        """
 
     def batches_in(self, pass_number: int, chunks: int) -> int:
-        """Micro-batches of the first so many chunks of a pass."""
+        """Number of micro-batches in the first ``chunks`` chunks of a pass."""
         return chunks
 
     def rank_slot(self, place: Place, rank: int, world_size: int) -> int:
-        """Which of the next ``world_size`` micro-batches from a place on a rank takes."""
+        """Index, among the next ``world_size`` micro-batches from a place on, of the one that a rank takes."""
         return rank
 
     def left_out(self, pass_number: int, first: int, stop: int) -> Counts:
-        """What did not get into a micro-batch in chunks ``first`` to ``stop - 1``, which are now in use: those after
-        them should be planned soon."""
+        """Counts of samples omitted from chunks ``first`` to ``stop - 1``.
+
+        The call also says that these chunks are now in use: the following ones should be planned soon.
+        """
         return Counts()
 
     def undelivered(self, pass_number: int, place: Place) -> int:
-        """Samples that are in micro-batches of a place's chunk from the place on, if others were before it."""
+        """Number of samples in the micro-batches of a place's chunk, from the place on, if it is not the first."""
         return 0
 
     @abstractmethod
     def describe(self) -> str:
-        """What batches these are, in a few words."""
+        """Description of the batches in a few words."""
 
 
 @dataclass(frozen=True)
 class FixedPlan(Plan):
-    """Micro-batches of a fixed number of samples.
+    """Plan of micro-batches with a fixed number of samples.
 
     Args:
-        order: the order of the samples. If it ends, so does each pass.
+        order: the order of the samples. If it is finite, so is each pass.
         batch_size: samples in a micro-batch; None: single samples, not batched.
-        drop_last: leave out a last micro-batch that is not full.
+        drop_last: leave out a last partial micro-batch.
 
     Example:
         >>> plan = FixedPlan(ConcatOrder([5]), batch_size=2)
@@ -142,7 +152,7 @@ class FixedPlan(Plan):
     order: Order
     batch_size: int | None
     drop_last: bool = False
-    chunk: int = field(init=False)  # each micro-batch is one
+    chunk: int = field(init=False)  # one micro-batch
 
     def __post_init__(self) -> None:
         at_least_one("give at least 1, or None for single samples", batch_size=self.batch_size)
@@ -174,7 +184,7 @@ class FixedPlan(Plan):
         return (place[0] + batches,), batches
 
     def batches(self, places: Sequence[Place], pass_number: int = 0) -> list[Sequence[tuple[int, ...]]]:
-        """See :class:`Plan`; one look-up for all of them."""
+        """See :class:`Plan`; one look-up serves all places."""
         if not len(places):
             return []
         bounds, count = self.order.bounds(pass_number), self.count(pass_number)
@@ -185,9 +195,9 @@ class FixedPlan(Plan):
             sizes = np.clip(min(bounds[1], first + count * self.chunk) - starts, 0, self.chunk)
         edges = np.r_[0, np.cumsum(sizes)]
         inside = np.arange(edges[-1]) - np.repeat(edges[:-1], sizes)
-        found = self.order.lookup(np.repeat(starts, sizes) + inside)
-        leaf, index, epoch = (column.tolist() for column in found.columns())
-        digests = sums_of_groups(address_hashes(*found.columns()), edges)
+        addresses = self.order.lookup(np.repeat(starts, sizes) + inside)
+        leaf, index, epoch = (column.tolist() for column in addresses.columns())
+        digests = sums_of_groups(address_hashes(*addresses.columns()), edges)
         slices = [slice(begin, end) for begin, end in pairwise(edges.tolist())]
         own = zip(slices, digests, strict=True)
         return [AddressList(leaf[here], index[here], epoch[here], digest) for here, digest in own]

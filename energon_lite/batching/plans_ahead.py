@@ -1,4 +1,4 @@
-"""Plans by their number: kept while they are in use, and made ahead in the background."""
+"""Cache of plans by number, with background planning of the next one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["PlansAhead"]
 
 T = TypeVar("T")
 
-#: What is kept: the plan that batches are delivered from, and those that jobs are made of already.
+#: Cached plans: the one from which batches are delivered, and those whose jobs are already submitted.
 _KEPT = 4
 
 
 class PlansAhead(Generic[T]):
-    """Makes plans, one at a time, each once while it is in use.
+    """Thread-safe cache of plans, which are made one at a time.
 
     Args:
-        make: what makes a plan of its numbers: pass and chunk, for example.
+        make: function that makes a plan from its numbers, such as pass and chunk.
     """
 
     def __init__(self, make: Callable[..., T]):
@@ -29,29 +29,29 @@ class PlansAhead(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def get(self, *numbers: int) -> T:
-        """A plan. If it is being made, this waits for it."""
-        # Reading needs no lock, and must not wait while another plan is made.
-        found = self._made.get(numbers)
-        if found is not None:
-            return found
+        """Return a plan; make it first, or wait for it, if necessary."""
+        # Reads need no lock, and must not wait while another plan is made.
+        plan = self._made.get(numbers)
+        if plan is not None:
+            return plan
         with self._making:
-            found = self._made.get(numbers)
-            if found is None:
-                found = self._make(*numbers)
-                self._made[numbers] = found
+            plan = self._made.get(numbers)
+            if plan is None:
+                plan = self._make(*numbers)
+                self._made[numbers] = plan
                 while len(self._made) > _KEPT:
                     self._made.pop(next(iter(self._made)))
-        return found
+        return plan
 
     def prepare(self, *numbers: int) -> None:
-        """Begin to make a plan in the background, unless one is being made already."""
+        """Start to make a plan in the background, unless one is being made already."""
         if numbers in self._made or (self._thread is not None and self._thread.is_alive()):
             return
-        # A thread for each plan: between them, a process that starts workers by fork has none.
+        # One thread for each plan: between plans, a process that forks workers has no such thread.
         self._thread = threading.Thread(target=self._make_quietly, args=numbers, daemon=True)
         self._thread.start()
 
     def _make_quietly(self, *numbers: int) -> None:
-        # What goes wrong does so again, in the right place, when the plan is wanted.
+        # An error is suppressed here; it occurs again when the plan is requested.
         with contextlib.suppress(Exception):
             self.get(*numbers)

@@ -1,4 +1,4 @@
-"""Batches of token sequences: padded to the longest, or packed one behind the other."""
+"""Batches of token sequences: padded to the longest, or packed into one row."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["PackedBatch", "PaddedBatch", "pack_sequences", "pad_sequences"]
 
 @edataclass
 class _SequenceBatch(Batch):
-    """What both kinds of batches have.
+    """Fields of both kinds of sequence batches.
 
     Args:
         tokens: int64 ``[rows, length]``.
-        labels: int64 ``[rows, length]``, what is to be predicted at each position.
-        loss_mask: float32 ``[rows, length]``, how much each label counts; 0 at padding.
+        labels: int64 ``[rows, length]``, the target at each position.
+        loss_mask: float32 ``[rows, length]``, the weight of each label; 0 at padding.
         position_ids: int64 ``[rows, length]``, from 0 in each sample.
-        num_tokens: tokens, without padding.
+        num_tokens: number of tokens, without padding.
         num_loss_tokens: the sum of ``loss_mask``. The loss of a step is the sum over its tokens, divided by the sum of
-            this over all micro-batches of all ranks: then each token counts the same, whatever batch it came in.
+            this number over all micro-batches of all ranks: then each token has equal weight, whatever its batch.
         sample_ids: the restore key of each sample.
         media: the samples' media by name: one tensor ``[items, ...]``, or a list of tensors if their shapes differ.
-        media_samples: by name, int64 ``[items]``: which sample of the batch an item belongs to.
-        global_loss_tokens: that sum over the whole step, once
-            :func:`~energon_lite.batching.loss_tokens.count_loss_tokens` has been called; a batch by itself cannot know.
+        media_samples: by name, int64 ``[items]``: index in the batch of the sample that an item belongs to.
+        global_loss_tokens: the sum of ``num_loss_tokens`` over the whole step; set by
+            :func:`~energon_lite.batching.loss_tokens.count_loss_tokens`, None before.
     """
 
     tokens: torch.Tensor
@@ -48,7 +48,7 @@ class _SequenceBatch(Batch):
 
 @edataclass
 class PaddedBatch(_SequenceBatch):
-    """Samples as rows, padded at their ends. Further fields than those of all sequence batches:
+    """Batch of samples as rows, padded at their ends, with additional fields:
 
     Args:
         attention_mask: bool ``[rows, length]``, False at padding.
@@ -59,10 +59,10 @@ class PaddedBatch(_SequenceBatch):
 
 @edataclass
 class PackedBatch(_SequenceBatch):
-    """Samples one behind the other in a single row, ``rows = 1``. Further fields than those of all sequence batches:
+    """Batch of samples concatenated in a single row, ``rows = 1``, with additional fields:
 
     Args:
-        cu_seqlens: int32 ``[segments + 1]``, where each sample begins and ends: for attention of variable lengths.
+        cu_seqlens: int32 ``[segments + 1]``, the boundaries of the samples, for attention of variable lengths.
             Padding at the end of the row is a segment of its own, so the last entry is the length of the row.
         max_seqlen: length of the longest segment.
         segment_ids: int32 ``[1, length]``, the number of the sample at each position; -1 for padding at the end.
@@ -74,12 +74,12 @@ class PackedBatch(_SequenceBatch):
 
 
 def pad_sequences(samples: Sequence[TokenSequence], *, pad: int, multiple: int = 1) -> PaddedBatch:
-    """Pad samples to the longest of them.
+    """Pad samples to the longest of them, one row for each.
 
     Args:
-        samples: any number; none makes a batch of no rows.
+        samples: any number; an empty list makes a batch without rows.
         pad: the token to pad with.
-        multiple: pad to the next multiple of this, for kernels that want it, and to have fewer different shapes.
+        multiple: pad to the next multiple of this number, for kernels that require it, and for fewer distinct shapes.
 
     Example:
         >>> pad_sequences([a, b], pad=0).tokens  # a of two tokens, b of three
@@ -103,18 +103,18 @@ def pad_sequences(samples: Sequence[TokenSequence], *, pad: int, multiple: int =
 def pack_sequences(
     samples: Sequence[TokenSequence], *, pad: int, multiple: int = 1, sample_multiple: int = 1
 ) -> PackedBatch:
-    """Put samples one behind the other.
+    """Concatenate samples into one row.
 
-    No sample may see another one: use ``cu_seqlens`` with attention of variable lengths, ``position_ids`` with models
-    that find the boundaries in them, or ``segment_ids`` with :mod:`energon_lite.batching.segment_mask`.
+    No sample may attend to another: use ``cu_seqlens`` with attention of variable lengths, ``position_ids`` with models
+    that derive the boundaries from them, or ``segment_ids`` with :mod:`energon_lite.batching.masks`.
 
     Args:
-        samples: any number; none makes a batch of one row of length 0.
+        samples: any number; an empty list makes a batch of one row of length 0.
         pad: the token to pad with.
-        multiple: pad the whole row to the next multiple of this; give the capacity to have one shape only.
-        sample_multiple: pad each sample to the next multiple of this, as context parallelism wants it; the
-            ``multiple`` of the :class:`~energon_lite.batching.capacity.Capacity` it was planned with. This padding is
-            at the end of the sample's own segment, where no token of it is seen.
+        multiple: pad the whole row to the next multiple of this number; give the capacity to get a single shape.
+        sample_multiple: pad each sample to the next multiple of this number, as context parallelism requires; equal to
+            the ``multiple`` of the :class:`~energon_lite.batching.capacity.Capacity` of the plan. This padding is at
+            the end of the sample's own segment, where no token attends to it.
 
     Example:
         >>> batch = pack_sequences([a, b], pad=0)  # a of two tokens, b of three
@@ -159,7 +159,7 @@ def _mask_of(sample: TokenSequence) -> torch.Tensor:
 
 
 def _filled(samples: Sequence[TokenSequence], lengths: list[int], pad: int, rest: int = 0) -> dict[str, torch.Tensor]:
-    """Tokens, labels and loss mask of all samples one behind the other, each filled up to its length, ``[total]``."""
+    """Tokens, labels and loss mask of all samples, concatenated, each filled up to its length, ``[total]`` each."""
     own = np.array([len(sample.tokens) for sample in samples], dtype=np.int64)
     added = np.array(lengths, dtype=np.int64) - own
     place = torch.from_numpy(np.arange(own.sum()) + np.repeat(np.cumsum(added) - added, own))
@@ -177,16 +177,16 @@ def _filled(samples: Sequence[TokenSequence], lengths: list[int], pad: int, rest
 
 
 def _common(samples: Sequence[TokenSequence], loss_mask: torch.Tensor) -> dict[str, Any]:
-    """The fields that do not depend on the layout."""
+    """Fields that are equal for padded and packed batches."""
     media = [sample.media or {} for sample in samples]
     items: dict[str, torch.Tensor | list[torch.Tensor]] = {}
     owners: dict[str, torch.Tensor] = {}
     for name in sorted({name for mine in media for name in mine}):
-        found = [(row, mine[name]) for row, mine in enumerate(media) if name in mine]
-        flat = [item for _, tensor in found for item in tensor]
+        named = [(row, mine[name]) for row, mine in enumerate(media) if name in mine]
+        flat = [item for _, tensor in named for item in tensor]
         alike = len({item.shape for item in flat}) == 1
         items[name] = torch.stack(flat) if alike else flat
-        owners[name] = torch.tensor([row for row, tensor in found for _ in tensor], dtype=torch.int64)
+        owners[name] = torch.tensor([row for row, tensor in named for _ in tensor], dtype=torch.int64)
     return {
         "num_tokens": sum(len(sample.tokens) for sample in samples),
         "num_loss_tokens": float(loss_mask.sum(dtype=torch.float64)),

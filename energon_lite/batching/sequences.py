@@ -1,4 +1,4 @@
-"""One sample as a sequence of tokens, before it is put into a batch."""
+"""Token sequence of one sample, before batching."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["TokenSequence", "cut_sequence", "next_token_pairs"]
 
 @edataclass
 class TokenSequence(Sample):
-    """A sample that is ready for a model of sequences.
+    """Sample in the form of a sequence model.
 
-    Images, audio and text are one sequence: ``tokens`` has a placeholder for every position that an image or a clip
-    takes up in the model. So ``len(tokens)`` is the length of the sample in all respects, for the capacity of a batch
-    too, and what belongs to it comes along in ``media``.
+    Images, audio and text form one sequence: ``tokens`` has a placeholder for every position that an image or a clip
+    occupies in the model. So ``len(tokens)`` is the length of the sample in every respect, including the capacity of a
+    batch. The contents of the placeholders are in ``media``.
 
     Args:
         tokens: int64 ``[length]``.
-        labels: int64 ``[length]``, what is to be predicted at each position.
-        loss_mask: float32 ``[length]``, how much each label counts; None: all of them, 1.
+        labels: int64 ``[length]``, the target at each position.
+        loss_mask: float32 ``[length]``, the weight of each label; None: 1 for all.
         media: tensors ``[items, ...]`` by name, for example ``{"image": [images, 3, height, width]}``; a list of items
-            where their shapes differ.
+            if their shapes differ.
     """
 
     tokens: torch.Tensor
@@ -37,12 +37,12 @@ class TokenSequence(Sample):
 def next_token_pairs(
     tokens: torch.Tensor, targets: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, labels and loss mask for predicting each next token: ``[length + 1]`` -> three of ``[length]``.
+    """Tokens, labels and loss mask for next-token prediction: ``[length + 1]`` -> three tensors of ``[length]``.
 
     Args:
         tokens: int64, at least one.
-        targets: bool or float of the same length: which tokens are to be learned, for example those of the response.
-            They count where they are labels, one position before their own.
+        targets: bool or float of the same length: the tokens to learn, for example those of the response. They count at
+            the position where they are labels, one before their own.
 
     Example:
         >>> next_token_pairs(torch.tensor([5, 6, 7]), torch.tensor([0, 0, 1]))
@@ -58,10 +58,10 @@ def next_token_pairs(
 
 
 def cut_sequence(sample: TokenSequence, start: int, length: int) -> TokenSequence:
-    """Tokens ``start`` to ``start + length`` of a sample, as a plan that truncates or splits asks for.
+    """Tokens ``start`` to ``start + length - 1`` of a sample, for a plan that truncates or splits samples.
 
     Raises:
-        SampleError: the sample has media, which a cut would take from their text, or is too short.
+        SampleError: the sample is too short, or has media, which a cut would separate from their text.
     """
     if start == 0 and length == len(sample.tokens):
         return sample

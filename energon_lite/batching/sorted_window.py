@@ -1,4 +1,4 @@
-"""Micro-batches of like lengths: sorted as a whole, or in windows of the stream."""
+"""Micro-batches of similar lengths: samples sorted as a whole, or in windows of the stream."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["SortedWindow"]
 
 @dataclass(frozen=True)
 class SortedWindow:
-    """Sorts the samples of a window by length and cuts them into micro-batches from the longest to the shortest.
+    """Strategy that sorts the samples of a window by length and cuts them into micro-batches, longest first.
 
-    Hardly any padding is left: about ``3 * sigma / batches`` of the tokens, where ``sigma`` is the standard deviation
-    of the log lengths. The price is bias: a micro-batch has one length, so steps differ from each other far more than
-    random ones do, and a loss that is averaged over each micro-batch weighs short samples less. Divide by the tokens of
-    the global step, or pack (:class:`BestFit`).
+    Little padding is left: about ``3 * sigma / batches`` of the tokens, where ``sigma`` is the standard deviation of
+    the log lengths. The drawback is bias: a micro-batch has one length, so steps differ from each other far more than
+    random ones do, and a loss that is averaged over each micro-batch gives the tokens of short samples another weight.
+    Divide by the tokens of the global step, or pack (:class:`BestFit`).
 
     With ``batches=None`` the whole chunk is one window: smart batching, DynamiCat's ``GPUMemoryRestricted`` planner.
 
-    Nothing is carried from one window into the next, because what is left of a sorted window is always its shortest
-    samples, and these would wait to the end of the epoch.
+    No samples move from one window to the next: the rest of a sorted window is always its shortest samples, and these
+    would wait until the end of the epoch.
 
     Args:
-        capacity: what a micro-batch may hold; ``padded_tokens`` is what this strategy is made for.
+        capacity: what a micro-batch may hold; the strategy is meant for ``padded_tokens``.
         batches: size of a window, in full micro-batches. Windows have equal numbers of tokens. None: one window.
-        max_samples: most samples in a micro-batch; None: as many as fit.
-        oversize: what to do with a sample that does not fit alone.
+        max_samples: largest number of samples in a micro-batch; None: as many as fit.
+        oversize: treatment of a sample that does not fit alone.
         order: order of the micro-batches in a window.
 
     Example:
@@ -58,7 +58,8 @@ class SortedWindow:
         entries = np.lexsort((-sizes, window))
         most = self.max_samples or max(len(sizes), 1)
         offsets = _cut(sizes[entries], edges.tolist(), self.capacity, most)
-        late, groups = int(np.diff(edges).max(initial=0)), window[entries[offsets[:-1]]]
+        late = int(np.diff(edges).max(initial=0))
+        groups = window[entries[offsets[:-1]]]
         return arrange(pieces, entries, offsets, self.capacity, late, order=self.order, seed=seed, groups=groups)
 
     def _windows(self, sizes: Ints) -> Ints:
@@ -73,7 +74,7 @@ class SortedWindow:
 
 
 def _cut(sizes: Ints, edges: list[int], capacity: Capacity, most: int) -> list[int]:
-    """Boundaries of micro-batches: sizes descend inside each window, so the first of a micro-batch is its longest."""
+    """Boundaries of micro-batches. Sizes descend inside each window, so the first of a micro-batch is its longest."""
     if capacity.adds_up:
         sums = np.cumsum(sizes)
         fitting = np.searchsorted(sums, sums - sizes + capacity.limit, side="right") - np.arange(len(sizes))

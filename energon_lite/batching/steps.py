@@ -1,8 +1,8 @@
-"""Steps of a constant number of micro-batches, each with the same work for every rank, however many ranks there are.
+"""Steps of a constant number of micro-batches, each with equal work for every rank, for any number of ranks.
 
-A step is so many consecutive micro-batches of the global sequence. It keeps its samples: they are only put together
-differently, so the optimizer sees the same step. All of this is a function of the step alone; the number of ranks,
-which may change in mid-run, is not asked.
+A step is a fixed number of consecutive micro-batches of the global sequence. It keeps its samples: they are only
+regrouped, so the optimizer sees the same step. The result is a function of the step alone; it does not depend on the
+number of ranks, which may change during a run.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import numpy as np
 from energon_lite.batching.balance import assign
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.copies import keep_apart
-from energon_lite.batching.exchange import exchange_samples
 from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.batching.step_costs import StepCosts
+from energon_lite.extras.balance.exchange import exchange_samples
+from energon_lite.extras.balance.step_costs import StepCosts
 
 __all__ = ["STEP_VERSION", "even_step", "rank_slot", "whole_steps"]
 
-#: Raised when the same micro-batches would make other steps than before, or a limit of images other micro-batches;
-#: written into states, which are then refused.
+#: Version of the algorithm; raised when the same micro-batches would make other steps than before, or a limit of images
+#: other micro-batches. It is written into states; states with another version are refused.
 STEP_VERSION = 2
 
-#: Samples are exchanged inside groups of so many micro-batches, the first of these numbers that divides the step: the
-#: work then grows with the step, not with its square.
+#: Sizes of the groups of micro-batches inside which samples are swapped: the first that divides the step is used. The
+#: work is then linear in the step, not quadratic.
 _GROUPS = (8, 7, 6, 5, 4, 9, 10, 11, 12, 13, 14, 15, 16)
 
-#: An exchange may make the fullest micro-batch fuller by one part in so many.
+#: A swap may make the fullest micro-batch fuller by one part in this number.
 _SLACK = 200
 
 
@@ -42,19 +42,19 @@ def whole_steps(
     sample: Ints | None = None,
     costs: StepCosts | None = None,
 ) -> MicroBatches:
-    """Divide the samples of the last step among as many micro-batches as the others have.
+    """Divide the samples of the last, partial step among a full number of micro-batches.
 
-    Packed ones are assigned anew, the longest first, each to the emptiest. Of padded ones, and where that exceeds the
-    capacity, the fullest is halved, again and again, so that nothing exceeds it. Fewer samples than micro-batches leave
-    some of them empty.
+    Packed ones are assigned anew, longest samples first, each to the emptiest micro-batch. Padded ones, and packed ones
+    that would exceed the capacity that way, are split instead: the fullest is halved repeatedly, so that none exceeds
+    the capacity. If there are fewer samples than micro-batches, some stay empty.
 
     Args:
-        batches: in the order of the steps.
+        batches: the micro-batches, in the order of the steps.
         step: micro-batches in a step.
-        capacity: what a packed micro-batch may hold; None: halve.
-        sample: the number of the sample at each position of the chunk, for copies to go into different micro-batches;
-            None: none comes twice.
-        costs: they limit images beside the capacity; None: nothing does.
+        capacity: capacity of a packed micro-batch; None: halve.
+        sample: the number of the sample at each position of the chunk, such that copies go into different
+            micro-batches; None: no sample repeats.
+        costs: costs with a limit of images; None: there is no such limit.
 
     Example:
         >>> [part.tolist() for part in whole_steps(Fixed(4).plan(np.array([1, 1, 1, 1, 1])), step=3)]
@@ -81,8 +81,7 @@ def whole_steps(
 
 
 def _assigned(sizes: list[list[int]], count: int, limits: Sequence[int], owner: Sequence[int]) -> list[Ints] | None:
-    """Numbers of the samples of each of ``count`` assignments; None if one would exceed a limit, or have two samples of
-    one owner."""
+    """Indices of the samples of each of ``count`` micro-batches; None if that exceeds a limit or joins two copies."""
     assignments: list[list[int]] = [[] for _ in range(count)]
     owners: list[set[int]] = [set() for _ in range(count)]
     heap = [([0] * len(limits), number) for number in range(count)]
@@ -98,13 +97,13 @@ def _assigned(sizes: list[list[int]], count: int, limits: Sequence[int], owner: 
             return None
         assignments[share].append(number)
         owners[share].add(owner[number])
-        for one in (*passed, (after, share)):
-            heapq.heappush(heap, one)
+        for entry in (*passed, (after, share)):
+            heapq.heappush(heap, entry)
     return [np.array(sorted(share), dtype=np.int64) for share in assignments]
 
 
 def _halved(lengths: Ints, edges: list[int], count: int) -> list[Ints]:
-    """Numbers of the samples of each of ``count`` assignments, of which there were fewer, between edges."""
+    """Indices of the samples of each of ``count`` micro-batches, from fewer ones with the given edges."""
     ends = np.concatenate([[0], np.cumsum(lengths)])
     while len(edges) <= count:
         divisible = np.flatnonzero(np.diff(edges) > 1)
@@ -119,15 +118,15 @@ def _halved(lengths: Ints, edges: list[int], count: int) -> list[Ints]:
 
 
 def even_step(batches: MicroBatches, capacity: Capacity | None, sample: Ints | None = None) -> MicroBatches:
-    """The micro-batches of one step with attention cost, and tokens, as equal as can be found, costliest first.
+    """Balance attention cost and tokens over the micro-batches of one step, and sort them, costliest first.
 
-    Between packed ones, samples are exchanged (:func:`~energon_lite.batching.exchange.exchange_samples`). Padded ones
-    are only brought into order: an exchange would add padding. :func:`rank_slot` makes use of the order.
+    Samples of packed micro-batches are swapped (:func:`~energon_lite.extras.balance.exchange.exchange_samples`).
+    Padded ones are only sorted: a swap would add padding. :func:`rank_slot` relies on this order.
 
     Args:
-        batches: those of one step.
-        capacity: what a packed micro-batch may hold; None: nothing is exchanged.
-        sample: the number of the sample at each position of the chunk; None: none comes twice.
+        batches: the micro-batches of one step.
+        capacity: capacity of a packed micro-batch; None: no samples are swapped.
+        sample: the number of the sample at each position of the chunk; None: no sample repeats.
     """
     if batches.packed and capacity is not None and len(batches.sample):
         batches = _exchanged(batches, capacity, sample)
@@ -148,10 +147,10 @@ def _exchanged(batches: MicroBatches, capacity: Capacity, sample: Ints | None) -
 
 
 def rank_slot(rank: int, world: int, turn: int) -> int:
-    """Which of the ``world`` micro-batches of a turn a rank takes.
+    """Index of the micro-batch that a rank takes, among the ``world`` ones of a turn.
 
-    The costliest come first, so every second turn is assigned the other way round: where a step has several turns, the
-    sums of the ranks are nearer to each other then.
+    The costliest come first, so every second turn is assigned in reverse: if a step has several turns, the sums of the
+    ranks differ less.
 
     Example:
         >>> [rank_slot(0, world=4, turn=turn) for turn in range(4)]
@@ -161,7 +160,7 @@ def rank_slot(rank: int, world: int, turn: int) -> int:
 
 
 def _bound(batches: MicroBatches, capacity: Capacity) -> Capacity:
-    """A capacity that keeps a step that is not full from evening out attention at the expense of tokens."""
+    """A capacity that prevents a partly filled step from balancing attention at the expense of tokens."""
     edges = batches.offsets[:-1][batches.rows() > 0]
     sizes = np.add.reduceat(capacity.sizes(batches.length), edges) if len(edges) else edges
     fullest = int(sizes[sizes <= capacity.limit].max(initial=0))
@@ -169,5 +168,5 @@ def _bound(batches: MicroBatches, capacity: Capacity) -> Capacity:
 
 
 def _groups(count: int) -> int:
-    """Into how many equal groups so many micro-batches are divided; 1 if their number has no suitable divisor."""
+    """Number of equal groups into which ``count`` micro-batches are divided; 1 if there is no suitable divisor."""
     return next((count // size for size in _GROUPS if count % size == 0), 1)

@@ -1,4 +1,4 @@
-"""What all strategies have in common, and how a document names them."""
+"""Interface of all strategies, and their names in documents."""
 
 from __future__ import annotations
 
@@ -25,31 +25,32 @@ __all__ = [
     "Strategy",
     "capacity_of",
     "describe",
-    "from_dict",
     "packing_capacity",
     "plan_in_chunks",
     "read_strategy",
     "register_strategy",
+    "strategy_from_dict",
     "to_dict",
 ]
 
-#: Samples that are planned together: large enough for a fill as good as that of the whole, and well below a second.
+#: Samples that are planned together: enough for the same fill as with all samples, at well below a second.
 CHUNK = 1 << 17
-#: Raised when the same lengths would give other micro-batches than before; written into states, which are then refused.
+#: Version of the strategies; raised when the same lengths would give other micro-batches than before. It is written
+#: into states; states with another version are refused.
 PLAN_VERSION = 3
 
 
 class Strategy(Protocol):
-    """Which samples go together: a function of lengths and a seed, with no state and no I/O.
+    """Rule that groups samples: a function of lengths and a seed, without state and I/O.
 
-    Every strategy is a frozen dataclass, and every plan is made of integers only, so that all ranks, on any machine,
-    come to the same one.
+    Every strategy is a frozen dataclass, and every plan consists of integers only, so that all ranks, on any machine,
+    compute the same one.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
-        """Micro-batches of samples ``0 .. len(lengths) - 1``, which are in stream order.
+        """Plan micro-batches of samples ``0 .. len(lengths) - 1``, which are in stream order.
 
         Args:
             lengths: tokens of each sample, of all modalities together, int ``[samples]``.
@@ -57,11 +58,12 @@ class Strategy(Protocol):
             key_lengths: tokens of the key field, int ``[samples]``; for strategies with a ``key``.
 
         Raises:
-            UsageError: a sample does not fit, and the strategy says that this is an error; or arguments of wrong shape.
+            UsageError: a sample does not fit, and the strategy treats that as an error; or an argument has a wrong
+                shape.
         """
 
 
-#: The strategies by the names they have in documents.
+#: The strategies by their names in documents.
 STRATEGIES: dict[str, type[Any]] = {
     "fixed": Fixed,
     "capacity": Greedy,
@@ -78,11 +80,12 @@ _UNIT_OF: dict[str, Unit] = {"capacity": "padded_tokens", "sorted_window": "padd
 
 
 def register_strategy(name: str) -> Callable[[_T], _T]:
-    """Decorates a strategy of one's own, which documents and saved states call ``name`` from then on. The annotations
-    of its fields say what its document may hold, as :mod:`energon_lite.documents.typed` reads them.
+    """Register a strategy class under a name for documents and saved states, as a decorator.
+
+    The annotations of its fields define the keys of its document (:mod:`energon_lite.documents.typed`).
 
     Args:
-        name: not that of another strategy; it may be the same class again, imported anew.
+        name: not the name of another strategy; the same class may be registered again after a new import.
 
     Raises:
         UsageError: another class has the name, or this one is no frozen dataclass with a method ``plan``.
@@ -103,7 +106,8 @@ def register_strategy(name: str) -> Callable[[_T], _T]:
         other = STRATEGIES.get(name, cls)
         if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise UsageError(f"there is a strategy {name!r} already: {other.__qualname__}", fix="give another name")
-        STRATEGIES[name], _NAMES[cls] = cls, name
+        STRATEGIES[name] = cls
+        _NAMES[cls] = name
         return cls
 
     return register
@@ -112,10 +116,10 @@ def register_strategy(name: str) -> Callable[[_T], _T]:
 def plan_in_chunks(
     strategy: Strategy, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None, chunk: int = CHUNK
 ) -> MicroBatches:
-    """The plan of a whole epoch: that of each chunk of ``chunk`` samples, one after the other.
+    """Plan of a whole epoch: the plans of its chunks of ``chunk`` samples, concatenated.
 
-    A chunk's plan depends on nothing but its number, its lengths and the seed; so a position in it can be resumed from
-    without the chunks before.
+    A chunk's plan depends only on its number, its lengths and the seed, so a run can be resumed inside it without
+    planning the chunks before.
 
     Example:
         >>> batches = plan_in_chunks(Fixed(2), np.array([1, 1, 1, 1]), chunk=3)
@@ -136,29 +140,29 @@ def plan_in_chunks(
     return concatenate(parts, firsts)
 
 
-def from_dict(document: Mapping[str, Any], *, at: str = "batching") -> Strategy:
-    """The strategy that a document describes.
+def strategy_from_dict(document: Mapping[str, Any], *, at: str = "batching") -> Strategy:
+    """Read the strategy that a document describes.
 
     Args:
         document: ``strategy``, a name of :data:`STRATEGIES`, and the fields of that strategy. A capacity is written as
-            ``capacity`` (an integer), with ``unit``, ``multiple`` and, for the unit ``cost``, ``alpha`` beside it.
-        at: where the document stands, for messages.
+            ``capacity`` (an integer), together with ``unit``, ``multiple`` and, for the unit ``cost``, ``alpha``.
+        at: position of the document, for messages.
 
     Raises:
         ConfigError: a key or a value is wrong; the message names it.
 
     Example:
-        >>> from_dict({"strategy": "best_fit", "capacity": 12000, "open_bins": 16})
+        >>> strategy_from_dict({"strategy": "best_fit", "capacity": 12000, "open_bins": 16})
         BestFit(capacity=Capacity(limit=12000, unit='packed_tokens', ...), open_bins=16, ...)
     """
     return read_strategy(from_plain(document, "", at))
 
 
 def read_strategy(node: Node) -> Strategy:
-    """The same of a document that was read, so that messages have its file and lines.
+    """Read the strategy of a parsed document, so that messages have its file and lines.
 
     Raises:
-        ConfigError: as :func:`from_dict`.
+        ConfigError: as :func:`strategy_from_dict`.
     """
     entries = node.entries()
     if "strategy" not in entries:
@@ -185,7 +189,7 @@ def read_strategy(node: Node) -> Strategy:
 
 @dataclass(frozen=True)
 class _CapacityKeys:
-    """A capacity as it stands in a document, beside the strategy's own keys."""
+    """Keys of a capacity in a document, in addition to the strategy's own keys."""
 
     capacity: int
     unit: Unit = "packed_tokens"
@@ -194,15 +198,15 @@ class _CapacityKeys:
 
 
 def to_dict(strategy: Strategy) -> dict[str, Any]:
-    """The document of a strategy, which :func:`from_dict` reads: plain values, all keys written out.
+    """Document of a strategy, for :func:`strategy_from_dict`: plain values, with all keys written out.
 
-    A cost function of the caller's own is named only, under ``cost``: a document cannot hold it.
+    Of a user's cost function only the name is written, under ``cost``: a document cannot hold the function.
     """
     document: dict[str, Any] = {"strategy": _NAMES[type(strategy)]}
-    for one in fields(strategy):
-        value = getattr(strategy, one.name)
+    for setting in fields(strategy):
+        value = getattr(strategy, setting.name)
         if not isinstance(value, Capacity):
-            document[one.name] = value
+            document[setting.name] = value
             continue
         document |= {"capacity": value.limit, "unit": value.unit, "multiple": value.multiple}
         if value.unit == "cost" and isinstance(value.cost, AttentionCost):
@@ -214,13 +218,13 @@ def to_dict(strategy: Strategy) -> dict[str, Any]:
 
 
 def capacity_of(strategy: Strategy) -> Capacity | None:
-    """What a micro-batch may hold; None: the strategy has no capacity."""
+    """Capacity of a strategy's micro-batches; None: it has none."""
     capacity = getattr(strategy, "capacity", None)
     return capacity if isinstance(capacity, Capacity) else None
 
 
 def packing_capacity(strategy: Strategy) -> Capacity | None:
-    """What a packed micro-batch may hold; None: the strategy's micro-batches are padded, or have no capacity.
+    """Capacity of a strategy's packed micro-batches; None: they are padded, or have no capacity.
 
     Example:
         >>> packing_capacity(ConcatSplit(64))
@@ -231,7 +235,7 @@ def packing_capacity(strategy: Strategy) -> Capacity | None:
 
 
 def describe(strategy: Strategy) -> str:
-    """One line: the name and the settings.
+    """One line with the name and the settings of a strategy.
 
     Example:
         >>> describe(Fixed(2))

@@ -1,4 +1,4 @@
-"""Lengths of samples, wherever they are kept."""
+"""Interface for stored lengths of samples."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["Lengths"]
 
 
 class Lengths(Protocol):
-    """The lengths of a leaf's samples: an array, or something that can be asked like one."""
+    """Lengths of a leaf's samples: an array, or an object that is indexed like one."""
 
     def __len__(self) -> int:
-        """Samples of the leaf."""
+        """Number of samples of the leaf."""
 
     def __getitem__(self, key: Any) -> Any:
-        """Lengths of samples ``key``, an int64 array."""
+        """Lengths of samples ``key`` in tokens, an int64 array."""

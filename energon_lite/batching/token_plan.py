@@ -1,4 +1,4 @@
-"""The micro-batches of a run by their tokens: one plan chunk after the other, each a function of its number."""
+"""Plan by tokens: the micro-batches of a run, planned chunk by chunk, each chunk a function of its number."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import numpy as np
 
 from energon_lite.batching.address_list import SpanList
 from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked_lengths
+from energon_lite.batching.digests import UInt64, address_hashes, set_digest
 from energon_lite.batching.epochs import ONE_STRETCH, Stretches, plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.oversize import Counts
 from energon_lite.batching.plan import Place, Plan
 from energon_lite.batching.plans_ahead import PlansAhead
-from energon_lite.batching.set_digest import UInt64, address_hashes, set_digest
-from energon_lite.batching.step_costs import CostColumns, StepCosts, even_step_costs, within_image_limit
 from energon_lite.batching.steps import even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import CHUNK, Strategy, describe, packing_capacity
 from energon_lite.batching.token_lengths import Lengths
 from energon_lite.errors import UsageError
+from energon_lite.extras.balance.step_costs import CostColumns, StepCosts, even_step_costs, within_image_limit
 from energon_lite.order import Order
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import Addresses
 
 __all__ = ["Lengths", "PlannedChunk", "Span", "TokenPlan"]
 
-#: A sample, or a part of it: ``(leaf, index, epoch, first token, tokens, 1 if that is not the whole sample)``.
+#: A sample, or a part of it: ``(leaf, index, epoch, first token, tokens, 1 for a part or 0 for a whole sample)``.
 Span = tuple[int, ...]
 
-#: Keeps the hashes for different purposes apart.
+#: Tag of the hashes for plans, which keeps them apart from hashes for other purposes.
 _PLAN = 31
-#: Chunks of an endless stream without any micro-batch, one after the other, after which there is no hope.
+#: Consecutive chunks of an endless stream without any micro-batch, after which planning fails.
 _PATIENCE = 16
 
 
@@ -42,12 +42,12 @@ class PlannedChunk:
     """The micro-batches of one plan chunk.
 
     Args:
-        batches: of samples ``0 .. len(lengths) - 1`` of the chunk.
-        addresses: of these samples.
-        lengths: of these samples, as planned.
-        capacity: of packed micro-batches that are evened out; None: nothing is exchanged between them.
-        stretches: which of these samples are kept apart.
-        costs: of these samples; None: a step has even tokens and attention.
+        batches: micro-batches of samples ``0 .. len(lengths) - 1`` of the chunk.
+        addresses: addresses of these samples.
+        lengths: lengths of these samples, as planned.
+        capacity: capacity of packed micro-batches that are balanced; None: no samples are swapped between them.
+        stretches: the stretches of these samples that are kept apart.
+        costs: costs of these samples; None: steps are balanced in tokens and attention.
     """
 
     batches: MicroBatches
@@ -61,11 +61,11 @@ class PlannedChunk:
         return len(self.batches)
 
     def spans(self, number: int) -> list[Span]:
-        """What micro-batch ``number`` of the chunk is made of."""
+        """Samples, or parts of samples, of micro-batch ``number`` of the chunk."""
         return self._spans(self.batches, number)
 
     def step_spans(self, first: int, count: int) -> list[list[Span]]:
-        """What each of ``count`` micro-batches from ``first`` on is made of, which are a step, evened out."""
+        """Samples of each of ``count`` micro-batches from ``first`` on, which form a step, after balancing."""
         step = self.batches.select(np.arange(first, first + count))
         if self.costs is None:
             even = even_step(step, self.capacity, self.stretches.sample)
@@ -85,30 +85,31 @@ class PlannedChunk:
 
     @cached_property
     def hashes(self) -> UInt64:
-        """Of the address of each sample."""
+        """Hash of each sample's address, ``[samples]``."""
         return address_hashes(*self.addresses.columns())
 
 
 @dataclass(frozen=True)
 class TokenPlan(Plan):
-    """Cuts an order into chunks of positions, and each of them into micro-batches. Where an epoch ends inside of a
-    chunk, it ends between two micro-batches (:func:`~energon_lite.batching.epochs.plan_epochs`).
+    """Plan that cuts an order into chunks of positions, and each of them into micro-batches.
 
-    The sequence of micro-batches of a pass is that of chunk 0, then that of chunk 1, and so on. It is the same on every
-    rank, and a place in it is ``(chunk, micro-batch in the chunk)``.
+    An epoch that ends inside a chunk ends between micro-batches (:func:`~energon_lite.batching.epochs.plan_epochs`).
 
-    With ``step``, each chunk has whole steps: the samples of its last one are divided among as many micro-batches as
-    the others have.
+    The micro-batches of a pass are those of chunk 0, then those of chunk 1, and so on. The sequence is the same on
+    every rank, and a place in it is ``(chunk, micro-batch in the chunk)``.
+
+    With ``step``, each chunk has whole steps: the samples of its last step are divided among a full number of
+    micro-batches.
 
     Args:
         order: the order of the samples.
-        strategy: which samples go together.
+        strategy: the strategy that groups samples.
         lengths: tokens of each leaf's samples.
-        key_lengths: tokens of the key field, for strategies that want them.
+        key_lengths: tokens of the key field, for strategies that need them.
         seed: 64 bits.
         chunk: positions that are planned together.
-        step: micro-batches in a step; None: nobody knows what a step is.
-        costs: of each leaf's samples; with a step, all of them are evened out. None: tokens and attention are.
+        step: micro-batches in a step; None: unknown, so steps are not balanced.
+        costs: costs of each leaf's samples, all of which are balanced if there is a step. None: tokens and attention.
 
     Example:
         >>> plan = TokenPlan(ConcatOrder([4]), Fixed(2), [np.array([5, 6, 7, 8])], seed=0)
@@ -138,7 +139,7 @@ class TokenPlan(Plan):
 
     @cached_property
     def steps(self) -> PlansAhead[list[list[Span]]]:
-        """The micro-batches of steps that are evened out, by pass, chunk, and number of the step in the chunk."""
+        """Micro-batches of balanced steps, by pass, chunk, and number of the step in the chunk."""
         return PlansAhead(self._make_step)
 
     def _make_step(self, pass_number: int, chunk: int, number: int) -> list[list[Span]]:
@@ -154,13 +155,15 @@ class TokenPlan(Plan):
         return batch == 0 or batch < len(self.chunks.get(pass_number, chunk))
 
     def ahead(self, pass_number: int, place: Place, batches: int) -> tuple[Place, int]:
-        """See :class:`~energon_lite.batching.plan.Plan`. The chunks on the way are planned.
+        """See :class:`~energon_lite.batching.plan.Plan`. The chunks in between are planned.
 
         Raises:
-            UsageError: samples are dropped, chunk after chunk, and no micro-batch is left.
+            UsageError: several consecutive chunks have no micro-batch, because all their samples are dropped.
         """
         count = self.count(pass_number)
-        chunk, batch, empty = place[0], place[1] + batches, 0
+        chunk = place[0]
+        batch = place[1] + batches
+        empty = 0
         while batch < 0 < chunk:
             chunk -= 1
             batch += len(self.chunks.get(pass_number, chunk))
@@ -197,16 +200,16 @@ class TokenPlan(Plan):
         return sum(len(self.chunks.get(pass_number, chunk)) for chunk in range(chunks))
 
     def rank_slot(self, place: Place, rank: int, world_size: int) -> int:
-        if self.step is None or self.costs is not None:  # steps of even costs are in the order of ranks
+        if self.step is None or self.costs is not None:  # steps balanced by costs are in the order of ranks
             return rank
         return rank_slot(rank, world_size, place[1] % self.step // world_size)
 
     def left_out(self, pass_number: int, first: int, stop: int) -> Counts:
         count = self.count(pass_number)
-        found = sum((self.chunks.get(pass_number, number).batches.counts for number in range(first, stop)), Counts())
+        counts = sum((self.chunks.get(pass_number, number).batches.counts for number in range(first, stop)), Counts())
         if count is None or stop < count:
             self.chunks.prepare(pass_number, stop)
-        return found
+        return counts
 
     def undelivered(self, pass_number: int, place: Place) -> int:
         batches = self.chunks.get(pass_number, place[0]).batches
@@ -221,7 +224,7 @@ class TokenPlan(Plan):
         """Plan chunk ``number`` of a pass.
 
         Raises:
-            UsageError: a sample does not fit, and the strategy says that this is an error.
+            UsageError: a sample does not fit, and the strategy treats that as an error.
         """
         first, last = self.positions(pass_number, number)
         addresses = self.order.lookup(np.arange(first, last, dtype=np.int64))
@@ -245,30 +248,31 @@ class TokenPlan(Plan):
 
 
 def _lengths_at(addresses: Addresses, lengths: Sequence[Lengths]) -> Ints:
-    """The lengths of the samples at addresses, ``[k]``."""
-    found = np.empty(len(addresses.leaf), dtype=np.int64)
+    """Lengths of the samples at the addresses, ``[k]``."""
+    values_at = np.empty(len(addresses.leaf), dtype=np.int64)
     by_leaf = np.argsort(addresses.leaf, kind="stable")
     edges = np.searchsorted(addresses.leaf[by_leaf], np.arange(len(lengths) + 1))
     for leaf, values in enumerate(lengths):
         here = by_leaf[edges[leaf] : edges[leaf + 1]]
         if len(here):
-            found[here] = checked_lengths(values[addresses.index[here]], f"the lengths of data set {leaf}")
-    return found
+            values_at[here] = checked_lengths(values[addresses.index[here]], f"the lengths of data set {leaf}")
+    return values_at
 
 
 def _costs_at(addresses: Addresses, lengths: Ints, columns: Sequence[CostColumns]) -> StepCosts:
-    """What the samples at addresses cost."""
+    """Costs of the samples at the addresses."""
     rows: Ints | None = None
     images: Ints | None = None
     for leaf, own in enumerate(columns):
         here = np.flatnonzero(addresses.leaf == leaf)
         index = addresses.index[here]
-        found, shown = own.rows(index, lengths[here]), own.images(index)
+        leaf_rows = own.rows(index, lengths[here])
+        leaf_images = own.images(index)
         if rows is None:
-            rows = np.zeros((len(found), len(lengths)), dtype=np.int64)
-        rows[:, here] = found
-        if shown is not None:
+            rows = np.zeros((len(leaf_rows), len(lengths)), dtype=np.int64)
+        rows[:, here] = leaf_rows
+        if leaf_images is not None:
             images = np.zeros(len(lengths), dtype=np.int64) if images is None else images
-            images[here] = shown
+            images[here] = leaf_images
     assert rows is not None, "a plan has leaves"
     return StepCosts(rows, lengths, images, columns[0].max_images)

@@ -11,6 +11,7 @@ import click
 
 from energon_lite.cli.dataset_of_state import dataset_of_state, dataset_options
 from energon_lite.cli.local_paths import ExistingPath
+from energon_lite.entry_points import load, state_readers
 from energon_lite.errors import StateError, StateMismatchError, UsageError, counted, listed
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.states.files import SUFFIXES, FoundState, find_states, read_state_files, write_state_file
@@ -150,20 +151,16 @@ def rebase(
 
 
 def found_states(paths: tuple[str, ...]) -> list[FoundState]:
+    """Read the states in files, and in checkpoint folders that a guest knows."""
     found: list[FoundState] = []
     for path in paths:
-        if os.path.isdir(path) and os.path.exists(os.path.join(path, ".metadata")):
-            found += _of_trainer(path)
-        else:
-            found += read_state_files([path])
+        readers = [target for marker, target in state_readers().items() if os.path.exists(os.path.join(path, marker))]
+        found += _in_checkpoint(path, readers[0]) if readers else read_state_files([path])
     return found
 
 
-def _of_trainer(folder: str) -> list[FoundState]:
-    """The states in a checkpoint folder of the trainer."""
-    from energon_lite.trainer.training import read_state
-
-    found = find_states(read_state(folder), folder)
+def _in_checkpoint(folder: str, reader: str) -> list[FoundState]:
+    found = find_states(load(reader)(folder), folder)
     if not found:
         raise StateError("there is no loader state in the checkpoint", where=folder, fix="give another one")
     return found

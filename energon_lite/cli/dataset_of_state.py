@@ -57,7 +57,7 @@ def dataset_of_state(
         UsageError: a state of validation, or options that cannot be right.
     """
     from energon_lite.cli.task_encoder_argument import make_task_encoder
-    from energon_lite.recipes import get_train_dataset
+    from energon_lite.loading.recipes import get_train_dataset
     from energon_lite.worker_config import WorkerConfig
 
     settings = state["identity"]["settings"]

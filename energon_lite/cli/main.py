@@ -6,62 +6,61 @@ raises on purpose are shown as their message, without a traceback, and end with 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import click
 
 from energon_lite import __version__
+from energon_lite.entry_points import Command, commands, load
 from energon_lite.errors import EnergonLiteError, did_you_mean
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "all_commands", "main"]
 
-#: Name of a command, and one line of help. Its module, in this package, has its name, with underscores.
-COMMANDS: dict[str, str] = {
-    "init": "Write a small project that runs as it is: data, blend, task encoder, training script.",
-    "prepare": "Index a folder of tar shards, divide it into splits, say what a sample is.",
-    "prepare-media": "Store what pictures, sounds and films say about themselves: sizes, durations, rates.",
-    "lint": "Examine all samples of a data set or a blend: which are broken, and how.",
-    "preview": "A page to look at data: any step, samples before and after the hooks; or in the terminal.",
-    "mount": "Mount a data set as a read-only folder of files.",
-    "measure": "Run a task encoder over a data set; store how long each sample is, or that it is skipped.",
-    "filter": "Store which samples of a data set meet a condition, such as tokens <= 4096, under a name.",
-    "plan": "Compare strategies of batching (token capacity, packing) on the lengths of a data set.",
-    "profile": "Find the largest capacity with which a training step fits into memory.",
-    "tune": "Measure how many workers, and which, a data set is loaded fastest with on this machine.",
-    "info": "Show a data set or a blend: samples, effective weights, how often each sample comes.",
-    "checkpoint": "Look at saved states of loaders, merge them, divide them among other ranks, rebase them.",
-    "convert": "Write a data set in another format: tar, MDS, Parquet, JSONL.",
-    "tokenize": "Tokenise JSONL, text or Parquet files into a data set of tokens and loss masks.",
-    "convert-weights": "Convert weights from and to Hugging Face, or into one file.",
-    "doctor": "Examine this machine, and the ranks of a launch: what is wrong, and what to do.",
-    "trace": "Show a loader's trace: time by stage, slow samples, when a sample was seen; for Perfetto too.",
-    "audit": "Was this sample trained on, and when? Had a run the samples that were planned, or those of another run?",
-    "analyze-debug": "Draw a picture of traces: which sample was seen when.",
-    "completion": "Write the completion script of a shell.",
-    "layout": "Show which ranks of a training run form which groups, and which layers they have.",
+_GROUP = "Commands"
+#: Commands of the core, in the order in which a data set meets them. Those of guests follow: see ``entry_points``.
+COMMANDS = {
+    name: Command(f"energon_lite.cli.{name}:command", help, _GROUP)
+    for name, help in {
+        "prepare": "Index a folder of tar shards, divide it into splits, say what a sample is.",
+        "info": "Show a data set or a blend: samples, effective weights, how often each sample comes.",
+        "measure": "Run a task encoder over a data set; store how long each sample is, or that it is skipped.",
+        "filter": "Store which samples of a data set meet a condition, such as tokens <= 4096, under a name.",
+        "checkpoint": "Look at saved states of loaders, merge them, divide them among other ranks, rebase them.",
+        "init": "Write a small project that runs as it is: data, blend, task encoder, training script.",
+        "completion": "Write the completion script of a shell.",
+    }.items()
 }
+
+
+def all_commands() -> dict[str, Command]:
+    """Return the commands of the core and of all guests, by name."""
+    return COMMANDS | commands()
 
 
 class _LazyGroup(click.Group):
     """A group that imports a command's module when the command is needed, not for listing it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(all_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name.startswith("-"):
             return None  # click says what is wrong with such an option
-        if cmd_name not in COMMANDS:
-            hint = did_you_mean(cmd_name, COMMANDS, f"there are: {', '.join(COMMANDS)}")
+        known = all_commands()
+        if cmd_name not in known:
+            hint = did_you_mean(cmd_name, known, f"there are: {', '.join(known)}")
             raise click.UsageError(f"No such command {cmd_name!r}; {hint}", ctx)
-        command = import_module(f"energon_lite.cli.{cmd_name.replace('-', '_')}").command
+        command = load(known[cmd_name].target)
         assert isinstance(command, click.Command)  # ours, not the user's doing
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for name, command in all_commands().items():
+            groups.setdefault(command.group, []).append((name, command.help))
+        for group, lines in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(lines)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

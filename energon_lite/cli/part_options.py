@@ -13,7 +13,7 @@ from energon_lite.errors import UsageError
 from energon_lite.storage.index.columns import CHECKSUMS
 
 if TYPE_CHECKING:
-    from energon_lite.batching.image_patches import ImagePatches
+    from energon_lite.extras.balance.image_patches import ImagePatches
 
 __all__ = ["AskedParts", "asked_parts", "part_options", "part_words"]
 
@@ -96,7 +96,7 @@ def part_words(asked: Mapping[str, Any]) -> list[str]:
 def _patches(text: str | None) -> ImagePatches | None:
     if text is None:
         return None
-    from energon_lite.batching.image_patches import ImagePatches
+    from energon_lite.extras.balance.image_patches import ImagePatches
 
     cure = 'write it like --patches \'{"patch_size": 14, "multiple": 28}\', in single quotes; or --patches 14'
     try:

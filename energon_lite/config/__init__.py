@@ -1,4 +1,4 @@
-"""YAML -> checked, frozen descriptions of data sets, their splits, and blends of them."""
+"""Configuration: from YAML to checked, frozen descriptions of data sets, their splits, and blends."""
 
 from energon_lite.config.dataset import DatasetConfig, load_dataset_config
 from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset

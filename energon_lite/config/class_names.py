@@ -1,8 +1,8 @@
-"""What the class names in Energon's documents mean here.
+"""Resolution of the class names in Energon's documents.
 
 Energon imports whatever ``__module__`` and ``__class__`` name. Reading a document must not run code, so names are
 looked up in a table instead: those of ``megatron.energon`` (with any submodule), of ``energon_lite``, and bare ones.
-Only a caller who says ``trust_code=True`` gets a sample type of another module imported.
+A sample type of another module is imported only with ``trust_code=True``.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ CLASS_KEYS = frozenset({"__module__", "__class__"})
 CRUDE = "CrudeWebdataset"
 STANDARD = "StandardWebdatasetFactory"
 
-#: The older spelling, one data set class per sample type.
+#: The older form: one data set class for each sample type.
 TYPED_DATASETS = {name.replace("Sample", "Webdataset"): name for name in SAMPLE_TYPES}
 
-#: The last one is Energon 8's name of the one before it.
+#: Names of metadataset classes; ``Recipe`` is Energon 8's name for ``MetadatasetV2``.
 METADATASETS = ("Metadataset", "MetadatasetV2", "Recipe")
 
-#: Names that Energon knows and this library does not read yet.
+#: Names that Energon knows and this library does not read.
 _BASES = (
     "CrudeJsonlDatasetFactory",
     "DefaultCrudeJsonlDatasetFactory",
@@ -64,7 +64,7 @@ class _NamedClass(NamedTuple):
 
 
 def _named_class(entries: dict[str, Node], what: str) -> _NamedClass | None:
-    """What the entries ``__class__`` and ``__module__`` say; None if neither is there."""
+    """The class named by the entries ``__class__`` and ``__module__``; None if both are missing."""
     node, module = entries.get("__class__"), entries.get("__module__")
     if node is not None:
         module_name = None if module is None else module.string("the name of a module")
@@ -76,7 +76,7 @@ def _named_class(entries: dict[str, Node], what: str) -> _NamedClass | None:
 
 
 def _check(named: _NamedClass, what: str, choices: Collection[str], fix: str) -> None:
-    """Refuse what is none of ``choices``; ``fix`` is for a class of another module."""
+    """Refuse a class that is not among ``choices``; ``fix`` is for a class of another module."""
     if named.is_foreign:
         raise named.module_node.error(
             f"the document names {what} of another module, which would have to be imported",
@@ -110,14 +110,14 @@ def _check(named: _NamedClass, what: str, choices: Collection[str], fix: str) ->
 
 
 def sample_type(node: Node, *, trust_code: bool = False) -> str | type[Sample]:
-    """The sample type that ``node`` names: a block with ``__module__`` and ``__class__``, or a bare name.
+    """Resolve the sample type that ``node`` names: a block with ``__module__`` and ``__class__``, or a bare name.
 
     Returns:
-        A key of ``SAMPLE_TYPES``, or with ``trust_code`` possibly a class of the caller's own.
+        A key of ``SAMPLE_TYPES``, or, with ``trust_code``, possibly a class of the user's own.
 
     Raises:
-        ConfigError: no such type; the message names the nearest.
-        TrustError: it stands in another module and ``trust_code`` is False.
+        ConfigError: there is no such type; the message names the nearest.
+        TrustError: it is in another module and ``trust_code`` is False.
 
     Example:
         >>> sample_type(from_plain({"__module__": "megatron.energon", "__class__": "TextSample"}, "<dict>"))
@@ -133,10 +133,10 @@ def sample_type(node: Node, *, trust_code: bool = False) -> str | type[Sample]:
 
 
 def joiner_name(node: Node) -> str:
-    """What a ``joiner`` names, in words; nothing is imported.
+    """Return the name of a ``joiner``; nothing is imported.
 
     Raises:
-        ConfigError: it is no block with a class or a function, or there is no such sample type.
+        ConfigError: it is no block with a class or a function, or the sample type does not exist.
     """
     named, is_function = _named_joiner(node)
     if not named.is_foreign and not is_function and named.name != Sample.__name__:
@@ -145,10 +145,10 @@ def joiner_name(node: Node) -> str:
 
 
 def joiner(node: Node, *, trust_code: bool = False) -> type[Sample] | Callable[..., Any]:
-    """The class or function that a ``joiner`` names: sample types of ours, and what the caller trusts.
+    """Resolve the class or function that a ``joiner`` names: a sample type of this library, or trusted code.
 
     Raises:
-        ConfigError: there is no such class or function.
+        ConfigError: the class or function does not exist.
         TrustError: it would have to be imported, and ``trust_code`` is False.
     """
     named, is_function = _named_joiner(node)
@@ -167,15 +167,15 @@ def joiner(node: Node, *, trust_code: bool = False) -> type[Sample] | Callable[.
         )
     if not is_function:
         return _imported_sample_type(named)
-    found = _imported(named, "function")
-    if not callable(found):
+    imported = _imported(named, "function")
+    if not callable(imported):
         raise named.node.error(f"{joiner_name(node)} is no function", "name one", expected="a function", found=None)
-    function: Callable[..., Any] = found
+    function: Callable[..., Any] = imported
     return function
 
 
 def _named_joiner(node: Node) -> tuple[_NamedClass, bool]:
-    """What a joiner names, and whether it is a function."""
+    """The class or function of a joiner; the flag is True for a function."""
     entries = node.mapping(optional={"__class__", "__function__", "__module__"})
     if "__function__" in entries:
         if "__class__" in entries:
@@ -204,21 +204,25 @@ def _imported(named: _NamedClass, what: str) -> Any:
 
 
 def _imported_sample_type(named: _NamedClass) -> type[Sample]:
-    name, found = f"{named.module}.{named.name}", _imported(named, "class")
-    if not (isinstance(found, type) and issubclass(found, Sample) and is_dataclass(found)):
+    name = f"{named.module}.{named.name}"
+    imported = _imported(named, "class")
+    if not (isinstance(imported, type) and issubclass(imported, Sample) and is_dataclass(imported)):
         what = f"{name} is not a sample type"
         fix = "derive it from energon_lite.Sample, and decorate it with @edataclass"
-        raise named.node.error(what, fix, expected="a class derived from energon_lite.Sample", found=repr(found))
-    return cast("type[Sample]", found)
+        expected = "a class derived from energon_lite.Sample"
+        raise named.node.error(what, fix, expected=expected, found=repr(imported))
+    return cast("type[Sample]", imported)
 
 
 def dataset_class(entries: dict[str, Node]) -> tuple[Literal["crude", "standard"], str | None]:
-    """What the top of a ``dataset.yaml`` says: ``("crude", None)``, ``("standard", None)``, or for the older typed
-    classes ``("standard", sample type)``.
+    """Read the kind and the sample type of a data set from the top of a ``dataset.yaml``.
+
+    Returns:
+        ``("crude", None)``, ``("standard", None)``, or for the older typed classes ``("standard", sample type)``.
 
     Raises:
-        ConfigError: no such class, or a class of another kind.
-        TrustError: a class of another module.
+        ConfigError: there is no such class, or it is a class of another kind.
+        TrustError: it is a class of another module.
     """
     named = _named_class(entries, "class")
     if named is None:
@@ -229,30 +233,30 @@ def dataset_class(entries: dict[str, Node]) -> tuple[Literal["crude", "standard"
 
 
 def foreign_dataset_class(entries: dict[str, Node], *, trust_code: bool) -> type | None:
-    """The data set class of the caller's own that the top of a ``dataset.yaml`` names; None: it names one of ours.
+    """Import the user's data set class that the top of a ``dataset.yaml`` names; None: it names none.
 
     Raises:
-        ConfigError: there is no such class.
+        ConfigError: the class does not exist, or is no data set class.
     """
     named = _named_class(entries, "class")
     if named is None or not named.is_foreign or not trust_code:
         return None
-    found = _imported(named, "class")
-    if not (isinstance(found, type) and hasattr(found, "sample_loader_of")):
+    imported = _imported(named, "class")
+    if not (isinstance(imported, type) and hasattr(imported, "sample_loader_of")):
         what, fix = (
             f"{named.module}.{named.name} is not a data set class",
-            "derive it from energon_lite.DefaultDecoderWebdatasetFactory",
+            "derive it from energon_lite.extras.energon.DefaultDecoderWebdatasetFactory",
         )
-        raise named.node.error(what, fix, expected="a factory of samples", found=repr(found))
-    return found
+        raise named.node.error(what, fix, expected="a factory of samples", found=repr(imported))
+    return imported
 
 
 def metadataset_class(entries: dict[str, Node]) -> str | None:
-    """``"Metadataset"``, ``"MetadatasetV2"`` (of a ``Recipe``, too), or None if the document does not say.
+    """Read the class of a metadataset: ``"Metadataset"``, ``"MetadatasetV2"`` (also for ``Recipe``), or None.
 
     Raises:
-        ConfigError: another class.
-        TrustError: a class of another module.
+        ConfigError: it is another class.
+        TrustError: it is a class of another module.
     """
     named = _named_class(entries, "class")
     if named is None:

@@ -1,4 +1,4 @@
-"""``.nv-meta/dataset.yaml``: how the parts of a shard become a sample."""
+"""Reader of ``.nv-meta/dataset.yaml``, which maps the parts of a sample to its fields."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ __all__ = ["DatasetConfig", "load_dataset_config", "load_own_splits", "meta_file
 
 logger = logging.getLogger(__name__)
 
-#: Keys of Energon that tune how its workers walk over shards. Our workers walk over nothing, so they do nothing here.
+#: Keys of Energon that tune how its workers iterate over shards. They have no effect here: workers do not own shards.
 _IGNORED_KEYS = frozenset({"parallel_shard_iters", "shuffle_over_epochs", "max_samples_per_sequence"})
 
-#: Keys that older versions of Energon read from here.
+#: Keys of decoder settings that older versions of Energon read from this file.
 _DECODER_KEYS = ("auto_decode", "image_decode", "av_decode", "video_decode_audio", "ignore_decoder_errors")
 
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """What a ``dataset.yaml`` says.
+    """Contents of a ``dataset.yaml``.
 
     Args:
-        kind: ``"standard"`` makes samples of ``sample_type``, ``"crude"`` hands the parts over as they are.
-        sample_type: a key of ``SAMPLE_TYPES``; a class if the document named one of the caller's own; None if crude.
-        field_map: which part (and which entry in it) fills which field of the sample.
+        kind: ``"standard"`` makes samples of ``sample_type``, ``"crude"`` returns the parts unchanged.
+        sample_type: a key of ``SAMPLE_TYPES``; a class if the document names one of the user's own; None if crude.
+        field_map: field of the sample -> part (and entry in it) that fills it.
         sample_loader: ``file.py:function`` relative to the document's folder, instead of a field map (trusted code).
-        columns: of a table (Parquet, Arrow, Lance): by the name of a part, the column that it is.
-        part_filter: names of the parts to read; or ``file.py:function`` (trusted code); None = all, or by field map.
+        columns: for a table (Parquet, Arrow, Lance): part -> column.
+        part_filter: names of the parts to read; or ``file.py:function`` (trusted code); None: all, or by field map.
         subflavors: labels for every sample of this data set.
-        origin: the file, for later messages.
-        factory: a data set class of the caller's own (trusted code); then the rest of the document is its
-            ``arguments``, and ``kind`` says nothing.
+        origin: the file, for messages.
+        factory: a data set class of the user's own (trusted code); then the rest of the document is its
+            ``arguments``, and ``kind`` has no meaning.
     """
 
     kind: Literal["standard", "crude"]
@@ -56,15 +56,15 @@ class DatasetConfig:
 
 
 def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = False) -> DatasetConfig:
-    """Read and check a ``dataset.yaml``, as written by hand or by either library's ``prepare``.
+    """Read and check a ``dataset.yaml``, written by hand or by either library's ``prepare``.
 
     Args:
         path: the file.
         trust_code: allow the document to name Python code (a sample type of another module, a ``sample_loader``).
 
     Raises:
-        ConfigError: anything wrong in it, with line, place and cure.
-        TrustError: it names code and ``trust_code`` is False.
+        ConfigError: the document has a mistake; the message has its line, place and fix.
+        TrustError: the document names code and ``trust_code`` is False.
 
     Example:
         >>> load_dataset_config("digits/.nv-meta/dataset.yaml").field_map
@@ -115,7 +115,7 @@ def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = Fals
 
 
 def meta_file_name(node: Node) -> str:
-    """The name of a file in ``.nv-meta``, which is in that folder, or below it."""
+    """Read the name of a file in ``.nv-meta`` or in a folder below it."""
     expected = "the name of a file in .nv-meta"
     name = node.string(expected)
     if os.path.isabs(name) or ".." in name.split("/"):
@@ -125,18 +125,19 @@ def meta_file_name(node: Node) -> str:
 
 
 def load_own_splits(path: str | os.PathLike[str]) -> tuple[str | None, str | None]:
-    """``split_config`` and ``split_part`` of a ``dataset.yaml``, which win over what is said where the data set is
-    referred to, as in Energon; None: it does not say. What else is in the document is not looked at.
+    """Read ``split_config`` and ``split_part`` of a ``dataset.yaml``; None for each that is missing.
+
+    They take precedence over those of a reference to the data set, as in Energon. The rest of the document is not read.
 
     Raises:
-        ConfigError: one of them is not right.
+        ConfigError: one of them is invalid.
     """
     try:
         with open(path, "rb") as file:
             if b"split_" not in file.read():
                 return None, None
     except (OSError, ValueError):
-        return None, None  # said where the document is read
+        return None, None  # the error is raised where the whole document is read
     entries = load_yaml(path).entries()
     config, part = entries.get("split_config"), entries.get("split_part")
     return (
@@ -161,14 +162,14 @@ class _Document:
 
 
 def missing_meta_file(what: str, file: str, usual: str, option: str, expected: str) -> ConfigError:
-    """The error for a file of ``.nv-meta`` that is not there.
+    """Make the error for a missing file of ``.nv-meta``.
 
     Args:
         what: the mistake in one sentence.
         file: the file.
-        usual: its name if nothing else is said.
-        option: what says otherwise.
-        expected: what it should be.
+        usual: its default name.
+        option: the option that sets another name.
+        expected: description of a correct file.
     """
     folder, name = os.path.split(os.path.abspath(file))
     fix = f"write it, or run: energon-lite prepare {os.path.dirname(folder)}"
@@ -184,10 +185,10 @@ def _part_filter(node: Node, trust_code: bool) -> str | list[str]:
 
 
 def _columns(node: Node) -> dict[str, str]:
-    """Which column is which part. A list: each is called as its column is."""
+    """Map parts to columns. In a list of columns, each part has the name of its column."""
     expected = "the name of a column, e.g. caption or image[bytes]"
     if isinstance(node.value, list):
-        return {name: name for name in (one.string(expected) for one in node.sequence("names of columns"))}
+        return {name: name for name in (column.string(expected) for column in node.sequence("names of columns"))}
     return {part: column.string(expected) for part, column in node.entries().items()}
 
 
@@ -200,7 +201,7 @@ def _fields_of(chosen: str | type[Sample]) -> tuple[str, list[str], list[str]]:
 
 
 def _field_map(document: Node, keys: _Document, chosen: str | type[Sample]) -> dict[str, str] | None:
-    """Which part fills which field; None: a sample loader makes samples of parts."""
+    """Map fields to parts; None: a sample loader makes samples of the parts."""
     name, required, optional = _fields_of(chosen)
     node, loader, expected = keys.field_map, keys.sample_loader, "exactly one of field_map, sample_loader"
     if node is None and loader is None:
@@ -236,7 +237,7 @@ def _field_map(document: Node, keys: _Document, chosen: str | type[Sample]) -> d
 
 
 def _code(node: Node, trust_code: bool) -> str:
-    """A reference ``file.py:function`` to code beside the document."""
+    """Check a reference ``file.py:function`` to code in the document's folder."""
     text, name = node.string("file.py:function"), node.path
     if not trust_code:
         expected, fix = "a field_map", "if you trust the document and the code, pass trust_code=True"

@@ -1,4 +1,4 @@
-"""Leaves of a blend as plain lists, many in a few hundred kilobytes: what is kept of very many of them."""
+"""Leaves of a blend as plain lists, a compact form for very many of them: a few hundred kilobytes for thousands."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from energon_lite.config.weight_schedule import Segment
 
 __all__ = ["LeafRecords", "from_record", "to_record"]
 
-#: Leaves that are packed together: one that is looked up brings its neighbours. Part of the format of files.
+#: Leaves that are packed together: a look-up of one unpacks all of them. Part of the format of files.
 _TOGETHER = 32
-#: Fields of a leaf that are plain values.
+#: Names of the fields of a leaf that are plain values.
 _PLAIN = (
     *("path", "split_part", "weight", "repetitions", "subflavors", "shuffle_over_epochs_multiplier"),
     *("dataset_config", "split_config", "origin"),
@@ -27,10 +27,10 @@ _PLAIN = (
 
 
 def to_record(spec: LeafSpec) -> list[Any]:
-    """A leaf as a list of plain values.
+    """Convert a leaf to a list of plain values.
 
     Raises:
-        ValueError: it has what is none: a join, or stores for a cooker.
+        ValueError: it has a field that is not plain: a join, or stores for a cooker.
     """
     if spec.join is not None or spec.aux:
         raise ValueError(spec.origin)
@@ -41,27 +41,27 @@ def to_record(spec: LeafSpec) -> list[Any]:
 
 
 def from_record(record: Sequence[Any]) -> LeafSpec:
-    """The leaf of a :func:`to_record`."""
+    """Convert a list made by :func:`to_record` back to a leaf."""
     spec = LeafSpec(**dict(zip(_PLAIN, record, strict=False)))
     if len(record) == len(_PLAIN):
         return spec
     segments, subset, trail, filters, units = record[len(_PLAIN) :]
     return replace(
         spec,
-        segments=tuple(Segment(*one) for one in segments),
+        segments=tuple(Segment(*values) for values in segments),
         subset=None if subset is None else Subset(Fraction(subset[0]), Fraction(subset[1]), *subset[2:]),
-        trail=tuple(Step(*one) for one in trail),
+        trail=tuple(Step(*values) for values in trail),
         filters=tuple(filters),
-        units=tuple(WeightUnit(*one) for one in units),
+        units=tuple(WeightUnit(*values) for values in units),
     )
 
 
 class LeafRecords(Sequence[LeafSpec]):
-    """Leaves that are packed, and unpacked when they are asked for.
+    """Sequence of leaves in packed form, unpacked on access.
 
     Args:
-        packed: of some leaves each.
-        count: how many they are.
+        packed: packed groups of leaves.
+        count: total number of leaves.
 
     Example:
         >>> records = LeafRecords.of(specs)
@@ -78,7 +78,7 @@ class LeafRecords(Sequence[LeafSpec]):
         """Pack leaves.
 
         Raises:
-            ValueError: as :func:`to_record`; or a label is no plain value.
+            ValueError: as :func:`to_record`; or a label is not a plain value.
         """
         records, packed, count = map(to_record, specs), list[bytes](), 0
         while some := list(islice(records, _TOGETHER)):
@@ -101,18 +101,18 @@ class LeafRecords(Sequence[LeafSpec]):
 
     def __getitem__(self, number: int | slice) -> LeafSpec | list[LeafSpec]:
         if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(self._count))]
+            return [self[place] for place in range(*number.indices(self._count))]
         return from_record(self._record(number))
 
     def __iter__(self) -> Iterator[LeafSpec]:
         return map(from_record, self._records())
 
     def path(self, number: int) -> str:
-        """The path of a leaf."""
+        """Path of a leaf."""
         return str(self._record(number)[0])
 
     def paths(self) -> Iterator[str]:
-        """The paths of all leaves."""
+        """Paths of all leaves, in order."""
         return (record[0] for record in self._records())
 
     def _records(self) -> Iterator[list[Any]]:
@@ -132,7 +132,7 @@ class LeafRecords(Sequence[LeafSpec]):
 
 
 def _unpacked(data: bytes) -> list[list[Any]]:
-    found: list[list[Any]] = msgpack.unpackb(
+    records: list[list[Any]] = msgpack.unpackb(
         zlib.decompress(data), unicode_errors="surrogateescape", strict_map_key=False
     )
-    return found
+    return records

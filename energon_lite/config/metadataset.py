@@ -1,9 +1,9 @@
 """Metadatasets: YAML documents that blend data sets, and may nest.
 
 :func:`load_metadataset` flattens a tree of documents into its leaves. At each blend the weights are normalised, and
-they multiply along the path, so the leaves' weights sum to one. Repetitions (``blend_epochized``) multiply along the
-path as they are; the two kinds of blend do not go together in one tree. Subsets compose along the path. Labels
-(``subflavors``) merge with the outer document winning, as in Energon.
+they are multiplied along the path, so the leaves' weights sum to one. Repetitions (``blend_epochized``) are multiplied
+along the path without normalisation; the two kinds of blend cannot be mixed in one tree. Subsets compose along the
+path. Labels (``subflavors``) are merged; those of the outer document take precedence, as in Energon.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from fractions import Fraction
 from itertools import count
 from typing import Any, NamedTuple
 
-from energon_lite.config.aux_reference import AuxReference, read_aux
 from energon_lite.config.class_names import joiner_name
-from energon_lite.config.join import Join, JoinSpec
 from energon_lite.config.metadataset_document import (
     MetadatasetDocument,
     Reference,
@@ -31,21 +29,23 @@ from energon_lite.config.weight_schedule import ONE, Segment, Share, SlopesMeet,
 from energon_lite.documents import Node, from_plain, load_yaml
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError
+from energon_lite.extras.energon.joins.aux_reference import AuxReference, read_aux
+from energon_lite.extras.energon.joins.join import Join, JoinSpec
 
 __all__ = ["LeafSpec", "Step", "WeightUnit", "is_metadataset", "load_metadataset"]
 
-#: How a metadataset given as a dict is called in messages.
+#: Name of a metadataset given as a dict, for messages.
 DICT_NAME = "<dict>"
 
 
 class Step(NamedTuple):
-    """A metadataset on the way to a leaf.
+    """Reference to a metadataset on the path to a leaf.
 
     Attributes:
-        path: the document.
-        split_part: the split of it.
-        origin: the reference that led there, as ``file:line``.
-        at: its path inside the document; two references may stand in one line.
+        path: path of the document.
+        split_part: its split.
+        origin: the reference to it, as ``file:line``.
+        at: the path of the reference inside its document; one line may have two references.
     """
 
     path: str
@@ -55,13 +55,13 @@ class Step(NamedTuple):
 
 
 class WeightUnit(NamedTuple):
-    """A blend on the way to a leaf whose weights are no shares of samples.
+    """Blend on the path to a leaf whose weights are not shares of samples.
 
     Attributes:
-        unit: of what they are shares.
-        blend: number of the blend, among all on the way to any leaf.
-        entry: number of the entry of it that leads to the leaf.
-        origin: where the blend is written.
+        unit: the unit of which the weights are shares.
+        blend: number of the blend, unique over all paths.
+        entry: number of its entry that leads to the leaf.
+        origin: place of the blend in its document.
     """
 
     unit: str
@@ -72,28 +72,29 @@ class WeightUnit(NamedTuple):
 
 @dataclass(frozen=True)
 class LeafSpec:
-    """One data set of a blend, with everything the documents on the way to it say.
+    """One data set of a blend, with all settings of the documents on the path to it.
 
     Args:
         path: absolute path of the prepared folder, or a URL.
-        split_part: which of its splits to read.
-        weight: its share of the whole blend; the leaves of one blend sum to 1. Of no meaning with repetitions. If
-            shares change along the run, the share at its start.
-        segments: how the share changes (see :mod:`energon_lite.config.weight_schedule`); empty if it stays.
-        repetitions: how often an epoch of the blend shows each of its samples (``blend_epochized``); None in a
+        split_part: the split to read.
+        weight: its share of the whole blend; the leaves of one blend sum to 1. Unused with repetitions. If shares
+            change during the run, the share at its start.
+        segments: changes of the share (see :mod:`energon_lite.config.weight_schedule`); empty if it is constant.
+        repetitions: number of times that an epoch of the blend has each of its samples (``blend_epochized``); None in a
             blend by weight.
         subset: the part of the split to read; None: all of it.
-        subflavors: labels for its samples; they go over those in its own ``dataset.yaml``.
-        shuffle_over_epochs_multiplier: as in Energon: product along the path, where None beats -1 beats numbers.
-        dataset_config: name of the file in ``.nv-meta`` that says how to load a sample.
+        subflavors: labels for its samples; they take precedence over those in its own ``dataset.yaml``.
+        shuffle_over_epochs_multiplier: as in Energon: product along the path; None takes precedence over -1, and -1
+            over other numbers.
+        dataset_config: name of the file in ``.nv-meta`` that maps parts to fields.
         split_config: name of the file in ``.nv-meta`` that lists the splits.
-        join: the data sets whose samples are joined, of which this is the first; None: it is one by itself.
-        aux: what its cooker takes files from, by name.
-        origin: ``file:line`` of the reference, for later messages.
-        trail: the nested metadatasets on the way from the outermost one.
-        filters: conditions that its samples have to meet, all of them.
-        units: blends on the way whose weights are no shares of samples, the outermost first. ``weight`` and
-            ``segments`` are as if they were.
+        join: the data sets whose samples are joined, of which this is the first; None: no join.
+        aux: data sets and folders from which its cooker reads files, by name.
+        origin: ``file:line`` of the reference, for messages.
+        trail: the nested metadatasets on the path, the outermost first.
+        filters: conditions that its samples must all meet.
+        units: blends on the path whose weights are not shares of samples, the outermost first. ``weight`` and
+            ``segments`` are computed as if they were.
     """
 
     path: str
@@ -115,21 +116,21 @@ class LeafSpec:
 
     @property
     def paths(self) -> list[str]:
-        """Where its data is, by Energon's name for it."""
+        """Path of its data, as a list, by Energon's name."""
         return [self.path]
 
     @property
     def share(self) -> Share:
-        """Its share of the whole blend along the run."""
+        """Share of the whole blend along the run."""
         return self.segments or constant(self.weight)
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The paths of all data sets that its samples are read from."""
+        """Paths of all data sets that its samples are read from."""
         return (self.path,) if self.join is None else tuple(member.path for member in self.join.members)
 
     def labelled(self, subflavors: Mapping[str, Any]) -> LeafSpec:
-        """The same with more labels, which win over its own."""
+        """Return the leaf with additional labels, which take precedence over its own."""
         if not subflavors:
             return self
         join = self.join
@@ -145,20 +146,20 @@ def load_metadataset(
     read_url: Callable[[str], bytes] | None = None,
     missing_ok: bool = False,
 ) -> tuple[LeafSpec, ...]:
-    """Read a metadataset, and all those it refers to, and flatten it into leaves.
+    """Read a metadataset and all metadatasets that it refers to, and flatten the tree into leaves.
 
     Args:
         path_or_dict: a YAML file (Metadataset or MetadatasetV2), its URL, or its content as a dict; relative paths in a
-            file count from the file's folder, in a dict from the current one.
-        split_part: which entry of ``splits`` to take; a ``split_part`` inside overrides it for what is below.
-        read_url: brings the bytes of a document behind a URL; None: such documents are refused.
-        missing_ok: data sets need not be there.
+            file are relative to its folder, in a dict to the current one.
+        split_part: the entry of ``splits`` to use; a ``split_part`` inside overrides it for everything below.
+        read_url: function that reads the bytes of a document at a URL; None: such documents are refused.
+        missing_ok: data sets need not exist.
 
     Returns:
-        The leaves in document order. The same data set may come more than once.
+        The leaves in document order. A data set may occur more than once.
 
     Raises:
-        ConfigError: anything wrong in one of the documents, with file, line, place and cure.
+        ConfigError: a document has a mistake; the message has its file, line, place and fix.
 
     Example:
         >>> [(leaf.path, leaf.weight) for leaf in load_metadataset("blend.yaml", split_part="train")]
@@ -184,11 +185,11 @@ def load_metadataset(
 
 @dataclass(frozen=True)
 class _Above:
-    """What the documents above say to the ones below.
+    """Settings that the documents above pass to those below.
 
     Args:
-        trail: the documents on the way here, the outermost first, which no reference led to.
-        blend: the nearest blend on the way here.
+        trail: the documents on the path, the outermost first; no reference led to that one.
+        blend: the nearest blend on the path.
     """
 
     trail: tuple[Step, ...]
@@ -203,7 +204,7 @@ class _Above:
 
 
 class _Flattening:
-    """One walk over a tree of documents; reads each file once, however often it is referred to."""
+    """Traversal of a tree of documents; each file is read once, for any number of references to it."""
 
     def __init__(self, read_url: Callable[[str], bytes] | None, missing_ok: bool):
         self._read_url, self._missing_ok = read_url, missing_ok
@@ -220,7 +221,7 @@ class _Flattening:
         return self._documents[path]
 
     def split(self, document: MetadatasetDocument, above: _Above) -> list[LeafSpec]:
-        """The leaves of the split of a document that the last step of the trail is about."""
+        """Leaves of the split that the last step of the trail names."""
         _, split_part, origin, _ = above.trail[-1]
         split = document.splits.get(split_part)
         if split is None:
@@ -287,27 +288,27 @@ class _Flattening:
         )
 
     def _joined(self, reference: Reference, join: Join, split_part: str, here: _Above) -> LeafSpec:
-        """The leaf that a join is: its place in the tree is that of the first data set."""
+        """Leaf of a join; its place in the tree is that of the first data set."""
         members = []
-        for one in join.references:
-            path = locate(one, self._missing_ok)
+        for member_reference in join.references:
+            path = locate(member_reference, self._missing_ok)
             if is_metadataset(path):
                 what, fix = "a metadataset cannot be joined", "name the folder of a data set"
-                raise one.path.error(what, fix, expected="the folder of a data set, or a JSONL file")
+                raise member_reference.path.error(what, fix, expected="the folder of a data set, or a JSONL file")
             member = LeafSpec(
                 path,
-                one.split_part or split_part,
-                subset=one.subset,
-                subflavors={**one.labels, **here.subflavors},
-                dataset_config=one.dataset_config or "dataset.yaml",
-                split_config=one.split_config or "split.yaml",
-                origin=one.node.origin,
-                filters=(one.filter,) if one.filter else (),
+                member_reference.split_part or split_part,
+                subset=member_reference.subset,
+                subflavors={**member_reference.labels, **here.subflavors},
+                dataset_config=member_reference.dataset_config or "dataset.yaml",
+                split_config=member_reference.split_config or "split.yaml",
+                origin=member_reference.node.origin,
+                filters=(member_reference.filter,) if member_reference.filter else (),
             )
             members.append(member)
-        # What holds for the join holds for its first data set, whose samples they are.
+        # Filters of the join apply to its first data set, which provides the samples.
         members[0] = replace(members[0], filters=(*here.filters, *members[0].filters))
-        nonmatch = tuple(one.nonmatch for one in join.references)
+        nonmatch = tuple(member_reference.nonmatch for member_reference in join.references)
         spec = JoinSpec(tuple(members), nonmatch, join.names, joiner_name(join.joiner), join.joiner)
         first = members[0]
         leaf = self._leaf(first.path, first.split_part, reference, here)
@@ -327,7 +328,7 @@ class _Flattening:
         if reference.subset is not None and reference.subset.first is not None:
             raise numbers_above_leaf(node.value["subset"], "a metadataset")
         step = Step(path, split_part, node.origin, node.path)
-        way = [(one.path, one.split_part) for one in (*here.trail, step)]
+        way = [(step_above.path, step_above.split_part) for step_above in (*here.trail, step)]
         if way[-1] in way[:-1]:
             found = " -> ".join(f"{os.path.basename(file)} ({part})" for file, part in way[way.index(way[-1]) :])
             what, fix = "the metadatasets refer to each other in a circle", "remove one of these references"
@@ -375,8 +376,9 @@ def _refuse_mixture(node: Node, split: Split, outer: Split | None) -> None:
 
 
 def multiply_epochs(outer: int | None, inner: int | None) -> int | None:
-    """Combine two ``shuffle_over_epochs_multiplier`` by Energon's rule: None (no shuffling) beats -1 (drawing with
-    replacement) beats the product.
+    """Combine two ``shuffle_over_epochs_multiplier`` by Energon's rule.
+
+    None (no shuffling) takes precedence over -1 (drawing with replacement), and -1 over the product.
     """
     if outer is None or inner is None:
         return None

@@ -1,8 +1,7 @@
-"""The content of one metadataset document, checked, but not yet resolved: no path is looked at here.
+"""Contents of one metadataset document, checked but not yet resolved: paths are not accessed here.
 
-All splits are checked when the document is read, not only the one that is asked for, so a mistake in ``val`` shows
-before training starts. What Energon knows and this library does not support yet is kept as an error, which is raised
-only if that split is used.
+All splits are checked when the document is read, not only the requested one, so a mistake in ``val`` is reported
+before training starts.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from typing import Annotated, Any
 
 from energon_lite.config.class_names import CLASS_KEYS, metadataset_class
 from energon_lite.config.dataset import meta_file_name
-from energon_lite.config.join import Join, Nonmatch, read_join
 from energon_lite.config.subset import Subset, read_subset
 from energon_lite.config.weight_schedule import ONE, Share, blend_shares, constant, read_schedule
 from energon_lite.documents import Node, read
 from energon_lite.errors import ConfigError
+from energon_lite.extras.energon.joins.join import Join, Nonmatch, read_join
 
 logger = logging.getLogger(__name__)
 
 __all__ = ["MetadatasetDocument", "Reference", "Split", "parse_metadataset"]
 
 _SPLIT_KINDS = ("path", "blend", "blend_epochized", "join")
-#: Of what the weights of a blend are shares: our word, and Megatron-Energon's.
+#: Keys for the unit of which a blend's weights are shares: this library's, and Megatron-Energon's.
 _UNITS = ("weight_unit", "blend_weight_unit")
 _EXPECTED_KIND = f"one of the keys {', '.join(_SPLIT_KINDS)}"
 
 
-# -- what the keys of a reference may hold --------------------------------------------------------------------------
+# -- values of the keys of a reference ------------------------------------------------------------------------------
 
 
 def _path(node: Node) -> Node:
@@ -44,7 +43,7 @@ def _weight(node: Node) -> Share:
 
 
 def _repetitions(node: Node) -> Fraction:
-    """Exactly what is written: 0.1 is a tenth."""
+    """Read a number of repetitions exactly: 0.1 is a tenth."""
     if isinstance(node.value, dict):
         what, fix = "repetitions cannot change along the run", "use 'blend' with weights, which can"
         raise node.error(what, fix, expected="a number above 0")
@@ -81,20 +80,20 @@ def _aux(node: Node) -> Node:
 
 @dataclass(frozen=True)
 class Reference:
-    """One ``path:`` with its options; all fields but ``node`` are keys of the document.
+    """One ``path:`` with its options; all fields except ``node`` are keys of the document.
 
     Args:
         node: the mapping, for messages.
         path: the node of the path, not yet resolved.
-        weight: as written, or 1.
-        repetitions: as written, or 1; exact.
-        subset: which part of what the path leads to.
+        weight: as written; 1 by default.
+        repetitions: as written, exact; 1 by default.
+        subset: part of the data at the path.
         tags: Energon 8's name of the subflavors.
-        subflavor: of the older Metadataset: one more label.
-        nonmatch: in a join: what becomes of samples of the first data set that this one has none for.
+        subflavor: one more label, in the older Metadataset.
+        nonmatch: in a join: treatment of samples of the first data set without a counterpart in this one.
         join: the data sets that are joined; then the path is that of the first one.
-        aux: the node of what its cooker takes files from; its paths are not looked at yet.
-        filter: a comparison of columns, or the name of a filter index: only the samples that meet it.
+        aux: the node of the references for its cooker, not yet resolved.
+        filter: a comparison of columns, or the name of a filter index: only samples that meet it are used.
     """
 
     node: Node
@@ -116,7 +115,7 @@ class Reference:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """The labels for its samples."""
+        """Labels for its samples."""
         oldest = {} if self.subflavor is None else {"__subflavor__": self.subflavor}
         return oldest | (self.tags or self.subflavors or {})
 
@@ -126,12 +125,12 @@ class Split:
     """One entry of ``splits``.
 
     Args:
-        references: what it is made of.
-        shares: of each of them, by its weight; at every position they sum to 1.
-        blend: the node of the list, for messages; None for a single reference, which goes into blends of both kinds.
-        epochized: the list is under ``blend_epochized``.
-        subset: which part of all that.
-        unit: of what the weights are shares, if not of samples: ``tokens``, or the name of a measured column.
+        references: its data sets and metadatasets.
+        shares: share of each of them, by its weight; at every position they sum to 1.
+        blend: the node of the list, for messages; None for a single reference, which is allowed in both kinds of blend.
+        epochized: True if the list is under ``blend_epochized``.
+        subset: the part of the whole split to use.
+        unit: unit of which the weights are shares, if not samples: ``tokens``, or the name of a measured column.
     """
 
     references: Sequence[Reference]
@@ -144,11 +143,11 @@ class Split:
 
 @dataclass(frozen=True)
 class MetadatasetDocument:
-    """A metadataset as written.
+    """Metadataset as written.
 
     Args:
-        splits: by name.
-        node: where they stand.
+        splits: the splits by name.
+        node: the node of ``splits``.
     """
 
     splits: dict[str, Split]
@@ -156,10 +155,10 @@ class MetadatasetDocument:
 
 
 def parse_metadataset(document: Node) -> MetadatasetDocument:
-    """Check a document of either version. If it names no class, the form of each split tells the version.
+    """Check a document of either version. If it names no class, the form of each split determines the version.
 
     Raises:
-        ConfigError: anything wrong in it.
+        ConfigError: the document has a mistake.
     """
     version = metadataset_class(document.entries())
     splits = document.mapping(required={"splits"}, optional=CLASS_KEYS)["splits"]
@@ -209,7 +208,7 @@ def _split(node: Node, version: str | None) -> Split:
 
 
 def numbers_above_leaf(node: Node, what: str) -> ConfigError:
-    """The error for a subset by sample numbers of something that is not one data set."""
+    """Make the error for a subset by sample numbers of something other than one data set."""
     return node.key_error(
         f"sample numbers are only allowed for a leaf dataset, in which they count, but this is {what}",
         "use percentages here, or write the subset where the folder of the data set is referred to",
@@ -219,7 +218,7 @@ def numbers_above_leaf(node: Node, what: str) -> ConfigError:
 
 
 def _no_kind(node: Node) -> ConfigError:
-    """Neither path nor blend: the first unknown key is most likely a misspelt one."""
+    """Make the error for a split without a path or a blend: the first unknown key is probably a misspelled one."""
     known = {
         "split_part",
         "subflavors",
@@ -252,9 +251,9 @@ def _blend(node: Node, subset: Subset | None = None) -> Split:
     return Split(references, shares, node, node.key == "blend_epochized", subset)
 
 
-#: What an entry of each kind of blend may say of its share.
+#: Key for the share of an entry, by the kind of blend.
 _SHARE_KEYS = {"blend": "weight", "blend_epochized": "repetitions"}
-#: What a reference may not say, by the key that leads to it.
+#: Keys that a reference may not have, by the key that it is under.
 _WITHOUT = {
     "datasets": {"repetitions", "subset", "nonmatch", "join", "aux"},
     "path": {"weight", "repetitions", "subflavor", "nonmatch", "join"},
@@ -288,7 +287,7 @@ def _reference(node: Node, kind: str) -> Reference:
 
 
 def _join(node: Node, kind: str) -> Reference:
-    """Data sets that are joined; ``kind`` is what they stand in."""
+    """Read a reference with joined data sets; ``kind`` is the key that it is under."""
     keys = node.entries()
     if "path" in keys:
         what, fix = "'path' and 'join' in one entry", "keep one of them; the paths stand in the list under 'join'"
@@ -306,14 +305,14 @@ def _join(node: Node, kind: str) -> Reference:
 
 
 def _joined(node: Node) -> Reference:
-    """One of the data sets of a join."""
+    """Read the reference to one data set of a join."""
     if "join" in node.entries():
         what, fix = "a join inside of a join", "write all data sets into one list"
         raise node.value["join"].key_error(what, fix, expected="a reference with the key path")
     _refuse_aux(node)
     reference = _reference(node, "join")
     if reference.shuffle_over_epochs_multiplier != 1:
-        # Energon accepts it, and does nothing with it.
+        # Energon accepts it, and ignores it.
         logger.warning(
             "%s: shuffle_over_epochs_multiplier has no effect inside of a join; write it beside it", node.origin
         )
@@ -321,7 +320,7 @@ def _joined(node: Node) -> Reference:
 
 
 def _refuse_aux(node: Node) -> None:
-    """Energon accepts it at the data sets of a join, and does nothing with it."""
+    """Refuse ``aux`` at the data sets of a join, where Energon ignores it."""
     aux = node.entries().get("aux")
     if aux is not None and not aux.is_null:
         what = "'aux' is for the cooker of one data set, and joined samples have none"

@@ -1,4 +1,4 @@
-"""What the path of a reference means: a data set, or another document, on local disks or behind a URL."""
+"""Resolution of the path of a reference: a data set or another document, local or at a URL."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ def is_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> bool:
 
 
 def locate(reference: Reference, missing_ok: bool = False) -> str:
-    """The absolute path of what a reference means; a URL as it is. Relative ones count from the document's folder,
-    which may be behind a URL, or, in a dict, from the current one. ``missing_ok``: nothing needs to be there."""
+    """Resolve the path of a reference to an absolute path; a URL is returned unchanged.
+
+    Relative paths are relative to the document's folder, which may be at a URL, or, in a dict, to the current one.
+    With ``missing_ok`` the path need not exist.
+    """
     node = reference.path
     text = local_path(node.value)
     if "::" in text:
@@ -55,14 +58,14 @@ def locate(reference: Reference, missing_ok: bool = False) -> str:
 
 
 def beside(node: Node, path: str) -> str:
-    """The URL of what a path means in a document behind a URL.
+    """Resolve a path in a document at a URL to a URL.
 
     Args:
-        node: says it, and knows the document.
-        path: without a scheme.
+        node: the node of the path, which knows its document.
+        path: the path, without a scheme.
 
     Raises:
-        ConfigError: it is absolute, or leads out of the store.
+        ConfigError: the path is absolute, or leads out of the store.
     """
     expected = "a path relative to the document, or a URL"
     if os.path.isabs(path):

@@ -1,4 +1,4 @@
-"""``.nv-meta/split.yaml``: which shards belong to which split, and what is left out."""
+"""Reader of ``.nv-meta/split.yaml``, which assigns shards to splits and lists exclusions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """What a ``split.yaml`` says; brace patterns are expanded.
+    """Contents of a ``split.yaml``, with brace patterns expanded.
 
     Args:
         split_parts: the shards of each split, in order, relative to the data set's folder.
         exclude: shards and samples (``shard/key``) to leave out, in every split.
-        origin: the file, for later messages.
+        origin: the file, for messages.
 
     Example:
         >>> config = SplitConfig({"train": ("a.tar", "b.tar", "c.tar")}, exclude=("b.tar", "c.tar/0007"))
@@ -39,10 +39,10 @@ class SplitConfig:
     origin: str = ""
 
     def shards(self, split_part: str) -> tuple[str, ...]:
-        """The shards of a split without the excluded ones; may be empty.
+        """Shards of a split without the excluded ones; may be empty.
 
         Raises:
-            ConfigError: there is no such split; the message names those that there are.
+            ConfigError: there is no such split; the message lists the splits.
         """
         if split_part not in self.split_parts:
             raise ConfigError(
@@ -60,16 +60,16 @@ class SplitConfig:
 
     @property
     def excluded_samples(self) -> tuple[tuple[str, str], ...]:
-        """The excluded samples as pairs (shard, key)."""
+        """Excluded samples as pairs (shard, key)."""
         shards = {shard for part in self.split_parts.values() for shard in part}
         pairs = (split_exclusion(entry, shards) for entry in self.exclude if entry not in shards)
         return tuple(pair for pair in pairs if pair is not None)
 
 
 def split_exclusion(entry: str, shards: set[str]) -> tuple[str, str] | None:
-    """``"shards/a.tar/some/key"`` as ``("shards/a.tar", "some/key")``; None if it names no sample of ``shards``.
+    """Split ``"shards/a.tar/some/key"`` into ``("shards/a.tar", "some/key")``; None if it names no sample.
 
-    Both halves may contain slashes, so only the list of shards tells where the one ends and the other begins.
+    Both halves may contain slashes, so the boundary is found by the list of shards.
     """
     end = entry.find("/")
     while end != -1:
@@ -80,10 +80,10 @@ def split_exclusion(entry: str, shards: set[str]) -> tuple[str, str] | None:
 
 
 def load_split_config(path: str | os.PathLike[str]) -> SplitConfig:
-    """Read and check a ``split.yaml``. If it is not there, a ``split.json`` beside it is taken, as Energon does.
+    """Read and check a ``split.yaml``. If it is missing, a ``split.json`` in the same folder is used, as in Energon.
 
     Raises:
-        ConfigError: anything wrong in it, with line, place and cure.
+        ConfigError: the document has a mistake; the message has its line, place and fix.
 
     Example:
         >>> load_split_config("digits/.nv-meta/split.yaml").shards("val")
@@ -110,13 +110,13 @@ class _Document:
 
 
 class _Patterns:
-    """The expansion of a document's patterns, with a bound on what they stand for together."""
+    """Expansion of a document's patterns, with a bound on the total number of names."""
 
     def __init__(self) -> None:
         self._left = MAX_NAMES
 
     def shards(self, entries: list[Node]) -> tuple[str, ...]:
-        """The shards of one split."""
+        """Shards of one split."""
         seen: dict[str, Node] = {}
         for entry in entries:
             for shard in self._names(entry):
@@ -131,18 +131,18 @@ class _Patterns:
         return tuple(seen)
 
     def exclusions(self, entries: list[Node], shards: set[str]) -> tuple[str, ...]:
-        """What is left out."""
-        found: dict[str, None] = {}
+        """Names of the excluded shards and samples."""
+        excluded: dict[str, None] = {}
         for entry in entries:
             names = self._names(entry)
             if not any(name in shards or split_exclusion(name, shards) for name in names):
-                # Energon accepts it, and it may be left over from shards that are gone, so it is no error.
+                # A warning, not an error: Energon accepts it, and the shards may have been removed since.
                 logger.warning("%s: the exclusion %r matches no shard of any split", entry.origin, entry.value)
-            found.update(dict.fromkeys(names))
-        return tuple(found)
+            excluded.update(dict.fromkeys(names))
+        return tuple(excluded)
 
     def _names(self, node: Node) -> list[str]:
-        """What an entry stands for."""
+        """Names that the pattern of an entry expands to."""
         pattern = node.string("the name of a shard, or a brace pattern")
         try:
             names = expand_braces(pattern, self._left)

@@ -1,12 +1,11 @@
-"""``subset: {range: [a, b]}``: a run of consecutive samples of a data set.
+"""Subsets, ``subset: {range: [a, b]}``: ranges of consecutive samples of a data set.
 
-Percentages may stand at every level of a tree of metadatasets; an outer range takes its part of what the inner one
-leaves. Sample numbers may stand at a data set's own reference only, and are applied before all percentages.
+Percentages are allowed at every level of a tree of metadatasets; an outer range applies to the result of the inner one.
+Sample numbers are allowed only at a data set's own reference, and are applied before all percentages.
 
-The sets are Energon's: sample ``int(samples * ratio)`` is where a percentage cuts, in floating point, with the very
-ratios that Energon computes with. Ranges are composed as exact fractions, where Energon rounds after each step. So
-ranges that meet in the document meet in the data at every depth; in a range of a range a cut may be one sample beside
-Energon's.
+The sets equal Energon's: a percentage cuts at sample ``int(samples * ratio)``, in floating point, with the same ratios
+as in Energon. Ranges are composed as exact fractions, while Energon rounds after each step. So ranges that are adjacent
+in the document are adjacent in the data at every depth; in nested ranges a cut may differ from Energon's by one sample.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _BOUND = "a percentage such as 25%, or the number of a sample"
 
 @dataclass(frozen=True)
 class Subset:
-    """A run of consecutive samples.
+    """Range of consecutive samples.
 
     Args:
-        start, stop: ratios of what ``first`` and ``last`` leave, 0 <= start <= stop <= 1.
+        start, stop: ratios of the samples selected by ``first`` and ``last``, 0 <= start <= stop <= 1.
         first: number of the first sample, counted from 0; None: no sample numbers are given.
         last: number of the sample after the last one; None: to the end.
-        origin: where it is written, for messages.
+        origin: place in the document, for messages.
 
     Example:
         >>> Subset(Fraction(1, 4), Fraction(3, 4)).bounds(10)
@@ -48,10 +47,10 @@ class Subset:
     origin: str = field(default="", compare=False)
 
     def bounds(self, samples: int) -> tuple[int, int]:
-        """The samples that are meant, as start and stop, of a data set of ``samples``. May be empty.
+        """First sample and end, exclusive, of the range in a data set of ``samples``. May be empty.
 
         Raises:
-            ConfigError: a sample number beyond the end of the data set.
+            ConfigError: a sample number is beyond the end of the data set.
         """
         first, last = self.first or 0, samples if self.last is None else self.last
         if max(first, last) > samples:
@@ -65,7 +64,7 @@ class Subset:
         return first + _cut(self.start, last - first), first + _cut(self.stop, last - first)
 
     def of(self, inner: Subset | None) -> Subset:
-        """This range of what ``inner``, which stands further down in the tree, leaves."""
+        """Compose this range with ``inner``, the range of a reference further down in the tree."""
         if inner is None:
             return self
         length = inner.stop - inner.start
@@ -87,10 +86,10 @@ def _cut(ratio: Fraction, samples: int) -> int:
 
 
 def read_subset(node: Node) -> Subset:
-    """The content of a ``subset`` key.
+    """Read the value of a ``subset`` key.
 
     Raises:
-        ConfigError: anything wrong in it.
+        ConfigError: the value has a mistake.
     """
     range_ = node.mapping(required={"range"})["range"]
     pair = range_.sequence("two: start and end")
@@ -117,7 +116,7 @@ def read_subset(node: Node) -> Subset:
 
 
 def _bound(node: Node) -> int | Fraction | None:
-    """A sample's number, a ratio, or None for ``end``."""
+    """Read a sample's number, a ratio, or ``end``, which is None."""
     value = node.value
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 0:

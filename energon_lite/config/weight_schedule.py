@@ -1,13 +1,13 @@
-"""Weights that change along the run: ``weight: {0: 0.9, 1_000_000: 0.5}``, or ``weight: {linear: {...}}``.
+"""Weights that change during the run: ``weight: {0: 0.9, 1_000_000: 0.5}``, or ``weight: {linear: {...}}``.
 
-A schedule lists weights at positions, in samples of the whole run. ``step`` (which need not be written) holds a weight
-until the next position, ``linear`` goes there in a straight line; both keep the last one for ever. The form with the
-kind as the key follows what Megatron-Energon's users proposed, in its thread 17; positions there count batches of a
-rank, which would make the blend depend on the number of ranks.
+A schedule lists weights at positions, in samples of the whole run. ``step`` (the default) holds a weight until the next
+position, ``linear`` interpolates to the next one; both keep the last weight. The form with the kind as the key follows
+a proposal of Megatron-Energon's users, in its thread 17; positions there count batches of a rank, which would make the
+blend depend on the number of ranks.
 
-At the positions that a blend names, its weights are divided by their sum; between them *shares*, not weights, go in a
-straight line. So shares sum to one everywhere, and their integrals are exact. Along a path of nested blends shares
-multiply. Two slopes at the same time would give a curve, and are refused.
+At the positions that a blend names, its weights are divided by their sum; between them *shares*, not weights, are
+interpolated linearly. So shares sum to one everywhere, and their integrals are exact. Along a path of nested blends
+shares are multiplied. Two changing shares at the same time would give a curve, and are refused.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ __all__ = [
 
 _POSITION = re.compile(r"\+?\d[\d_]*(\.\d*)?([eE][+-]?\d+)?\Z", re.ASCII)
 _EXAMPLES = "{0: 0.9, 1_000_000: 0.5} or {linear: {0: 0.9, 1_000_000: 0.1}}"
-#: Positions of a run end here.
+#: Upper bound on the positions of a run, exclusive.
 _LAST = 1 << 62
 
 
 class Segment(NamedTuple):
-    """A weight, or a share, over a stretch of positions: at its start, and at its end, where the next one starts."""
+    """A weight, or a share, over a stretch of positions: its value at the start, and at the end of the stretch."""
 
     start: int
     first: float
     last: float
 
 
-#: A weight, or a share: segments from position 0 on, the last of which is constant, and goes on for ever.
+#: A weight, or a share: segments from position 0 on, the last of which is constant and endless.
 Share = tuple[Segment, ...]
 
 
 class SlopesMeet(ValueError):
-    """Two shares that slope at the same time were to be multiplied: between which positions."""
+    """Error for a product of two shares that change at the same time, with the positions in question."""
 
     def __init__(self, start: int, stop: int | None):
         self.start, self.stop = start, stop
@@ -63,16 +63,21 @@ class SlopesMeet(ValueError):
 
 
 def constant(value: float) -> Share:
-    """A share that never changes."""
+    """Make a constant share."""
     return (Segment(0, value, value),)
 
 
-#: All of a blend, or the weight of what says none.
+#: The share of a whole blend, and the default weight.
 ONE = constant(1.0)
 
 
 def schedule(points: Sequence[tuple[int, float]], linear: bool = False) -> Share:
-    """Weights at positions, which increase from 0: in straight lines from one to the next, or each until the next."""
+    """Make a share from weights at increasing positions from 0 on.
+
+    Args:
+        points: pairs of position and weight.
+        linear: interpolate between weights; False: hold each until the next.
+    """
     lasts = [weight for _, weight in (*points[1:], points[-1])] if linear else [weight for _, weight in points]
     return tuple(Segment(start, weight, last) for (start, weight), last in zip(points, lasts, strict=True))
 
@@ -81,10 +86,10 @@ def schedule(points: Sequence[tuple[int, float]], linear: bool = False) -> Share
 
 
 def read_schedule(node: Node) -> Share:
-    """The content of a ``weight`` key that is not a number.
+    """Read the value of a ``weight`` key that is not a number.
 
     Raises:
-        ConfigError: anything wrong in it.
+        ConfigError: the value has a mistake.
     """
     entries = node.entries()
     kind = next((key for key in entries if not _POSITION.match(key)), None)
@@ -150,7 +155,7 @@ def _weight(node: Node) -> float:
 
 
 def normalised(weights: Sequence[float]) -> list[float]:
-    """Weights, not all zero, divided by their sum."""
+    """Divide weights, not all zero, by their sum."""
     largest = max(weights, default=1.0)
     scaled = [weight / largest for weight in weights]
     total = math.fsum(scaled)
@@ -158,10 +163,10 @@ def normalised(weights: Sequence[float]) -> list[float]:
 
 
 def blend_shares(weights: Sequence[Share]) -> list[Share]:
-    """The shares of the entries of one blend: their weights, divided by the sum wherever a weight is written.
+    """Compute the shares of the entries of one blend: weights divided by their sum at every position that is written.
 
     Raises:
-        ValueError: all weights are zero at some position, which is its only argument.
+        ValueError: all weights are zero at some position; the position is its only argument.
     """
     shares: list[list[Segment]] = [[] for _ in weights]
     for start, stop, pairs in _stretches(weights):
@@ -176,10 +181,10 @@ def blend_shares(weights: Sequence[Share]) -> list[Share]:
 
 
 def multiply(outer: Share, inner: Share) -> Share:
-    """The product of two shares.
+    """Multiply two shares.
 
     Raises:
-        SlopesMeet: both slope at the same time.
+        SlopesMeet: both change at the same time.
     """
     segments = []
     for start, stop, ((a, b), (c, d)) in _stretches([outer, inner]):
@@ -190,9 +195,12 @@ def multiply(outer: Share, inner: Share) -> Share:
 
 
 def shared_segments(shares: Sequence[Share]) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | None]]:
-    """The shares of all leaves, cut at the same positions: start, shares there, and shares at the end where they slope.
+    """Cut the shares of all leaves at the same positions.
 
-    Neighbours that are one and the same constant are joined, so that a position at which nothing changes is none.
+    Neighbouring stretches with the same constant shares are merged, so positions without a change are left out.
+
+    Returns:
+        For each stretch: its start, the shares there, and the shares at its end, or None if they are constant.
     """
     stages: list[tuple[int, tuple[float, ...], tuple[float, ...] | None]] = []
     for start, _, pairs in _stretches(shares):
@@ -205,7 +213,7 @@ def shared_segments(shares: Sequence[Share]) -> list[tuple[int, tuple[float, ...
 
 
 def values_at(share: Share, position: int) -> tuple[float, float]:
-    """A share just before a position, and from it on."""
+    """Value of a share just before a position, and from it on."""
     place = bisect_right(share, position, key=lambda segment: segment.start) - 1
     start, first, last = share[place]
     if start == position:
@@ -218,7 +226,7 @@ def values_at(share: Share, position: int) -> tuple[float, float]:
 
 
 def _stretches(shares: Sequence[Share]) -> Iterator[tuple[int, int | None, list[tuple[float, float]]]]:
-    """Start, stop, and of each share the values at both ends, for each stretch between positions where any changes."""
+    """Yield stretches between positions where any share changes: start, stop, and each share's values at both ends."""
     knots = sorted({segment.start for share in shares for segment in share})
     for start, stop in zip(knots, [*knots[1:], None], strict=True):
         starts = [values_at(share, start)[1] for share in shares]

@@ -1,10 +1,10 @@
-"""One value of a document, and its place.
+"""Values of a document, with their places.
 
-A :class:`Node` holds its value and where it stands (file, line, column, path inside the document), so whoever
-interprets it can say exactly what is wrong and where, and the reader need not search. :func:`from_plain` makes the same
-tree out of Python objects, so a configuration given as a dict is checked by the same code.
+A :class:`Node` holds a value and its place (file, line, column, path inside the document), so that any error about it
+can name the place. :func:`from_plain` makes the same tree of Python objects, so a configuration given as a dict is
+checked by the same code.
 
-The shape of the messages (expected, found, path) follows msgspec's validation errors, with lines added.
+The form of the messages (expected, found, path) follows msgspec's validation errors, with lines added.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from energon_lite.errors import ConfigError
 
 __all__ = ["MAX_DEPTH", "Node", "from_plain", "join_path", "parse_bool", "shorten", "too_deep"]
 
-#: How deep lists and mappings may stand in one another.
+#: Largest nesting depth of lists and mappings.
 MAX_DEPTH = 100
-#: No position, count or size is as large as this, which is also beyond what integers of arrays hold.
+#: Bound on integers, exclusive: larger than any position, count or size, and within the range of array integers.
 _TOO_LARGE = 1 << 62
 _PLAIN_KEY = re.compile(r"[\w-]+\Z")
-#: Stands for "the value (or the key) itself" in messages.
+#: Placeholder for "the value (or the key) itself" in messages.
 _ITSELF = "itself"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """One value of a document, and its place.
+    """One value of a document, with its place.
 
     Args:
         value: dict of nodes, list of nodes, or a scalar (str, int, float, bool, None).
         file: the document's name, as messages show it; empty if it has none.
         path: place inside the document, e.g. ``splits.train.blend[1].weight``; empty for the whole document.
-        line: counted from 1; None if the document never was a file.
+        line: counted from 1; None if the document is not a file.
         column: counted from 1.
-        key: the key that leads here; None for list entries.
-        key_line: where the key stands.
-        key_column: likewise.
+        key: the key of this value in its mapping; None for list entries.
+        key_line: line of the key.
+        key_column: column of the key.
 
     Example:
         >>> node = from_plain({"weight": "2"}, "<dict>").mapping(required={"weight"})["weight"]
@@ -64,11 +64,11 @@ class Node:
     key_line: int | None = None
     key_column: int | None = None
 
-    # ------------------------------------------------------------------------------------------------- saying what
+    # ---------------------------------------------------------------------------------------------------- messages
 
     @property
     def origin(self) -> str:
-        """Where this node stands, short: ``file:line``, or ``<dict> at path`` without a file."""
+        """Short form of the place: ``file:line``, or ``<dict> at path`` without a file."""
         if self.line is not None:
             return f"{self.file}:{self.line}"
         return f"{self.file} at {self.path}" if self.path else self.file
@@ -79,7 +79,7 @@ class Node:
         return self.value is None
 
     def describe(self) -> str:
-        """The value in a few words, for messages."""
+        """Describe the value in a few words, for messages."""
         if isinstance(self.value, dict):
             return f"a mapping with the keys {', '.join(self.value)}" if self.value else "an empty mapping"
         if isinstance(self.value, list):
@@ -102,17 +102,17 @@ class Node:
         at_key: bool = False,
         kind: type[ConfigError] = ConfigError,
     ) -> ConfigError:
-        """A :class:`ConfigError` at this node's place, to be raised by the caller.
+        """Make a :class:`ConfigError` at this node's place, for the caller to raise.
 
         Args:
             what: the mistake in one sentence.
-            fix: the cure, if no proposal from ``choices`` says it.
-            expected: what would have been right.
-            found: what is there instead; by default the value, or the key; None: nothing is said.
-            choices: what may stand here; the nearest one is proposed.
-            word: what they should be near to; None: the value, or the key.
-            at_key: the key is wrong, not its value; point there.
-            kind: a more special error class.
+            fix: the fix, unless a proposal from ``choices`` replaces it.
+            expected: description of a correct value.
+            found: description of the actual value; by default the value, or the key; None: left out.
+            choices: the allowed values; the nearest one is proposed.
+            word: the text to compare ``choices`` with; None: the value, or the key.
+            at_key: the key is wrong, not its value; the error has the place of the key.
+            kind: a more specific error class.
         """
         if word is None and choices:
             word = self.key if at_key else self.value
@@ -133,21 +133,21 @@ class Node:
         )
 
     def key_error(self, what: str, fix: str | None = None, **more: Any) -> ConfigError:
-        """The error for a key that is wrong; the arguments are those of :meth:`error`."""
+        """Make the error for a wrong key; the arguments are those of :meth:`error`."""
         return self.error(what, fix, at_key=True, **more)
 
     def wrong(self, expected: str, fix: str | None = None, choices: Collection[object] = ()) -> ConfigError:
-        """The error for a value of the wrong type."""
+        """Make the error for a value of a wrong type."""
         name = repr(self.path) if self.path else "the document"
         return self.error(f"{name} is not right", fix, expected=expected, choices=choices)
 
-    # ----------------------------------------------------------------------------------------------- interpreting
+    # -------------------------------------------------------------------------------------------------- conversion
 
     def mapping(self, required: Collection[str] = (), optional: Collection[str] = ()) -> dict[str, Node]:
-        """The entries of a mapping with a fixed set of keys.
+        """Return the entries of a mapping with a fixed set of keys.
 
         Raises:
-            ConfigError: not a mapping, a key that is not among these, or a required one that is missing.
+            ConfigError: it is no mapping, has an unknown key, or lacks a required one.
         """
         allowed = [*sorted(required), *sorted(optional)]
         if not isinstance(self.value, dict):
@@ -163,13 +163,13 @@ class Node:
         return dict(self.value)
 
     def entries(self) -> dict[str, Node]:
-        """The entries of a mapping whose keys are free."""
+        """Return the entries of a mapping with arbitrary keys."""
         if not isinstance(self.value, dict):
             raise self.wrong("a mapping")
         return dict(self.value)
 
     def refuse(self, keys: Collection[str], what: str, fix: str, expected: str) -> None:
-        """Refuse keys of a mapping that are known, but have no place here. ``what`` goes on after the key's name.
+        """Refuse keys of a mapping that are known, but not allowed here. ``what`` follows the key in the message.
 
         Raises:
             ConfigError: the mapping has one of the keys.
@@ -179,14 +179,14 @@ class Node:
                 raise self.value[key].key_error(f"{key!r} {what}", fix, expected=expected)
 
     def sequence(self, of: str = "entries") -> list[Node]:
-        """The entries of a list."""
+        """Return the entries of a list."""
         if not isinstance(self.value, list):
             fix = "write a list: each entry on a line of its own, after '- '" if self.value is not None else None
             raise self.wrong(f"a list of {of}", fix)
         return list(self.value)
 
     def string(self, what: str = "text") -> str:
-        """A text that is not empty."""
+        """Return a text that is not empty."""
         if not isinstance(self.value, str):
             raise self.wrong(what, "put it into quotes" if isinstance(self.value, (bool, int, float)) else None)
         if not self.value:
@@ -194,7 +194,7 @@ class Node:
         return self.value
 
     def number(self) -> float:
-        """A finite number."""
+        """Return a finite number."""
         if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
             raise self.wrong("a number", self._unquote(float))
         if not abs(self.value) <= sys.float_info.max:
@@ -202,7 +202,7 @@ class Node:
         return float(self.value)
 
     def integer(self) -> int:
-        """A whole number, between -2**62 and 2**62."""
+        """Return an integer above -2**62 and below 2**62."""
         if isinstance(self.value, bool) or not isinstance(self.value, int):
             raise self.wrong("a whole number", self._unquote(int))
         if abs(self.value) >= _TOO_LARGE:
@@ -210,13 +210,13 @@ class Node:
         return self.value
 
     def boolean(self) -> bool:
-        """``true`` or ``false``."""
+        """Return the value of ``true`` or ``false``."""
         if not isinstance(self.value, bool):
             raise self.wrong("true or false", self._unquote(parse_bool))
         return self.value
 
     def plain(self) -> Any:
-        """The value as plain Python: dicts, lists and scalars."""
+        """Return the value as plain Python objects: dicts, lists and scalars."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -224,7 +224,7 @@ class Node:
         return self.value
 
     def _unquote(self, parse: Callable[[str], object]) -> str | None:
-        """The cure for a text that would be right without its quotes."""
+        """The fix for a text that would be correct without its quotes; None for other values."""
         if not isinstance(self.value, str):
             return None
         try:
@@ -239,28 +239,28 @@ def _keys(keys: Collection[str]) -> str:
 
 
 def too_deep(node: Node) -> ConfigError:
-    """The error for what is nested without end."""
+    """Make the error for a document that is nested too deeply."""
     what, fix = "the document is nested too deeply", "split it into several documents"
     return node.error(what, fix, expected=f"at most {MAX_DEPTH} levels", found=None)
 
 
 def shorten(text: str, limit: int = 60) -> str:
-    """A text, cut if it is long."""
+    """Cut a text to at most ``limit`` characters."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def join_path(path: str, key: str) -> str:
-    """The path of an entry of a mapping."""
+    """Append a key to the path of a mapping."""
     if not _PLAIN_KEY.match(key):
         return f"{path}[{json.dumps(key, ensure_ascii=False)}]"
     return f"{path}.{key}" if path else key
 
 
 def parse_bool(text: str) -> bool:
-    """What a plain scalar means.
+    """Convert a plain scalar to a truth value.
 
     Raises:
-        ValueError: it is no truth value.
+        ValueError: it is not one.
     """
     words = {"true": True, "yes": True, "false": False, "no": False}
     if text.lower() not in words:
@@ -272,13 +272,12 @@ def parse_bool(text: str) -> bool:
 
 
 def from_plain(value: Any, name: str, path: str = "") -> Node:
-    """The tree of nodes for plain Python objects; ``name`` stands for the file in messages.
+    """Make the tree of nodes of plain Python objects; ``name`` stands for the file in messages.
 
-    Paths become text, numpy's numbers become Python's, tuples become lists. Numbers that are keys become text.
+    Paths become text, numpy's numbers become Python's, tuples become lists. Keys that are numbers become text.
 
     Raises:
-        ConfigError: something in it is none of dict, list, text, number, truth value and None; or it is nested too
-            deeply.
+        ConfigError: a value is not a dict, list, text, number, truth value or None; or the nesting is too deep.
     """
     return _from_plain(value, name, path, None, frozenset())
 
@@ -302,7 +301,7 @@ def _from_plain(value: Any, file: str, path: str, key: str | None, above: frozen
         entries = {}
         for name, item in value.items():
             if isinstance(name, numbers.Real) and not isinstance(name, bool):
-                name = str(name)  # as it would be in a document
+                name = str(name)  # as in a document
             if not isinstance(name, str):
                 raise node.error("a key is not text", f"write {str(name)!r}", expected="text", found=repr(name))
             entries[name] = _from_plain(item, file, join_path(path, name), name, above)

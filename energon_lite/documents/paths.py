@@ -1,4 +1,4 @@
-"""Paths and URLs as users write them, and words for a path that is not there."""
+"""Paths and URLs in documents and arguments, and hints for missing paths."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import warnings
 from glob import iglob
 
+from energon_lite.entry_points import source_formats
 from energon_lite.errors import UsageError, nearest
 
 __all__ = [
@@ -14,29 +15,44 @@ __all__ = [
 ]
 
 _SHOWN = 5
-_FILE, _DSS, _MSC, _RCLONE = "file://", "dss://", "msc://", "rclone://"
-#: What multi-storage-client calls this machine; in its first versions "default", which may be anybody's since then.
-_THIS_MACHINE, _ONCE_THIS_MACHINE = "__filesystem__", "default"
+_FILE = "file://"
+_DSS = "dss://"
+_MSC = "msc://"
+_RCLONE = "rclone://"
+#: Profile of multi-storage-client for the local file system.
+_THIS_MACHINE = "__filesystem__"
+#: Its name in the first versions; since then users may give this name to another store.
+_ONCE_THIS_MACHINE = "default"
 _MAGIC = "*?["
-#: How the paths of files end that are data sets by themselves.
+#: Endings of the paths of files that are data sets by themselves.
 _DATA_ENDINGS = {".jsonl", ".parquet", ".arrow", ".feather", ".bin", ".idx", ".lance", "/index.json"}
 
 
 def add_data_endings(*endings: str) -> None:
-    """Have paths that end so taken for data sets."""
+    """Register further endings of paths of data sets."""
     _DATA_ENDINGS.update(endings)
 
 
+def _data_endings() -> tuple[str, ...]:
+    formats = source_formats().values()
+    markers = (f"/{entry.marker}" for entry in formats if entry.marker)
+    return (*_DATA_ENDINGS, *(ending for entry in formats for ending in entry.extensions), *markers)
+
+
 def is_data_path(path: str) -> bool:
-    """Whether a local path that is no folder means a data set: a file, a pattern that files match, or what two files
-    or more begin with (``text_document`` of ``text_document.bin`` and ``text_document.idx``)."""
-    if path.endswith(tuple(_DATA_ENDINGS)):
+    """True if a local path that is no folder names a data set.
+
+    That is a file, a pattern that matches files, or the common start of two or more files (``text_document`` of
+    ``text_document.bin`` and ``text_document.idx``).
+    """
+    endings = _data_endings()
+    if path.endswith(endings):
         return os.path.isfile(path) or any(True for _ in iglob(path, recursive=True))
-    return sum(os.path.isfile(path + ending) for ending in _DATA_ENDINGS) > 1
+    return sum(os.path.isfile(path + ending) for ending in endings) > 1
 
 
 def static_folder(path: str) -> str:
-    """The folder that a path or pattern is in; itself, if it is a folder on a local disk.
+    """Folder of a path or pattern; a local folder itself is returned unchanged.
 
     Example:
         >>> static_folder("data/*/part-*.parquet"), static_folder("s3://bucket/data/a.parquet")
@@ -44,7 +60,7 @@ def static_folder(path: str) -> str:
     """
     if not is_url(path) and os.path.isdir(path):
         return path
-    head = path[: min((path.index(one) for one in _MAGIC if one in path), default=len(path))]
+    head = path[: min((path.index(character) for character in _MAGIC if character in path), default=len(path))]
     return head.rpartition("/")[0] or ("/" if head.startswith("/") else ".")
 
 
@@ -54,14 +70,14 @@ def is_url(path: str) -> bool:
 
 
 def local_path(path: str) -> str:
-    """The path that a ``file://`` URL means; the path, or URL, that a ``dss://`` one means; others stay as they are.
+    """Convert a ``file://`` URL to a path, and a ``dss://`` URL to a path or URL; others are returned unchanged.
 
-    ``dss://name@version/path`` is ``$NVDATASET_CACHE_DIR/name/version/path``, as in Megatron-Energon. So are
-    ``rclone://``, an old name of ``msc://``, and ``msc://__filesystem__/path``, a path of this machine
+    ``dss://name@version/path`` is ``$NVDATASET_CACHE_DIR/name/version/path``, as in Megatron-Energon. Also converted
+    are ``rclone://``, an old name of ``msc://``, and ``msc://__filesystem__/path``, a local path
     (``msc://default/path`` too, if no store has that name).
 
     Raises:
-        UsageError: a ``dss://`` URL has no version, or that variable is not set.
+        UsageError: a ``dss://`` URL has no version, or the variable is not set.
 
     Example:
         >>> local_path("file:///data/digits"), local_path("s3://bucket/digits")
@@ -73,7 +89,7 @@ def local_path(path: str) -> str:
 
 
 def of_multi_storage(path: str) -> str:
-    """A URL of multi-storage-client by its name today; a path, if it is one of this machine.
+    """Convert a URL of multi-storage-client to its current form, or to a path if it is local.
 
     Example:
         >>> of_multi_storage("msc://__filesystem__/data/digits")
@@ -87,7 +103,7 @@ def of_multi_storage(path: str) -> str:
 
 
 def _is_this_machine(profile: str) -> bool:
-    """Whether a profile of multi-storage-client means the local file system, and nobody has set it to be another."""
+    """True if a profile of multi-storage-client is the local file system, and is not redefined by the user."""
     if profile != _ONCE_THIS_MACHINE:
         return profile == _THIS_MACHINE
     try:
@@ -104,7 +120,7 @@ def _is_this_machine(profile: str) -> bool:
 
 
 def join_url(document: str, path: str) -> str:
-    """The URL that a relative path means in a document behind a URL.
+    """Resolve a relative path in a document at a URL to a URL.
 
     Raises:
         ValueError: the path leads out of the store.
@@ -144,9 +160,9 @@ def _of_cached_data_set(url: str) -> str:
 
 
 def missing_file_fix(path: str, otherwise: str) -> str:
-    """How to cure a missing ``path``: the nearest name beside it; or else ``otherwise``, and what is there.
+    """Hint for a missing ``path``: the nearest existing name; or ``otherwise``, and the contents of the folder.
 
-    "Beside" is in the deepest folder on the way to ``path`` that exists.
+    The folder is the deepest one on ``path`` that exists.
 
     Example:
         >>> missing_file_fix("/data/digts", "correct the path")

@@ -1,9 +1,8 @@
-"""From a node to a dataclass, by the annotations of its fields.
+"""Conversion of a node to a dataclass, by the annotations of its fields.
 
 An annotation may be ``str``, ``int``, ``float``, ``bool``, ``Any``, :class:`Node` (the node itself), a ``Literal``, a
-dataclass, a list, tuple or mapping of these, or any of them ``| None``, which null stands for.
-``Annotated[..., "words"]`` says what the text (or the list's entries) should be; ``Annotated[..., function]`` reads the
-node by a function.
+dataclass, a list, tuple or mapping of these, or any of them ``| None``, for null. ``Annotated[..., "words"]`` describes
+the expected text (or list entries); ``Annotated[..., function]`` reads the node by a function.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 
 class Key(NamedTuple):
-    """A key of a document: what it may hold, and whether it has to be there."""
+    """Key of a document: the annotation of its value, and whether the key is required."""
 
     annotation: Any
     required: bool
@@ -32,17 +31,17 @@ class Key(NamedTuple):
 def read(
     node: Node, cls: type[T], /, *, without: Collection[str] = (), ignored: Collection[str] = (), **given: Any
 ) -> T:
-    """A dataclass of a mapping's entries.
+    """Convert the entries of a mapping to a dataclass.
 
     Args:
         node: the mapping.
-        cls: the dataclass; what its ``__post_init__`` refuses is said with the place of the key.
-        without: fields that the document may not have here.
-        ignored: keys that it may have, and that are not read.
-        given: fields that are no keys of the document.
+        cls: the dataclass; errors of its ``__post_init__`` get the place of the key.
+        without: fields that are not allowed in the document here.
+        ignored: keys that are allowed, but not read.
+        given: values of fields that are not keys of the document.
 
     Raises:
-        ConfigError: an unknown or missing key, or a value that cannot be.
+        ConfigError: a key is unknown or missing, or a value is invalid.
     """
     keys = {name: key for name, key in keys_of(cls).items() if name not in given and name not in without}
     values = read_keys(node, keys, ignored)
@@ -54,7 +53,7 @@ _KEYS: dict[type[Any], Mapping[str, Key]] = {}
 
 
 def keys_of(cls: type[Any]) -> Mapping[str, Key]:
-    """The keys that a dataclass stands for."""
+    """Keys of a document that correspond to the fields of a dataclass."""
     if cls not in _KEYS:
         annotations, missing = get_type_hints(cls, include_extras=True), dataclasses.MISSING
         _KEYS[cls] = {
@@ -65,10 +64,10 @@ def keys_of(cls: type[Any]) -> Mapping[str, Key]:
 
 
 def read_keys(node: Node, keys: Mapping[str, Key], ignored: Collection[str] = ()) -> dict[str, Any]:
-    """The values of those keys that a mapping has.
+    """Read the values of the keys that a mapping has.
 
     Raises:
-        ConfigError: an unknown or missing key, or a value that cannot be.
+        ConfigError: a key is unknown or missing, or a value is invalid.
     """
     required = [name for name, key in keys.items() if key.required]
     entries = node.mapping(required, {*keys, *ignored} - {*required})
@@ -77,7 +76,7 @@ def read_keys(node: Node, keys: Mapping[str, Key], ignored: Collection[str] = ()
 
 @contextmanager
 def located(node: Node) -> Iterator[None]:
-    """Errors of what is made of a node get its place; that of the key where they name one."""
+    """Give errors raised inside the block the place of the node, or of the key that they name."""
     try:
         yield
     except UsageError as error:
@@ -114,7 +113,7 @@ def _value(node: Node, annotation: Any, words: str | None = None) -> Any:
         entries = node.sequence(f"{len(arguments)}")
         if len(entries) != len(arguments):
             raise node.wrong(f"a list of {len(arguments)}")
-        return tuple(_value(entry, one) for entry, one in zip(entries, arguments, strict=True))
+        return tuple(_value(entry, argument) for entry, argument in zip(entries, arguments, strict=True))
     if origin in (tuple, list):
         return origin(_value(entry, arguments[0]) for entry in node.sequence(words or "entries"))
     if origin in (dict, Mapping):

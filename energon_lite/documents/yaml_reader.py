@@ -1,9 +1,9 @@
-"""YAML documents that remember where everything stands.
+"""Reader of YAML documents that records the place of every value.
 
-:func:`load_yaml` turns a file into a tree of :class:`~energon_lite.documents.node.Node`.
+:func:`load_yaml` converts a file to a tree of :class:`~energon_lite.documents.node.Node`.
 
-Scalars are read by YAML 1.2's rules as Energon applies them, which differ from PyYAML's defaults where those surprise:
-``1e-3`` is a number; ``1:30``, dates, ``on`` and ``off`` are text; keys are always text.
+Scalars are read by YAML 1.2's rules as Energon applies them, which differ from surprising defaults of PyYAML: ``1e-3``
+is a number; ``1:30``, dates, ``on`` and ``off`` are text; keys are always text.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from energon_lite.errors import ConfigError, EnergonLiteError
 
 __all__ = ["load_yaml", "parse_yaml"]
 
-#: Aliases may repeat a subtree; a document that grows by more values than this is an attack or a mistake.
+#: Bound on the values that aliases add to a document: beyond it, the document is an attack or a mistake.
 MAX_REPEATED = 100_000
-#: A larger document is none that was written for this.
+#: Largest document, in bytes.
 _MAX_BYTES = 1 << 28
-#: Characters of a document that is remembered: data sets that were prepared alike have the same ones.
+#: Largest document, in characters, whose tree is cached: data sets prepared in the same way have identical documents.
 _SMALL = 1 << 12
 
 
@@ -43,12 +43,12 @@ def load_yaml(
 
     Args:
         path: the file.
-        may_be_empty: an empty document is a mapping without entries, and no error.
-        read: how the bytes of the file come, where it is on no local disk; raises FileNotFoundError.
+        may_be_empty: an empty document is a mapping without entries, and not an error.
+        read: function that returns the bytes of a file that is not local; raises FileNotFoundError.
 
     Raises:
-        ConfigError: the file cannot be read, is not UTF-8, is not valid YAML, is empty, holds several documents,
-            a key twice, a merge key, or a tag that would make objects; or it is nested too deeply, or too large.
+        ConfigError: the file cannot be read, is not UTF-8, is not valid YAML, is empty, nested too deeply or too large,
+            or has several documents, a duplicate key, a merge key, or a tag that would make objects.
 
     Example:
         >>> load_yaml("blend.yaml").mapping(required={"splits"})["splits"].line
@@ -63,7 +63,7 @@ def load_yaml(
     try:
         return _in_file(_parsed(text, may_be_empty), file)
     except ConfigError:
-        return parse_yaml(text, file, may_be_empty=may_be_empty)  # which names the file
+        return parse_yaml(text, file, may_be_empty=may_be_empty)  # parse again, for a message with the file's name
 
 
 @lru_cache(maxsize=64)
@@ -72,17 +72,17 @@ def _parsed(text: str, may_be_empty: bool) -> Node:
 
 
 def _in_file(node: Node, file: str) -> Node:
-    """The same document as that of another file."""
+    """Copy a tree of nodes, with the name of another file."""
     value = node.value
     if type(value) is dict:
-        value = {key: _in_file(one, file) for key, one in value.items()}
+        value = {key: _in_file(child, file) for key, child in value.items()}
     elif type(value) is list:
-        value = [_in_file(one, file) for one in value]
+        value = [_in_file(child, file) for child in value]
     return Node(value, file, node.path, node.line, node.column, node.key, node.key_line, node.key_column)
 
 
 def parse_yaml(text: str, file: str, *, may_be_empty: bool = False) -> Node:
-    """The same for a text; ``file`` stands for it in messages.
+    """Parse the text of a YAML document; ``file`` is its name in messages.
 
     Raises:
         ConfigError: as :func:`load_yaml`.
@@ -152,13 +152,16 @@ def _parse_json(text: str, file: str) -> Node:
 
 
 class _Composer(Composer, BaseResolver):
-    """PyYAML's tree of a document, with the types of scalars by our rules, and with an end to its depth. The parser is
-    libyaml, a hundred times PyYAML's speed, if PyYAML was built with it; its own composer goes as deep as the document,
-    on the stack of C."""
+    """PyYAML's composer with this module's types of scalars, and with a bound on the depth.
+
+    The parser is libyaml, a hundred times as fast as PyYAML's, if PyYAML was built with it. Its own composer is not
+    used: it recurses as deep as the document, on the C stack.
+    """
 
     def __init__(self, text: str, file: str):
         super().__init__()
-        self.file, self.depth = file, 0
+        self.file = file
+        self.depth = 0
         parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
         self.check_event, self.peek_event, self.get_event = parser.check_event, parser.peek_event, parser.get_event
 
@@ -174,7 +177,7 @@ class _Composer(Composer, BaseResolver):
 
 
 def _place(found: Any, file: str, path: str = "", key: yaml.Node | None = None) -> Node:
-    """The place of an event, or of a node of PyYAML's, to which a key may lead."""
+    """Place of an event, or of a PyYAML node with or without a key, as a node without a value."""
     start = found.start_mark
     if key is None:
         return Node(None, file, path, start.line + 1, start.column + 1)
@@ -182,7 +185,7 @@ def _place(found: Any, file: str, path: str = "", key: yaml.Node | None = None) 
     return Node(None, file, path, start.line + 1, start.column + 1, key.value, at.line + 1, at.column + 1)
 
 
-#: What a YAML parser complains about, and what most often cures it. Parts of libyaml's and PyYAML's own messages.
+#: Parts of error messages of libyaml and PyYAML, and the most frequent fix for each.
 _CURES = (
     ("another document", "keep one document per file: remove '---' and what follows it"),
     ("undefined alias", "define the anchor (&name) before it is used, or put text that begins with '*' into quotes"),
@@ -212,19 +215,19 @@ def _syntax_error(error: Any, text: str, file: str) -> ConfigError:
 
 
 class _TreeBuilder:
-    """Makes our nodes of PyYAML's, and refuses what would be ambiguous or unsafe."""
+    """Conversion of PyYAML's nodes to :class:`Node`, which refuses ambiguous or unsafe constructs."""
 
     def __init__(self, file: str):
         self.file = file
-        #: What was there already is an alias: the ids of what was.
+        #: Ids of the nodes that were converted: a node that is met again is an alias.
         self.seen: set[int] = set()
-        #: The lists and mappings that are being built, the outermost first.
+        #: The lists and mappings that are being converted, the outermost first.
         self.open: list[yaml.Node] = []
-        #: Values that came from aliases.
+        #: Number of values that came from aliases.
         self.repeated = 0
 
     def build(self, found: yaml.Node, path: str, key: yaml.Node | None = None) -> Node:
-        """The node for one of PyYAML's, and for what is in it."""
+        """Convert a PyYAML node and everything in it."""
         here = _place(found, self.file, path, key)
         if found in self.open:
             what = "an alias refers to something that contains it"
@@ -259,7 +262,7 @@ class _TreeBuilder:
             place = replace(place, path=join_path(path, key.value))
             if key.value == "<<" and not key.style:
                 raise place.error("merge keys (<<) are not supported", "write the entries out", found=None)
-            # An empty list says nothing that is lost: `exclude: []`, as tools write it, and what somebody wrote below.
+            # A duplicate of an empty list is harmless: tools write `exclude: []`, and users add their own entry below.
             if key.value in entries and entries[key.value].value != []:
                 first = entries[key.value].key_line
                 raise place.error(
@@ -280,7 +283,7 @@ def _key_error(place: Node, found: str) -> ConfigError:
 
 _CORE = "tag:yaml.org,2002:"
 _DIGITS = r"[0-9]+(?:_[0-9]+)*"
-#: How a scalar of each kind is written without quotes, and how it is read. All that is none of these is text.
+#: Pattern of an unquoted scalar of each kind, and its conversion. All other scalars are text.
 _SCALARS: dict[str, tuple[str, Callable[[str], object]]] = {
     "null": ("~|null|Null|NULL|", lambda text: None),
     "bool": ("(?i:true|false|yes|no)", parse_bool),

@@ -1,1 +1,1 @@
-"""Tools for users that nothing else in the library needs."""
+"""Guests of the core: each folder can be deleted, and the rest still works."""

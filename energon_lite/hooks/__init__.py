@@ -1,4 +1,4 @@
-"""The user's side of the pipeline: what is done to each sample, and how samples become a batch."""
+"""User hooks: functions that process each sample and assemble samples into a batch."""
 
 from energon_lite.hooks.augment import AugmentTaskEncoder
 from energon_lite.hooks.base import TaskEncoder

@@ -1,4 +1,4 @@
-"""A task encoder around another one."""
+"""Task encoder that wraps another one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["AugmentTaskEncoder"]
 class AugmentTaskEncoder(
     TaskEncoder[SampleT, EncodedT, RawBatchT, BatchT], Generic[SampleT, EncodedT, RawBatchT, BatchT]
 ):
-    """Does what another task encoder does, but for the hooks that you override.
+    """Task encoder that delegates to another one, except for the hooks that you override.
 
-    All hooks, settings and marks are those of the other one: its cookers, its packing, its groups, too. What you do not
-    override costs nothing. A hook of the other one that calls a second hook calls its own.
+    All hooks, settings and marks are those of the wrapped encoder, including its cookers, packing and groups. Hooks
+    that you do not override cost nothing. If a hook of the wrapped encoder calls another hook, it calls its own.
 
     Args:
-        task_encoder: the other one.
+        task_encoder: the wrapped encoder.
 
     Example:
         >>> class Upper(AugmentTaskEncoder):
@@ -39,13 +39,13 @@ class AugmentTaskEncoder(
         self.task_encoder = task_encoder
 
     def __getattr__(self, name: str) -> Any:
-        if name == "task_encoder" or (name.startswith("__") and name.endswith("__")):  # it is not whole yet
+        if name == "task_encoder" or (name.startswith("__") and name.endswith("__")):  # not initialized yet
             raise AttributeError(name)
         return getattr(self.task_encoder, name)
 
     @property
     def _task_encoder(self) -> TaskEncoder[SampleT, EncodedT, RawBatchT, BatchT]:
-        """The other one, by Energon's name."""
+        """The wrapped encoder, by Energon's name."""
         return self.task_encoder
 
     @property
@@ -71,8 +71,8 @@ class AugmentTaskEncoder(
     def cook_crude_sample(
         self, sample: Any, cooker: Cooker, aux: Mapping[str, FileStore[Any]] | None = None
     ) -> SampleT:
-        made: SampleT = cook_function(self.task_encoder)(sample, cooker, aux or {})
-        return made
+        cooked: SampleT = cook_function(self.task_encoder)(sample, cooker, aux or {})
+        return cooked
 
     def encode_sample(self, sample: SampleT) -> EncodedT | Iterator[EncodedT]:
         return self.task_encoder.encode_sample(sample)

@@ -1,20 +1,21 @@
-"""The user's side of the pipeline: what is done to each sample, and how samples become a batch.
+"""Base class of task encoders: the user hooks of the pipeline.
 
     parts --decode--> sample --(cook)--> sample --encode_sample--> encoded --batch--> raw batch --encode_batch--> batch
 
-With packing, the samples of a buffer are put together in packs before they are batched:
+With packing, the samples of a buffer are grouped into packs before they are batched:
 
     sample --preencode_sample--> buffer --select_samples_to_pack--> samples of a pack
            --postencode_sample--> encoded samples of a pack --pack_selected_samples--> packed sample --batch--> ...
 
 A hook may raise :class:`~energon_lite.SkipSample`; any other exception counts as a failed sample. Hooks run in worker
-processes, for any sample, in any order, perhaps twice (when a worker died): they should depend on their arguments and
-on their randomness only. That is ``self.rng`` and the *global* generators of Python, numpy and torch (CPU): a hook
-finds them seeded for this very sample (or batch), and they are the caller's again afterwards. Hooks of yours are seeded
-unless they say ``@stateless(restore_seeds=False)``, which saves some microseconds.
+processes, for any sample, in any order, and possibly twice (if a worker died): they should depend only on their
+arguments and on their randomness. The randomness is ``self.rng`` and the *global* generators of Python, numpy and torch
+(CPU). The global generators are seeded for this sample (or batch) before a hook, and restored to the caller's state
+after it. User hooks are seeded unless they are marked ``@stateless(restore_seeds=False)``, which saves some
+microseconds.
 
-A hook may be a generator function (written with ``yield``), where its description says so; then it decides how many
-results there are.
+A hook may be a generator function (written with ``yield``) if its description says so; then it determines the number of
+results.
 """
 
 from __future__ import annotations
@@ -45,21 +46,21 @@ BatchT = TypeVar("BatchT", default=Any)
 
 
 class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
-    """Override what your task needs; what is not overridden costs nothing.
+    """Base class of task encoders: override the hooks that your task needs; others cost nothing.
 
-    For type checkers it can be told what samples, encoded samples, raw batches and batches are, as in
-    ``TaskEncoder[CaptioningSample, Encoded, RawBatch, Batch]``. Nothing else depends on it.
+    The types of samples, encoded samples, raw batches and batches can be given for type checkers, as in
+    ``TaskEncoder[CaptioningSample, Encoded, RawBatch, Batch]``. They have no effect at run time.
 
     Attributes:
-        decoder: how parts become values; None gives hooks the raw bytes.
-        cookers: for crude data sets; the first one that matches the data set's subflavors is used.
-        failure_tolerance: so many samples failing in a row end the iteration; 0: no limit. Energon's
-            ``__default_failure_tolerance__`` is taken for it.
-        pack_capacity: tokens of a pack. With it, samples are packed, and ``select_samples_to_pack`` need not be
-            written: samples make full packs as they come, by the length of what ``encode_sample`` (or
-            ``preencode_sample``) returns. None: packing needs a selection of yours.
-        padding: what the default ``batch`` does with tensors of one field whose shapes differ. None: that is an error.
-            A number: pad their ends with it. ``"list"``: leave them in a list. A dict says it field by field.
+        decoder: decoder of parts into values; None gives hooks the raw bytes.
+        cookers: cookers of crude data sets; the first one that matches the data set's subflavors is used.
+        failure_tolerance: number of consecutive failed samples that ends the iteration; 0: no limit. Energon's
+            ``__default_failure_tolerance__`` is used if only that is given.
+        pack_capacity: tokens of a pack. If given, samples are packed, and ``select_samples_to_pack`` is optional:
+            samples fill packs in their order, by the length of the result of ``encode_sample`` (or
+            ``preencode_sample``). None: packing requires your ``select_samples_to_pack``.
+        padding: treatment of tensors of one field whose shapes differ, in the default ``batch``. None: an error. A
+            number: pad their ends with it. ``"list"``: keep them in a list. A dict gives the treatment for each field.
 
     Example:
         >>> class Captions(TaskEncoder):
@@ -82,87 +83,90 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
     def cook_crude_sample(
         self, sample: Any, cooker: Cooker, aux: Mapping[str, FileStore[Any]] | None = None
     ) -> SampleT:
-        """Make a sample out of a crude one; the default calls the cooker's function with what it needs.
+        """Make a sample of a crude one; the default calls the cooker's function with the stores that it needs.
 
         Args:
-            sample: the crude one.
-            cooker: the first one that is meant for its data set.
-            aux: the stores of its data set, by name. With them is ``primary``, the data set itself, if the cooker needs
-                it. One of yours may leave this argument out where nothing has any.
+            sample: the crude sample.
+            cooker: the first cooker that matches its data set.
+            aux: the stores of its data set, by name. They include ``primary``, the data set itself, if the cooker needs
+                it. An override may omit this argument if no data set has stores.
         """
         return cast(SampleT, cooker.cook(sample, **given_stores(cooker, sample, aux, lambda: self.cache)))
 
     @stateless
     def encode_sample(self, sample: SampleT) -> EncodedT | Iterator[EncodedT]:
-        """Turn one sample into what shall go into a batch. May raise SkipSample, and may be a generator."""
+        """Turn one sample into the element of a batch. May raise SkipSample, and may be a generator."""
         return cast(EncodedT, sample)
 
     @stateless
     def preencode_sample(self, sample: Any) -> Any:
-        """In place of ``encode_sample``: what must be done before samples are selected for packing. May be a generator.
+        """Replace ``encode_sample`` by the work that must precede the selection for packing. May be a generator.
 
-        With ``postencode_sample`` it divides the work on a sample in two: what selection needs (its length), and what
-        is better done for selected samples only (decoding an image).
+        Together with ``postencode_sample`` it splits the work on a sample: the part that the selection needs (its
+        length), and the part that is better done for selected samples only (such as decoding an image).
         """
         return sample
 
     @stateless
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]] | PackedSamplesOutput[Any]:
-        """Say which samples of a buffer make up which pack; in force with ``packing_buffer_size``. Not needed with
-        ``pack_capacity``.
+        """Group the samples of a buffer into packs; used with ``packing_buffer_size``.
+
+        It is optional with ``pack_capacity``.
 
         Args:
-            samples: a buffer of at most ``packing_buffer_size`` samples, in their order.
+            samples: a buffer of at most ``packing_buffer_size`` samples, in stream order.
 
         Returns:
-            Lists of these samples. Those in no list are dropped, and counted; those that a ``PackedSamplesOutput``
+            Lists of these samples. Samples in no list are dropped, and counted; samples that a ``PackedSamplesOutput``
             pushes back are the first of the next buffer.
         """
         raise NotImplementedError("packing needs a select_samples_to_pack of yours")
 
     @stateless
     def postencode_sample(self, sample: Any) -> Any:
-        """The rest of the work on a sample: behind the selection for packing; without packing, right behind
-        ``preencode_sample``, and then it may be a generator."""
+        """Finish the work on a sample after its selection for packing.
+
+        Without packing it runs directly after ``preencode_sample``, and may be a generator.
+        """
         return sample
 
     @stateless
     def pack_selected_samples(self, samples: list[Any]) -> Any:
-        """Make one sample out of the samples of a pack; in force with ``packing_buffer_size``. May be a generator."""
+        """Make one sample of the samples of a pack; used with ``packing_buffer_size``. May be a generator."""
         raise NotImplementedError("packing needs a pack_selected_samples of yours")
 
     @stateless
     def batch_group_criterion(self, sample: EncodedT) -> tuple[Hashable, int | None]:
-        """Say which samples may share a batch. Overriding it makes a batch of each group's samples.
+        """Return the group of a sample. If this is overridden, batches consist of samples of one group.
 
         Returns:
-            The group's key, and how many samples make up a batch of this group: the same for each sample of a group,
-            and None if the data set was given a ``batch_size``.
+            The group's key, and the batch size of the group: equal for all samples of a group, and None if the data set
+            was given a ``batch_size``.
         """
         return None, None
 
     @stateless
     def batch(self, samples: list[EncodedT]) -> RawBatchT | Iterator[RawBatchT]:
-        """Turn encoded samples (at least one) into a batch. May be a generator, but not with groups."""
+        """Assemble encoded samples (at least one) into a batch. May be a generator, but not with groups."""
         return cast(RawBatchT, self._batch(samples, None))
 
     @stateless
     def encode_batch(self, batch: RawBatchT) -> BatchT | Iterator[BatchT]:
-        """Last touch on a batch, in the worker. May be a generator."""
+        """Finish a batch in the worker. May be a generator."""
         return cast(BatchT, batch)
 
     def empty_batch(self, like: BatchT, rows: int) -> BatchT:
-        """A batch without samples, for ranks that have none left at the end of a finite pass.
+        """Make a batch without samples, for ranks that have none left at the end of a finite pass.
 
         Args:
-            like: what ``encode_batch`` returned for ``rows`` samples of the same data.
-            rows: see above.
+            like: a result of ``encode_batch`` for ``rows`` samples of the same data.
+            rows: number of samples in ``like``.
         """
         return cast(BatchT, empty_like(like, rows))
 
     @property
     def rng(self) -> HookGenerator:
-        """The running hook's own generator: equal for the same sample (or batch) whenever and wherever it is made.
+        """Random generator of the running hook: equal for the same sample (or batch), independent of time and place.
 
         It is numpy's (``self.rng.integers(10)``); ``self.rng.torch`` and ``self.rng.random`` are torch's and Python's.
         """
@@ -172,7 +176,7 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
     def current_sample_index(self) -> int:
         """Number of the sample in its leaf's stream: epoch * length + index.
 
-        In ``select_samples_to_pack`` and ``pack_selected_samples``: a number of the buffer or the pack.
+        In ``select_samples_to_pack`` and ``pack_selected_samples``, it is the number of the buffer or the pack.
         """
         index = current_context("current_sample_index").sample_index
         if index is None:
@@ -183,14 +187,14 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
 
     @property
     def current_batch_index(self) -> int:
-        """Number of the micro-batch that is being made, counted over all ranks of the pass.
+        """Number of the current micro-batch, counted over all ranks of the pass.
 
-        In hooks of samples, too, where the plan knows which batch a sample is made for. A sample that depends on it can
-        be made again with its batch only. Where hooks decide how many samples there are, it is a number that no other
-        micro-batch of the pass has, and hooks of batches only have one.
+        It is available in sample hooks, too, if the plan determines the batch of a sample. A sample that depends on it
+        can be made again only with its batch. If batches are content-decided, it is a number that is unique in the
+        pass, and available in batch hooks only.
 
         Raises:
-            WrongHookError: nobody knows it; it ends the iteration.
+            WrongHookError: the number is unknown; the error ends the iteration.
         """
         index = current_context("current_batch_index").batch_index
         if index is None:
@@ -203,11 +207,11 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
 
     @property
     def cache(self) -> CachePool:
-        """The cache pool that the loader was given; without one, a pool that keeps nothing."""
+        """Cache pool of the loader; without one, a pool that stores nothing."""
         return current_context("cache").cache
 
     def _batch(self, samples: list[Any], result_type: type | None) -> Any:
-        """Collate field by field into ``result_type``, or into the samples' own type."""
+        """Collate samples field by field into ``result_type``, or into the samples' own type."""
         if result_type is None:
             return generic_batch(samples, self.padding)
         if dataclasses.is_dataclass(result_type) and hasattr(result_type, "from_samples"):
@@ -216,7 +220,7 @@ class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dict, a dataclass or a named tuple by name."""
+    """Return the fields of a dict, a dataclass or a named tuple by name."""
     if isinstance(value, dict):
         return dict(value)
     if dataclasses.is_dataclass(value):
@@ -229,7 +233,7 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def fill(cls: type, value: Any) -> Any:
-    """An instance of ``cls`` from the fields of ``value`` that have the same names."""
+    """Make an instance of ``cls`` from the fields of ``value`` with the same names."""
     given = fields_of(value)
     if cls is dict:
         return given

@@ -1,4 +1,4 @@
-"""What is refused, when a data set is built, about a task encoder."""
+"""Checks of a task encoder when a data set is built."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PIPELINE = (
     "a batch_group_criterion that returns (class of the length, None); or give, in place of batch_size, "
     'batching=ByTokens(SortedWindow(Capacity(12_000, "padded_tokens")), length_column=None)'
 )
-#: Methods of Energon that build its pipeline, and what to do instead.
+#: Methods of Energon that build its pipeline, and their replacements.
 _BUILDERS = {
     "build_batch": "leave it out, and write batch, encode_batch, batch_group_criterion, or the hooks of packing",
     "build_cook_crude_sample": "leave it out, and write cookers, or cook_crude_sample",
@@ -36,13 +36,13 @@ _PACKING = ("select_samples_to_pack", "pack_selected_samples")
 
 
 def check_hooks(encoder: TaskEncoder, *, packing_buffer_size: int | None = None) -> None:
-    """Refuse, when the data set is built, an encoder with hooks that this loader would not call as meant.
+    """Refuse, when the data set is built, an encoder with hooks that this loader would not call as intended.
 
     Args:
         packing_buffer_size: argument of the data set.
 
     Raises:
-        UsageError: names the hook.
+        UsageError: a hook is refused; the message names it.
     """
     if not isinstance(encoder, TaskEncoder):
         is_class = isinstance(encoder, type)
@@ -80,14 +80,15 @@ def _check_names(encoder: TaskEncoder) -> None:
 
 
 def check_stores(cooker: Cooker, aux: Iterable[str], encoder: TaskEncoder, where: str) -> None:
-    """See that a cooker can be given the stores of its data set.
+    """Check that a cooker accepts the stores of its data set.
 
     Args:
-        aux: their names.
+        aux: names of the stores.
         where: the data set, for messages.
 
     Raises:
-        UsageError: it does not take one of them, or wants others; or ``cook_crude_sample`` does not pass them on.
+        UsageError: the cooker does not accept one of them, or requires others; or ``cook_crude_sample`` does not pass
+            them on.
     """
     needs = {"cache": cooker.need_cache, "primary": cooker.need_primary}
     names = sorted({*aux, *(name for name, needed in needs.items() if needed)})
@@ -100,8 +101,8 @@ def check_stores(cooker: Cooker, aux: Iterable[str], encoder: TaskEncoder, where
             fix="take (sample, cooker, aux), and pass all three on",
         )
     if is_overridden(encoder, "cook_crude_sample"):
-        return  # it may give the cooker what it likes
-    wanted = [one for one in required(cooker.cook)[1:] if one not in names]
+        return  # an override may call the cooker with any arguments
+    wanted = [argument for argument in required(cooker.cook)[1:] if argument not in names]
     if wanted:
         raise UsageError(
             f"the cooker {name} wants {', '.join(map(repr, wanted))}, which it is not given",
@@ -109,7 +110,7 @@ def check_stores(cooker: Cooker, aux: Iterable[str], encoder: TaskEncoder, where
             fix="name them under aux in the metadataset; cache and primary are given to a function that is marked "
             "@cooker(need_cache=True, need_primary=True)",
         )
-    missing = [one for one in names if not takes(cooker.cook, one)]
+    missing = [store for store in names if not takes(cooker.cook, store)]
     if missing:
         raise UsageError(
             f"the cooker {name} does not take {', '.join(map(repr, missing))}",
@@ -119,7 +120,7 @@ def check_stores(cooker: Cooker, aux: Iterable[str], encoder: TaskEncoder, where
 
 
 def _only_calls_super(method: Any) -> bool:
-    """Whether all that a method does is to return what ``super()`` makes of its arguments."""
+    """True if the whole body of a method returns the result of ``super()`` for the same arguments."""
     try:
         (function,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
     except (OSError, TypeError, SyntaxError, ValueError):
@@ -129,8 +130,10 @@ def _only_calls_super(method: Any) -> bool:
         body = body[1:]  # its docstring
     match body:
         case [ast.Return(ast.Call(ast.Attribute(ast.Call(ast.Name("super"), []), called), given, keywords))]:
-            values = [*given, *(one.value for one in keywords)]
-            plain = all(isinstance(one.value if isinstance(one, ast.Starred) else one, ast.Name) for one in values)
+            values = [*given, *(keyword.value for keyword in keywords)]
+            plain = all(
+                isinstance(value.value if isinstance(value, ast.Starred) else value, ast.Name) for value in values
+            )
             return called == method.__name__ and plain
     return False
 

@@ -1,4 +1,4 @@
-"""Where a running hook is, and its own randomness."""
+"""Context of a running hook: its sample or batch, and its randomness."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from energon_lite.worker_config import ACTIVE_CONFIG, WorkerConfig
 
 __all__ = ["HookContext", "current_context", "hook_context", "running_context"]
 
-#: What the origins of many samples begin with is hashed once.
+#: Cached hash of the leading integers of an origin, which many samples share.
 _hash_of_beginning = lru_cache(maxsize=256)(hash_ints)
 
 
@@ -26,17 +26,18 @@ _NO_CACHE = NoCachePool()
 
 
 class HookContext:
-    """What a running hook can ask about where it is: indices and its own randomness.
+    """Indices and randomness that a running hook can request.
 
-    Hooks run while it is entered. It goes with the work: :meth:`move` takes it from one sample (or batch) to the next.
+    Hooks run inside the context (``with``). One context serves many samples: :meth:`move` takes it from one sample (or
+    batch) to the next.
 
     Args:
-        origin: integers that tell this sample (or batch) from all others: the seed of the run, the leaf, the epoch,
-            the index. Their hash seeds all of the hook's randomness; it is made when first asked for.
+        origin: integers that identify this sample (or batch): the seed of the run, the leaf, the epoch, the index.
+            Their hash seeds all of the hook's randomness; it is computed on first use.
         sample_index: number of the sample in its leaf's stream (epoch * length + index), in sample hooks.
         batch_index: number of the micro-batch in its pass, counted over all ranks.
-        cache: the loader's cache pool; None: one that keeps nothing.
-        worker_config: the loader's; what ``WorkerConfig.active_worker_config`` is.
+        cache: the loader's cache pool; None: a pool that stores nothing.
+        worker_config: the loader's worker configuration, returned by ``WorkerConfig.active_worker_config``.
     """
 
     __slots__ = (
@@ -58,7 +59,7 @@ class HookContext:
         self.move(*origin, sample_index=sample_index, batch_index=batch_index)
 
     def move(self, *origin: int, sample_index: int | None = None, batch_index: int | None = None) -> Self:
-        """Be at another sample (or batch) from now on."""
+        """Move the context to another sample (or batch)."""
         if self._lent is not None and self._lent.of_one_hook:
             self._take_back()
         self._origin, self._seeded = origin, False
@@ -85,7 +86,7 @@ class HookContext:
 
     @property
     def seed(self) -> int:
-        """64 bits."""
+        """Seed of this sample (or batch), 64 bits."""
         if self._seed is None:
             *beginning, last = self._origin
             self._seed = hash_next(_hash_of_beginning(*beginning), last)
@@ -93,13 +94,13 @@ class HookContext:
 
     @property
     def rng(self) -> HookGenerator:
-        """Made at the first call; goes on from there for all hooks that run here."""
+        """Generator of this sample (or batch), made on first use; all hooks of the sample continue its stream."""
         if self._rng is None:
             self._rng = HookGenerator(self.seed)
         return self._rng
 
     def seed_globals(self) -> None:
-        """Seed Python's, numpy's and torch's global generators, once; they go on from there, as ``rng`` does."""
+        """Seed Python's, numpy's and torch's global generators once; later hooks continue their streams."""
         if self._lent is None:
             self._lent = borrow()
         if not self._seeded:
@@ -112,10 +113,10 @@ _context: ContextVar[HookContext | None] = ContextVar("energon_lite_hook", defau
 
 @contextmanager
 def hook_context(context: HookContext) -> Iterator[HookContext]:
-    """Run hooks as the loader does, in tests of task encoders.
+    """Run hooks as the loader does, for tests of task encoders.
 
     Args:
-        context: where they are. The global generators are seeded at once.
+        context: context of the hooks. The global generators are seeded at once.
 
     Example:
         >>> with hook_context(HookContext(1)):
@@ -127,7 +128,7 @@ def hook_context(context: HookContext) -> Iterator[HookContext]:
 
 
 def current_context(what: str) -> HookContext:
-    """The running hook's context.
+    """Return the running hook's context.
 
     Raises:
         UsageError: no hook is running.

@@ -1,4 +1,4 @@
-"""Cooking: how crude samples, dicts of parts, become samples."""
+"""Cooking: conversion of crude samples, dicts of parts, into samples."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclasses.dataclass(frozen=True)
 class Cooker:
-    """How crude samples become samples.
+    """Conversion of crude samples into samples, with the data sets it is meant for.
 
     Args:
-        cook: ``(crude sample, **stores) -> sample``. It gets the ``aux`` of its data set by name; and, if it was marked
-            so by :func:`cooker`, ``primary`` and ``cache``.
-        has_subflavors: only for data sets whose subflavors contain all of these entries; None: for all.
-        has_tags: the same by Energon 8's name.
+        cook: ``(crude sample, **stores) -> sample``. It gets the ``aux`` of its data set by name, and ``primary`` and
+            ``cache`` if it is marked so by :func:`cooker`.
+        has_subflavors: entries that the subflavors of a data set must contain; None: any data set.
+        has_tags: Energon 8's name for ``has_subflavors``.
     """
 
-    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # annotations may say what is in it
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # annotations may have type arguments
 
     cook: Callable[..., Any]
     has_subflavors: dict[str, Any] | None = None
@@ -44,16 +44,16 @@ class Cooker:
 
     @property
     def need_primary(self) -> bool:
-        """Whether it wants its own data set as a store."""
+        """True if the cooker requires its own data set as a store."""
         return bool(getattr(self.cook, "__cooker_need_primary__", False))
 
     @property
     def need_cache(self) -> bool:
-        """Whether it wants the loader's cache pool."""
+        """True if the cooker requires the loader's cache pool."""
         return bool(getattr(self.cook, "__cooker_need_cache__", False))
 
     def is_match(self, subflavors: dict[str, Any] | None) -> bool:
-        """Whether this cooker is meant for a data set with these subflavors."""
+        """True if this cooker is meant for a data set with these subflavors."""
         given = subflavors or {}
         return all(key in given and given[key] == value for key, value in (self.has_subflavors or {}).items())
 
@@ -67,12 +67,13 @@ def cooker(*, need_cache: bool = False, need_primary: bool = False) -> Callable[
 
 
 def cooker(fn: F | None = None, *, need_cache: bool = False, need_primary: bool = False) -> Any:
-    """Mark a function as a cooker: a pure function that makes a sample out of a crude one.
+    """Mark a function as a cooker: a pure function that makes a sample of a crude one.
 
     Args:
-        need_cache: it is given ``cache``, the :class:`~energon_lite.CachePool` of the loader.
-        need_primary: it is given ``primary``, its own data set as a :class:`~energon_lite.FileStore`; a key that begins
-            with a dot is a part of the sample that is cooked.
+        need_cache: the function gets ``cache``, the :class:`~energon_lite.storage.stores.CachePool` of the loader.
+        need_primary: the function gets ``primary``, its own data set as a
+        :class:`~energon_lite.storage.stores.FileStore`; a key with
+            a leading dot names a part of the current sample.
 
     Example:
         >>> @cooker
@@ -87,7 +88,7 @@ def cooker(fn: F | None = None, *, need_cache: bool = False, need_primary: bool 
 
 
 def cook_function(encoder: Any) -> Callable[[Any, Cooker, Mapping[str, Any]], Any]:
-    """``cook_crude_sample`` of a task encoder, to be called with (sample, cooker, aux), whatever of these it takes."""
+    """Adapt a task encoder's ``cook_crude_sample`` to the arguments (sample, cooker, aux), even if it takes fewer."""
     cook = encoder.cook_crude_sample
     by_place = places(cook)
     if by_place is None or by_place >= 3:
@@ -102,35 +103,35 @@ def cook_function(encoder: Any) -> Callable[[Any, Cooker, Mapping[str, Any]], An
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function can be given an argument of this name."""
-    kinds = {one.name: one.kind for one in _parameters(function)}
+    """True if a function accepts an argument of this name."""
+    kinds = {parameter.name: parameter.kind for parameter in _parameters(function)}
     if inspect.Parameter.VAR_KEYWORD in kinds.values():
         return True
     return kinds.get(name) in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def places(function: Callable[..., Any]) -> int | None:
-    """How many arguments can be given by place; None: any number."""
-    kinds = [one.kind for one in _parameters(function)]
+    """Number of arguments that a function accepts by position; None: any number."""
+    kinds = [parameter.kind for parameter in _parameters(function)]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return None
     return sum(kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
 
 
 def required(function: Callable[..., Any]) -> list[str]:
-    """The arguments that a function has to be given."""
+    """Names of the arguments that a function requires."""
     any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [
-        one.name
-        for one in _parameters(function)
-        if one.default is inspect.Parameter.empty and one.kind not in any_number
+        parameter.name
+        for parameter in _parameters(function)
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in any_number
     ]
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
-    except ValueError:  # one of C, which does not say
+    except ValueError:  # a C function without a signature
         return [inspect.Parameter(f"any_{kind.name}", kind) for kind in _ANY]
 
 
@@ -140,11 +141,11 @@ _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def given_stores(
     cooker: Cooker, sample: Any, aux: Mapping[str, Any] | None, cache: Callable[[], Any]
 ) -> dict[str, Any]:
-    """What a cooker is given beside its sample.
+    """Return the stores that a cooker gets in addition to its sample.
 
     Args:
-        aux: the stores of the data set by name, ``primary`` among them if the cooker needs it.
-        cache: gives the loader's pool.
+        aux: the stores of the data set by name, including ``primary`` if the cooker needs it.
+        cache: function that returns the loader's pool.
     """
     given = dict(aux or {})
     if cooker.need_cache:
@@ -157,11 +158,11 @@ def given_stores(
 def basic_sample_keys(
     sample: CrudeSample | Sample, additional_source_info: tuple[SourceInfo, ...] = ()
 ) -> dict[str, Any]:
-    """The base fields (key, restore key, subflavors, sources) of a sample, to be passed on to the one made of it.
+    """Return the base fields (key, restore key, subflavors, sources) of a sample, for the sample made of it.
 
     Args:
-        sample: the crude one.
-        additional_source_info: where else something was read for it.
+        sample: the crude sample.
+        additional_source_info: further sources that were read for it.
 
     Example:
         >>> @cooker
@@ -169,7 +170,7 @@ def basic_sample_keys(
         ...     return TextSample(**basic_sample_keys(sample), text=sample["txt"])
     """
     get = sample.get if isinstance(sample, dict) else functools.partial(getattr, sample)
-    found = {name: get(name) for name in BASE_FIELDS}
+    fields = {name: get(name) for name in BASE_FIELDS}
     if additional_source_info:
-        found["__sources__"] = (*(found["__sources__"] or ()), *additional_source_info)
-    return found
+        fields["__sources__"] = (*(fields["__sources__"] or ()), *additional_source_info)
+    return fields

@@ -1,4 +1,4 @@
-"""The task encoder that is used when none is given."""
+"""Default task encoder, for data sets without one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["DefaultTaskEncoder"]
 class DefaultTaskEncoder(
     TaskEncoder[SampleT, EncodedT, RawBatchT, BatchT], Generic[SampleT, EncodedT, RawBatchT, BatchT]
 ):
-    """Copies fields by name into the given types; batches by stacking tensors, and listing everything else.
+    """Task encoder that copies fields by name into the given types, stacks tensors and lists everything else.
 
     Args:
-        encoded_sample_type: dataclass, named tuple or ``dict`` that ``encode_sample`` makes; None: the sample itself.
-        raw_batch_type: what ``batch`` makes.
-        batch_type: what ``encode_batch`` makes.
-        padding: for tensors of unequal shape: a number to pad with, ``"list"``, or either field by field. None: the
-            class's own, without which they are an error.
+        encoded_sample_type: dataclass, named tuple or ``dict`` that ``encode_sample`` returns; None: the sample itself.
+        raw_batch_type: type that ``batch`` returns.
+        batch_type: type that ``encode_batch`` returns.
+        padding: treatment of tensors of different shapes: a number to pad with, ``"list"``, or a dict of these by
+            field. None: the attribute of the class, whose default makes them an error.
 
     Example:
         >>> DefaultTaskEncoder(padding=0)
@@ -44,8 +44,8 @@ class DefaultTaskEncoder(
 
     @stateless
     def encode_sample(self, sample: SampleT) -> EncodedT | Iterator[EncodedT]:
-        made = sample if self.encoded_sample_type is None else fill(self.encoded_sample_type, sample)
-        return cast(EncodedT, made)
+        encoded = sample if self.encoded_sample_type is None else fill(self.encoded_sample_type, sample)
+        return cast(EncodedT, encoded)
 
     @stateless
     def batch(self, samples: list[EncodedT]) -> RawBatchT | Iterator[RawBatchT]:

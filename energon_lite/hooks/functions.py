@@ -1,4 +1,4 @@
-"""Whether hooks are functions that can be called as they will be; and whether one was meant that has another name."""
+"""Checks that hooks can be called with their arguments, and that no hook has a misspelled name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["check_functions", "place_of"]
 
 logger = logging.getLogger(__name__)
 
-#: What hooks are called with. (cook_crude_sample may take less; it is looked at elsewhere.)
+#: Arguments of the hooks. (cook_crude_sample may take fewer; it is checked elsewhere.)
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(HOOK_ORDER, ("sample",)),
     **dict.fromkeys(("select_samples_to_pack", "pack_selected_samples", "batch"), ("samples",)),
@@ -25,20 +25,19 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "encode_batch": ("batch",),
     "empty_batch": ("like", "rows"),
 }
-#: What else of an encoder the loader looks at.
+#: Other attributes of an encoder that the loader reads.
 _ATTRIBUTES = ("cookers", "decoder", "failure_tolerance", "padding")
-#: From this likeness on a name may be meant for another.
+#: Least similarity at which a name may be a misspelled hook.
 _ALIKE = 0.88
-#: What was warned of: a class, and a name of it.
+#: Warnings that were given: a class, and a name in it.
 _warned: set[tuple[type, str]] = set()
 
 
 def check_functions(encoder: TaskEncoder) -> None:
-    """Refuse hooks that cannot be called, and names that are hooks' but for the order of their letters; warn of those
-    that are nearly.
+    """Refuse hooks that cannot be called, and names that are permutations of a hook's letters; warn of similar names.
 
     Raises:
-        UsageError: names the hook, and where it is.
+        UsageError: a hook or a name is refused; the message has its name and place.
     """
     for name in HOOK_ORDER:
         if is_overridden(encoder, name) and hook_of(encoder, name) is not None:
@@ -72,7 +71,7 @@ def _check_call(encoder: TaskEncoder, name: str) -> None:
     arguments, hook = _ARGUMENTS[name], getattr(encoder, name)
     try:
         signature = inspect.signature(hook)
-    except (TypeError, ValueError):  # one of C, which does not say; or a method that has no place for `self`
+    except (TypeError, ValueError):  # a C function without a signature; or a method without `self`
         if not hasattr(hook, "__code__"):
             return
         signature = inspect.Signature()
@@ -87,7 +86,7 @@ def _check_call(encoder: TaskEncoder, name: str) -> None:
 
 
 def _check_names(encoder: TaskEncoder) -> None:
-    """Look for methods and settings that nobody calls or reads, and that are named nearly as one is that is."""
+    """Find unused methods and settings with names similar to a hook's or a setting's."""
     for inner in _layers(encoder):
         members = _members(type(inner))
         used = {name for function in map(_code_of, members.values()) for name in _names_in(function)}
@@ -96,7 +95,7 @@ def _check_names(encoder: TaskEncoder) -> None:
                 continue
             is_function = callable(value) or isinstance(value, (staticmethod, classmethod))
             choices = [*HOOK_ORDER] if is_function else [*_ATTRIBUTES]
-            meant = max(choices, key=lambda one: _likeness(name, one))
+            meant = max(choices, key=lambda choice: _likeness(name, choice))
             likeness = _likeness(name, meant)
             if likeness < _ALIKE or meant in members:
                 continue
@@ -115,7 +114,7 @@ def _check_names(encoder: TaskEncoder) -> None:
 
 
 def _layers(encoder: Any) -> Iterator[Any]:
-    """The encoder, and those that it augments."""
+    """Yield the encoder, and the encoders that it wraps, from outer to inner."""
     yield encoder
     while isinstance(encoder, AugmentTaskEncoder):
         encoder = encoder.task_encoder
@@ -123,7 +122,7 @@ def _layers(encoder: Any) -> Iterator[Any]:
 
 
 def _owner(encoder: Any, name: str) -> Any:
-    """The encoder, of those in each other, that has a hook of its own."""
+    """Of nested encoders, the outermost that has a hook of its own."""
     mine = getattr(AugmentTaskEncoder, name, None)  # sample_length is no method of every encoder
     while isinstance(encoder, AugmentTaskEncoder) and getattr(type(encoder), name, None) is mine:
         encoder = encoder.task_encoder
@@ -131,9 +130,9 @@ def _owner(encoder: Any, name: str) -> Any:
 
 
 def _members(cls: type) -> dict[str, tuple[type, Any]]:
-    """What the user's classes have, with the class that has it."""
-    own = [one for one in cls.__mro__ if one is not object and not one.__module__.startswith("energon_lite.")]
-    return {name: (one, value) for one in reversed(own) for name, value in vars(one).items()}
+    """Attributes of the user's classes by name, each with the class that defines it."""
+    own = [base for base in cls.__mro__ if base is not object and not base.__module__.startswith("energon_lite.")]
+    return {name: (base, value) for base in reversed(own) for name, value in vars(base).items()}
 
 
 def _code_of(member: tuple[type, Any]) -> Any:
@@ -143,7 +142,7 @@ def _code_of(member: tuple[type, Any]) -> Any:
 
 
 def _names_in(code: Any) -> Iterator[str]:
-    """The names that code uses, that of functions in it included."""
+    """Yield the names that a code object uses, including nested functions."""
     if code is not None:
         yield from code.co_names
         for constant in code.co_consts:
@@ -152,13 +151,13 @@ def _names_in(code: Any) -> Iterator[str]:
 
 
 def _likeness(name: str, hook: str) -> float:
-    """1: the same letters, in some order."""
+    """Similarity of a name and a hook's, 0 to 1; 1: the same letters, in any order."""
     plain, other = name.lower().replace("_", ""), hook.replace("_", "")
     return 1.0 if sorted(plain) == sorted(other) else min(0.999, SequenceMatcher(None, plain, other).ratio())
 
 
 def place_of(function: Any) -> str | None:
-    """File and line at which a function begins; None: it is none of Python's."""
+    """File and line of a function's definition; None: it is not a Python function."""
     function = getattr(function, "__func__", function)
     code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
     return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"

@@ -1,8 +1,8 @@
-"""Python's, numpy's and torch's global generators, lent to hooks: seeded for each of them, and given back after it.
+"""Lending of Python's, numpy's and torch's global generators to hooks: seeded for each hook, restored after it.
 
-The generators belong to the whole process. So a hook that has them holds a lock, and other hooks that want them, in
-other threads, wait for it. Their states are saved when a scope lends them for the first time, and come back at its end:
-a scope around many hooks saves and restores once for all of them.
+The generators belong to the whole process. So a hook that uses them holds a lock, and such hooks in other threads wait
+for it. Their states are saved at the first use in a scope, and restored at its end: a scope around many hooks saves and
+restores once for all of them.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ __all__ = ["LendingScope", "borrow", "lending"]
 
 T = TypeVar("T")
 
-#: ``numpy.random``, whose types do not know that bits can be exchanged.
+#: ``numpy.random``, whose type stubs lack the exchange of bit generators.
 _numpys: Any = np.random
 
 
 class LendingScope:
-    """Hooks in this scope may be lent the global generators; whatever state these were in comes back at its end.
+    """Scope in which hooks may use the global generators; their earlier states are restored at its end.
 
-    Scopes may be nested: one that is opened by a hook gives that hook its generators back.
+    Scopes may be nested: a scope that a hook opens restores that hook's generators.
 
     Example:
         >>> with LendingScope():
         ...     for job in jobs:
-        ...         pipeline.run(job)  # each hook draws numbers of its own, whose states nobody needs
+        ...         pipeline.run(job)  # each hook is seeded anew, so states need not be restored in between
     """
 
     __slots__ = ("_lock", "_saved", "_token", "busy", "of_one_hook")
 
     def __init__(self, *, of_one_hook: bool = False) -> None:
-        self.busy = self.of_one_hook = of_one_hook  # busy: a hook has them now
+        self.busy = self.of_one_hook = of_one_hook  # busy: a hook uses the generators now
         self._lock: Any = None
         self._saved: tuple[Any, Any, Any] | None = None
 
@@ -57,7 +57,7 @@ class LendingScope:
     def _give_back(self, saved: tuple[Any, Any, Any]) -> None:
         try:
             _restore(saved)
-        except BaseException:  # an interrupt in the middle of it
+        except BaseException:  # interrupted while restoring
             _restore(saved)
             raise
         finally:
@@ -65,12 +65,12 @@ class LendingScope:
             self._lock.release()
 
     def seed(self, seed: int) -> None:
-        """Seed all three with 64 bits; first save what they were, if this is the scope's first time."""
+        """Seed all three generators with 64 bits; save their states first, if this is the first time in the scope."""
         if self._saved is None:
             self._lock = _lock
             held: list[bool] = []
             try:
-                # One call takes it and notes that it did: an interrupt comes before both or after both.
+                # A single call acquires the lock and records it: an interrupt comes before both or after both.
                 held.extend(map(self._lock.acquire, (True,)))
                 self._saved = _states()
             except BaseException:
@@ -79,20 +79,20 @@ class LendingScope:
                 raise
             _numpys.set_bit_generator(_spare_bits.pop() if _spare_bits else np.random.MT19937(0))
         random.seed(seed)
-        # Each takes 32 bits, and of equal ones numpy and torch would make the same numbers.
+        # Each takes 32 bits; with equal ones numpy and torch would produce the same numbers.
         np.random.seed(seed >> 32)
         # Not torch.manual_seed: that would also touch the generators of the GPUs.
         torch.default_generator.manual_seed(seed & 0xFFFFFFFF)
 
     def take_back(self) -> None:
-        """The hook that they were lent to is done."""
+        """End the use of the generators by a hook."""
         self.busy = False
         if self.of_one_hook:
             self.__exit__()
 
 
 def lending(values: Iterator[T]) -> Iterator[T]:
-    """The same values, each made in a scope; between them the caller has its generators."""
+    """Yield the same values, each made in a scope of its own; in between the caller's generators are restored."""
     while True:
         with LendingScope():
             try:
@@ -107,7 +107,7 @@ _lock = threading.RLock()
 
 
 def _renew_lock() -> None:
-    """In a forked process: whoever held the lock in another thread does not exist here."""
+    """Replace the lock in a forked process, where the thread that may hold it does not exist."""
     global _lock
     _lock = threading.RLock()
 
@@ -116,20 +116,20 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def borrow() -> LendingScope:
-    """A scope that hooks may seed; :meth:`LendingScope.take_back` ends that."""
+    """Return a scope that a hook may seed, until :meth:`LendingScope.take_back`."""
     scope = _scope.get()
-    if scope is None or scope.busy:  # a hook of the scope may run a loader of its own: it is a caller, too
+    if scope is None or scope.busy:  # a hook in the scope may run a loader of its own: then the hook is a caller
         scope = LendingScope(of_one_hook=True).__enter__()
     scope.busy = True
     return scope
 
 
-#: For hooks to draw from through ``numpy.random``: to change places with the caller's takes less time than to copy it.
+#: Bit generator for hooks to use through ``numpy.random``: exchanging it with the caller's is faster than a copy.
 _spare_bits: list[np.random.MT19937] = []
 
 
 def _states() -> tuple[Any, Any, Any]:
-    # Half a pair of normal numbers may be left, which does not belong to the bits.
+    # A cached half of a pair of normal numbers is not part of the bit generator.
     numpys = np.random.get_state(legacy=False)
     return (
         random.getstate(),

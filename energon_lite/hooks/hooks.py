@@ -1,4 +1,4 @@
-"""Which hooks of a task encoder are in force, and whether they leave the number of samples to arithmetic."""
+"""Hooks of a task encoder that are in use, and their properties."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "seeded_hooks",
 ]
 
-#: All hooks that make something of samples, as a sample meets them.
+#: All hooks that process samples, in the order in which they run.
 HOOK_ORDER = (
     "cook_crude_sample",
     "preencode_sample",
@@ -44,16 +44,16 @@ HOOK_ORDER = (
 
 @dataclass(frozen=True)
 class Hooks:
-    """The hooks that a loader calls, by name.
+    """Names of the hooks that a loader calls, and their effect on batches.
 
     Args:
-        sample: those that run on each sample, one after the other; with packing, before the selection.
-        selected: those that run on each sample that was selected for a pack.
-        packs: samples are packed.
-        groups: batches are made of groups.
-        batched: there are batches at all.
-        generators: those that yield any number of results.
-        by_tokens: batches are made by the lengths of encoded samples.
+        sample: hooks that run on each sample, in order; with packing, before the selection.
+        selected: hooks that run on each sample that was selected for a pack.
+        packs: True if samples are packed.
+        groups: True if batches consist of groups.
+        batched: True if samples are batched.
+        generators: hooks that yield any number of results.
+        by_tokens: True if batches are made by the lengths of encoded samples.
 
     Example:
         >>> hooks_of(TaskEncoder(), packing=False, batched=True).sample
@@ -70,22 +70,22 @@ class Hooks:
 
     @property
     def content_decides(self) -> bool:
-        """Whether nobody knows, before the hooks have run, how many samples and batches there will be."""
+        """True if the number of samples and batches is unknown before the hooks have run."""
         return self.packs or self.groups or self.by_tokens or bool(self.generators)
 
     @property
     def whole_chunks(self) -> bool:
-        """Whether each sample of a chunk must be made to know what is in any batch of it."""
+        """True if the contents of any batch depend on all samples of its chunk."""
         return self.groups or self.by_tokens
 
 
 def hooks_of(encoder: TaskEncoder, *, packing: bool, batched: bool, by_tokens: bool = False) -> Hooks:
-    """The hooks of an encoder that are in force.
+    """Determine the hooks of an encoder that are in use.
 
     Args:
-        packing: there is a ``packing_buffer_size``.
-        batched: there is a ``batch_size``.
-        by_tokens: batches are made by the lengths of encoded samples.
+        packing: True if there is a ``packing_buffer_size``.
+        batched: True if there is a ``batch_size``.
+        by_tokens: True if batches are made by the lengths of encoded samples.
     """
     first = "preencode_sample" if is_overridden(encoder, "preencode_sample") else "encode_sample"
     last = ("postencode_sample",) if is_overridden(encoder, "postencode_sample") else ()
@@ -106,7 +106,7 @@ def hooks_of(encoder: TaskEncoder, *, packing: bool, batched: bool, by_tokens: b
 
 
 def hook_of(encoder: TaskEncoder, name: str) -> Any:
-    """The function that is a hook, of the class that has it: of the encoder, or of one that it augments."""
+    """Function of a hook, from the class of the encoder or of the encoder that it wraps."""
     own = getattr(type(encoder), name, None)
     if isinstance(encoder, AugmentTaskEncoder) and own is getattr(AugmentTaskEncoder, name, None):
         return hook_of(encoder.task_encoder, name)
@@ -114,35 +114,35 @@ def hook_of(encoder: TaskEncoder, name: str) -> Any:
 
 
 def is_overridden(encoder: TaskEncoder, name: str) -> bool:
-    """Whether a hook is the user's own."""
+    """True if a hook is the user's own."""
     own = hook_of(encoder, name)
     return own not in (getattr(TaskEncoder, name, None), getattr(DefaultTaskEncoder, name, None))
 
 
 def returns_its_argument(encoder: TaskEncoder, name: str) -> bool:
-    """Whether a hook is the default ``encode_sample`` or ``encode_batch``, and leaves what it gets as it is."""
+    """True if a hook is the default ``encode_sample`` or ``encode_batch``, and returns its argument unchanged."""
     made = {"encode_sample": "encoded_sample_type", "encode_batch": "batch_type"}.get(name)
     return made is not None and not is_overridden(encoder, name) and getattr(encoder, made, None) is None
 
 
 def own_hooks(encoder: TaskEncoder) -> frozenset[str]:
-    """The hooks in which code of the user's runs."""
+    """Names of the hooks with user code."""
     return frozenset(name for name, _ in _own_functions(encoder))
 
 
 def seeded_hooks(encoder: TaskEncoder) -> frozenset[str]:
-    """Those of them that find the global generators seeded: all that do not say ``restore_seeds=False``."""
+    """Names of the user hooks that need the global generators seeded: all without ``restore_seeds=False``."""
     return frozenset(name for name, function in _own_functions(encoder) if restores_seeds(function))
 
 
 def failure_tolerances(encoder: TaskEncoder) -> dict[str, int]:
-    """The tolerances of those that have one of their own. Of several cookers the strictest counts; 0: no limit."""
-    found: dict[str, int] = {}
+    """Tolerances of the hooks that have one of their own. Of several cookers the strictest counts; 0: no limit."""
+    tolerances: dict[str, int] = {}
     for name, function in _own_functions(encoder):
         tolerance = failure_tolerance_of(function)
         if tolerance is not None:
-            found[name] = min(found.get(name) or tolerance, tolerance or found.get(name, 0))
-    return found
+            tolerances[name] = min(tolerances.get(name) or tolerance, tolerance or tolerances.get(name, 0))
+    return tolerances
 
 
 def _own_functions(encoder: TaskEncoder) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -154,5 +154,5 @@ def _own_functions(encoder: TaskEncoder) -> Iterator[tuple[str, Callable[..., An
 
 
 def is_generator(encoder: TaskEncoder, name: str) -> bool:
-    """Whether a hook is written with ``yield``."""
+    """True if a hook is written with ``yield``."""
     return inspect.isgeneratorfunction(inspect.unwrap(hook_of(encoder, name)))

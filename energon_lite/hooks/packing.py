@@ -1,4 +1,4 @@
-"""What a selection for packing may return beside lists of samples."""
+"""Result of a selection for packing, with samples that are pushed back."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PackedSamplesOutput(Generic[T]):
-    """The packs of a buffer, and samples that go back into it.
+    """Packs of a buffer, and samples that are pushed back into it.
 
-    The next buffer begins with those that were pushed back, in their order, and is filled up with the samples that
-    follow. So a pack need not be closed half full because a buffer ends. At the end of a chunk, samples that are the
-    last ones of their buffer go on to a later chunk. Others are selected by themselves there, as long as that makes
-    packs; what is pushed back then is dropped, and counted.
+    The next buffer starts with the samples that were pushed back, in their order, and is filled up with the samples
+    that follow. So a pack need not be closed half full at the end of a buffer. At the end of a chunk, samples that are
+    the last ones of their buffer move to a later chunk. Others are selected again separately, as long as that makes
+    packs; samples that are pushed back then are dropped, and counted.
 
     Args:
         packs: lists of samples.
-        pushback: samples of the buffer, or rests of them.
+        pushback: samples of the buffer, or remainders of them.
 
     Example:
         >>> def select_samples_to_pack(self, samples):

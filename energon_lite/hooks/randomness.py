@@ -1,4 +1,4 @@
-"""A hook's own generator: numpy's, with Python's and torch's at its side."""
+"""Random generator of a hook: numpy's, extended by Python's and torch's."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 
 __all__ = ["HookGenerator", "PythonGenerator"]
 
-#: Tags that keep the streams apart.
-_PYTHON, _TORCH = 1, 2
+#: Tag of Python's stream, which keeps the streams apart.
+_PYTHON = 1
+#: Tag of torch's stream.
+_TORCH = 2
 
 
 class HookGenerator(np.random.Generator):
-    """A numpy generator for a seed of 64 bits, which also has a ``random.Random`` and a ``torch.Generator``.
+    """Numpy generator with a seed of 64 bits, which also has a ``random.Random`` and a ``torch.Generator``.
 
-    Each of the three draws from a stream of its own; the other two are made when they are first asked for.
+    Each of the three draws from a stream of its own; the other two are made on first use.
 
     Example:
         >>> rng = HookGenerator(7)
@@ -41,19 +43,19 @@ class HookGenerator(np.random.Generator):
 
     @property
     def numpy(self) -> np.random.Generator:
-        """This one."""
+        """The generator itself."""
         return self
 
     @property
     def random(self) -> PythonGenerator:
-        """Python's; called, it is numpy's method of this name."""
+        """Python's generator; called, it acts as numpy's method of this name."""
         if self._python is None:
             self._python = PythonGenerator(hash_ints(self._seed, _PYTHON), super().random)
         return self._python
 
     @property
     def torch(self) -> torch.Generator:
-        """Torch's, on the CPU."""
+        """Torch's generator, on the CPU."""
         if self._torch is None:
             import torch
 
@@ -63,11 +65,11 @@ class HookGenerator(np.random.Generator):
 
 
 class PythonGenerator(random.Random):
-    """``random.Random(seed)``, which can be called like the ``random`` of a numpy generator.
+    """A ``random.Random`` with a seed, which can also be called like the ``random`` method of a numpy generator.
 
     Args:
         seed: 64 bits.
-        numbers: ``numpy.random.Generator.random``, which a call goes to.
+        numbers: ``numpy.random.Generator.random``, to which calls are forwarded.
     """
 
     def __new__(cls, seed: int, numbers: Any) -> PythonGenerator:

@@ -1,4 +1,4 @@
-"""What a hook says about itself: whether it wants the global generators seeded, and how often it may fail."""
+"""Marks on hooks: seeding of the global generators, and tolerance of failures."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def stateless(
     failure_tolerance: int | None = None,
     restore_task_encoder_seeds: bool = False,
 ) -> Any:
-    """Mark a hook as a pure function of its arguments and of its randomness. A hook without the mark is taken for one.
+    """Mark a hook as a pure function of its arguments and its randomness. Hooks without the mark are treated as such.
 
     Args:
         restore_seeds: the global generators of ``random``, ``numpy.random`` and ``torch`` (CPU) are seeded for this
-            very sample or batch before the hook runs, and are the caller's again afterwards. False: the hook does
-            not draw from them, and saves the time. None: True, but for ``restore_task_encoder_seeds``.
-        failure_tolerance: so many failures of this hook in a row end the iteration; they do not count for the
-            encoder's ``failure_tolerance`` then. 0: no limit; None: only that of the encoder.
-        restore_task_encoder_seeds: Energon 8's word for a hook that draws from ``self.rng``, which is always seeded
-            here; the global generators are left alone then.
+            sample or batch before the hook runs, and restored to the caller's state afterwards. False: the hook does
+            not use them, and saves the time. None: True, unless ``restore_task_encoder_seeds`` is given.
+        failure_tolerance: number of consecutive failures of this hook that ends the iteration; they then do not count
+            for the encoder's ``failure_tolerance``. 0: no limit; None: only that of the encoder.
+        restore_task_encoder_seeds: Energon 8's name for a hook that draws from ``self.rng``, which is always seeded
+            here; the global generators are then left alone.
 
     Raises:
         UsageError: the tolerance is negative.
@@ -59,7 +59,7 @@ def stateless(
 
     def mark(hook: Any) -> Any:
         hook.__stateless__ = True
-        if fn is None:  # else what another decorator has said of it stays
+        if fn is None:  # otherwise, marks of another decorator are kept
             hook.__restore_seeds__, hook.__failure_tolerance__ = seeds, failure_tolerance
         return hook
 
@@ -67,11 +67,11 @@ def stateless(
 
 
 def restores_seeds(fn: Callable[..., Any]) -> bool:
-    """Whether the global generators are seeded for a hook."""
+    """True if the global generators are seeded for a hook."""
     return bool(getattr(fn, "__restore_seeds__", True))
 
 
 def failure_tolerance_of(fn: Callable[..., Any]) -> int | None:
-    """The hook's own tolerance."""
-    found: int | None = getattr(fn, "__failure_tolerance__", None)
-    return found
+    """Failure tolerance of a hook itself; None: it has none."""
+    tolerance: int | None = getattr(fn, "__failure_tolerance__", None)
+    return tolerance

@@ -1,4 +1,4 @@
-"""From an order, leaves and hooks to a data set: planned ahead, or in chunks where content decides."""
+"""Assembly of a data set from an order, leaves and hooks: planned batches, or chunks if batches are content-decided."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_lite.batching.chunks import ChunkPlan, default_chunk_size
-from energon_lite.batching.full_packs import PACK_VERSION
+from energon_lite.batching.pack_filling import PACK_VERSION
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import EmptyDatasetError, UsageError, check_choice
 from energon_lite.hooks import hooks_of, is_overridden
@@ -23,13 +23,13 @@ from energon_lite.order.orders import Order
 
 __all__ = ["Chunking", "assembled"]
 
-#: Keeps the hashes for different purposes apart.
+#: Tag that separates the hashes of this purpose from those of others.
 _HOOKS = 23
 
 
 @dataclass(frozen=True)
 class Chunking:
-    """What the user said about packing and chunks; the arguments of the same names of ``get_train_dataset``."""
+    """The user's arguments for packing and chunks; see the arguments of the same names of ``get_train_dataset``."""
 
     packing_buffer_size: int | None = None
     chunk_size: int | None = None
@@ -48,7 +48,7 @@ class Chunking:
 
     @property
     def keeps(self) -> bool:
-        """Samples that do not fill a batch at a chunk's end, or at that of the pass, are kept."""
+        """True if samples that do not fill a batch at the end of a chunk, or of the pass, are kept."""
         return self.chunk_remainder == "keep" or (self.chunk_remainder != "drop" and not self.drop_last)
 
 
@@ -62,19 +62,20 @@ def assembled(
     refill: bool,
     **common: Any,
 ) -> SavableDataset:
-    """A data set.
+    """Return a data set.
 
     Args:
-        tokens: batches by tokens; None: of ``batch_size`` samples.
-        refill: replace samples that fail, where batches of a fixed size are planned.
+        tokens: settings of batches by tokens; None: batches of ``batch_size`` samples.
+        refill: replace samples that fail, if batches of a fixed size are planned.
         common: fields of :class:`~energon_lite.loading.iterators.dataset.SavableDataset`.
 
     Raises:
-        UsageError: arguments that do not go together, or lengths that are not there.
+        UsageError: arguments that contradict each other, or missing lengths.
         TopologyError: lanes, or the micro-batches of a step, cannot be divided among the ranks.
         EmptyDatasetError: a pass has too few samples.
     """
-    encoder, config = common["task_encoder"], common["worker_config"]
+    encoder = common["task_encoder"]
+    config = common["worker_config"]
     common |= {"seed": hash_ints(config.seed_offset, _HOOKS), "drop_last": chunking.drop_last}
     if tokens is not None and tokens.length_column is None:
         return _by_encoded_tokens(order, identity, chunking, tokens, **common)
@@ -110,15 +111,16 @@ def assembled(
 def _by_content(
     order: Order, identity: Identity, chunking: Chunking, batch_size: int | None, *, groups: bool, **common: Any
 ) -> LaneDataset:
-    """A data set whose hooks decide how many samples there are."""
-    # A rare group's samples would be handed from chunk to chunk without an end.
+    """Return a data set whose hooks decide how many samples there are."""
+    # With groups, the samples of a rare group would be handed over from chunk to chunk without end.
     carries = chunking.chunk_remainder in (None, "carry") and batch_size is not None and not groups
     if chunking.chunk_remainder == "carry" and not carries:
         raise UsageError(
             'chunk_remainder="carry" needs batches of batch_size samples, without batch_group_criterion',
             fix='give "keep" or "drop"',
         )
-    buffer, size = chunking.packing_buffer_size, chunking.chunk_size
+    buffer = chunking.packing_buffer_size
+    size = chunking.chunk_size
     selection = None if buffer is None else pack_selection(common["task_encoder"])
     if size is None:
         size = default_chunk_size(batch_size, buffer, endless=order.bounds(0) is None, carries=carries)
@@ -138,7 +140,7 @@ def _by_content(
 def _by_encoded_tokens(
     order: Order, identity: Identity, chunking: Chunking, tokens: TokenBatching, **common: Any
 ) -> LaneDataset:
-    """A data set of batches by tokens whose lengths are known when samples are encoded."""
+    """Return a data set with batches by tokens whose lengths are known after samples are encoded."""
     if chunking.chunk_remainder is not None:
         raise UsageError(
             f"chunk_remainder={chunking.chunk_remainder!r} has no effect with batching", fix="leave out chunk_remainder"
@@ -149,7 +151,7 @@ def _by_encoded_tokens(
             f"{type(encoder).__name__}.batch_group_criterion together with batching: both decide what makes up a batch",
             fix="leave out one of them",
         )
-    assert tokens.plan_chunk is not None  # without a column, there is a default
+    assert tokens.plan_chunk is not None  # it has a default if there is no column
     settings = {**tokens.settings(), "length_field": tokens.length_field, "plan_chunk": tokens.plan_chunk}
     bundling = TokenBundling(tokens.strategy, tokens.length_field)
     plan = ChunkPlan(order, None, tokens.plan_chunk)
@@ -159,10 +161,10 @@ def _by_encoded_tokens(
 def _in_lanes(
     plan: ChunkPlan, identity: Identity, settings: dict[str, Any], chunking: Chunking, **common: Any
 ) -> LaneDataset:
-    """A data set that is worked on in chunks; ``settings`` decide the batches of a chunk."""
+    """Return a data set that is worked on in chunks; ``settings`` decide the batches of a chunk."""
     if chunking.lanes is not None:
         check_topology(chunking.lanes, common["worker_config"].world_size)
-    # No rank knows how far the lanes of the others are, hence which stages of weights began: all count.
+    # No rank knows the progress of other ranks' lanes, so it does not know which stages have begun: all stages count.
     identity = identity.whole()
     identity = replace(identity, settings={**identity.settings, **settings})
     dataset = LaneDataset(plan=plan, lanes=chunking.lanes, identity=identity, **common)
@@ -171,8 +173,9 @@ def _in_lanes(
 
 
 def _check_length(dataset: SavableDataset) -> None:
-    """Refuse passes in which some rank would not get a single sample."""
-    samples, world = _samples(dataset), dataset.worker_config.world_size
+    """Refuse passes in which some rank would get no sample."""
+    samples = _samples(dataset)
+    world = dataset.worker_config.world_size
     if samples is not None and samples < world and not dataset.once:
         raise EmptyDatasetError(
             f"{samples} samples for {world} data-parallel ranks: not all of them would get one",
@@ -182,7 +185,7 @@ def _check_length(dataset: SavableDataset) -> None:
 
 
 def _samples(dataset: SavableDataset) -> int | None:
-    """Samples of a pass; None: it does not end."""
+    """Return the number of samples in a pass; None: the pass does not end."""
     bounds = dataset.plan.order.bounds(0)
     return None if bounds is None else bounds[1] - bounds[0]
 

@@ -1,4 +1,4 @@
-"""A blend in numbers: what share of it each data set has, and how often a run shows its samples."""
+"""Numbers of a blend: the share of each leaf, and the epochs that a run makes over it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["LeafFacts", "leaf_facts"]
 
 @dataclass(frozen=True)
 class LeafFacts:
-    """One data set of a blend, in numbers.
+    """Numbers of one leaf of a blend.
 
     Args:
-        spec: what the documents say.
-        samples: how many it has.
-        share: of the blend, 0 to 1; if it changes, the mean over the run.
-        epochs: how often the run shows each of its samples; 0 if its length is not known.
-        stages: its share at both ends of each stage, if shares change.
-        measured: its share in the unit of the blend's weights, 0 to 1, if that is not samples.
+        spec: the leaf as the documents describe it.
+        samples: number of samples.
+        share: share of the blend, 0 to 1; if it changes, the mean over the run.
+        epochs: number of times that the run shows each sample; 0 if the length of the run is not known.
+        stages: share at both ends of each stage, if shares change.
+        measured: share in the unit of the blend's weights, 0 to 1, if that is not samples.
         unit: the unit.
     """
 
@@ -36,23 +36,27 @@ class LeafFacts:
 
 
 def leaf_facts(specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples: int = 0) -> list[LeafFacts]:
-    """The numbers of a blend.
+    """Return the numbers of the leaves of a blend.
 
     Args:
-        specs: its leaves.
-        samples: how many samples each of them has.
-        blend_samples: over so many samples of the blend, the run, epochs are counted; 0: its length is not known.
+        specs: the leaves.
+        samples: number of samples of each leaf.
+        blend_samples: length of the run in samples of the blend, for the number of epochs; 0: not known.
     """
     stages = find_stages(specs)
     ends: list[tuple[tuple[float, float], ...]] = [()] * len(specs)
     if len(stages) > 1:
         ideal = StagedBlend(stages, key=0).ideal_before(blend_samples)
-        parts, total = (ideal.whole + ideal.fraction * 2.0**-62).tolist(), float(max(blend_samples, 1))
+        parts = (ideal.whole + ideal.fraction * 2.0**-62).tolist()
+        total = float(max(blend_samples, 1))
         both = [zip(stage.weights, stage.last or stage.weights, strict=True) for stage in stages]
         ends = [*zip(*both, strict=True)]
     else:
         pairs = zip(specs, samples, strict=True)
-        parts = [one.weight if one.repetitions is None else one.repetitions * count for one, count in pairs]
+        parts = [
+            leaf_spec.weight if leaf_spec.repetitions is None else leaf_spec.repetitions * count
+            for leaf_spec, count in pairs
+        ]
         total = sum(parts)
     return [
         LeafFacts(spec, count, part / total, blend_samples * part / total / count, shares)

@@ -1,10 +1,10 @@
-"""What is known of the leaves of a blend of very many, in a file of the user's cache, from one start to the next.
+"""Cache of the properties of a very large blend's leaves, in a file of the user's cache folder, between starts.
 
-To open 100,000 data sets takes a minute. What a start needs of each (its length, the digest of its data, what the
-documents say of it) changes rarely, so the first start writes it down. A later one reads that, if the documents are the
-same byte for byte, and looks at a few files of each data set: one whose files have other sizes, times or numbers is
-opened again. A file that is damaged, or older than a document, is made again. One process of a machine makes it; the
-others wait.
+To open 100,000 data sets takes a minute. The properties that a start needs of each (its length, the digest of its data,
+its entries in the documents) change rarely, so the first start writes them to a file. A later start reads the file, if
+the documents are the same byte for byte, and checks a few files of each data set: if their sizes, times or inode
+numbers have changed, the data set is opened again. A file that is damaged, or older than a document, is made again. One
+process of a machine makes it; the others wait.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ _log = logging.getLogger(__name__)
 
 BLEND_FILE = FileKind(b"ENRGBLND", 1, "record of a blend", "remove the file: it is made again")
 
-#: Leaves that are opened together, and closed again.
+#: Number of leaves that are opened together, and closed again.
 _TOGETHER = 64
-#: What is known of them, the files of each, and the signatures of these.
+#: Facts of these leaves, the files of each, and the signatures of these files.
 _Opened = tuple[LeafFacts, list[tuple[str, ...]], list[int]]
-#: So many times as many are worth a process.
+#: Number of such groups from which on another process is worthwhile.
 _WORTH = 4
-#: Nanoseconds that the clock of a file system may be late.
+#: Nanoseconds that the clock of a file system may lag behind.
 _LATE = 20_000_000
 
 
 @dataclass(frozen=True)
 class KnownBlend:
-    """The leaves of a blend, as far as a start needs them.
+    """Properties of the leaves of a blend that a start needs.
 
     Args:
-        specs: what the documents say; weights are shares of samples.
-        facts: of each leaf.
-        keys: ``[leaves]`` uint64.
-        weights, repetitions: of each leaf, ``[leaves]`` float64; no repetitions in a blend by weight.
+        specs: the leaves as the documents describe them; weights are shares of samples.
+        facts: facts of each leaf.
+        keys: ``[leaves]`` uint64, key of each leaf.
+        weights, repetitions: ``[leaves]`` float64, of each leaf; ``repetitions`` is empty in a blend by weight.
         multipliers: ``[leaves]`` int64, ``shuffle_over_epochs_multiplier``; 0 stands for None.
-        changes: shares of some leaf change along the run.
+        changes: shares of at least one leaf change along the run.
     """
 
     specs: LeafRecords
@@ -78,7 +78,7 @@ class KnownBlend:
 
 @dataclass(frozen=True)
 class _Stored:
-    """What is in a file: of the leaves, and by what they are known again."""
+    """Contents of a file: the blend, and the data for checking that nothing has changed."""
 
     blend: KnownBlend
     documents: list[list[str]]
@@ -89,7 +89,7 @@ class _Stored:
 
 
 def fits_table(specs: Sequence[LeafSpec]) -> bool:
-    """Whether all leaves are local folders or files, of which all samples are read as they are."""
+    """Return whether all leaves are local folders or files without filters, joins and auxiliary stores."""
     return all(
         not (spec.join is not None or spec.aux or spec.filters or is_url(spec.path))
         and (is_jsonl(spec.path) or os.path.isdir(os.path.join(spec.path, ".nv-meta")))
@@ -99,10 +99,11 @@ def fits_table(specs: Sequence[LeafSpec]) -> bool:
 
 
 def keyed(encoder: TaskEncoder) -> list[Any]:
-    """What of an encoder decides whether a leaf can be opened."""
+    """Return the properties of an encoder that decide whether a leaf can be opened, as plain data."""
     kind = type(encoder)
     cookers = [
-        [getattr(one.cook, "__qualname__", str(type(one.cook))), repr(one.has_subflavors)] for one in encoder.cookers
+        [getattr(cooker.cook, "__qualname__", str(type(cooker.cook))), repr(cooker.has_subflavors)]
+        for cooker in encoder.cookers
     ]
     decoder = encoder.decoder
     handlers = sorted(map(str, getattr(decoder, "handlers", ()) or ()))
@@ -110,22 +111,23 @@ def keyed(encoder: TaskEncoder) -> list[Any]:
 
 
 class BlendFile:
-    """The file of a blend.
+    """Cache file of a blend.
 
     Args:
-        document: the outermost document, absolute.
-        asked: all else that decides which leaves there are, and whether they can be opened, as plain data.
-        opener: opens leaves.
+        document: absolute path of the outermost document.
+        asked: all other inputs that decide which leaves there are, and whether they can be opened, as plain data.
+        opener: opener of leaves.
     """
 
     def __init__(self, document: str, asked: Any, opener: LeafOpener):
-        self._document, self._opener = document, opener
+        self._document = document
+        self._opener = opener
         text = json.dumps([document, asked, HASHING, os.path.expanduser("~")], default=repr)
         name = f"{os.path.basename(document)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.blend"
         self.path = os.path.join(cache_folder(), "blends", name)
 
     def can_be_written(self) -> bool:
-        """Whether there can be such a file; if not, that is told."""
+        """Return whether the file can be written; warn if its folder cannot be made."""
         try:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
         except OSError as error:
@@ -134,7 +136,7 @@ class BlendFile:
         return os.access(os.path.dirname(self.path), os.W_OK | os.X_OK)
 
     def read(self) -> KnownBlend | None:
-        """What is known, after those leaves that changed were opened again; None: it has to be made.
+        """Return the blend, after leaves that changed were opened again; None: the file has to be made.
 
         Raises:
             ConfigError, DatasetError, UsageError: a leaf that changed cannot be opened.
@@ -147,40 +149,40 @@ class BlendFile:
         return stored.blend if not len(changed) else self._renewed(stored, changed.tolist())
 
     def make(self, specs: Sequence[LeafSpec], began: int) -> KnownBlend:
-        """Open all leaves once, and write down what they are.
+        """Open all leaves once, and write the file.
 
         Args:
             specs: all leaves.
-            began: when the documents were looked for, in ns.
+            began: time before the documents were looked up, in ns.
 
         Raises:
             ConfigError, DatasetError, UsageError: a leaf cannot be opened.
-            ValueError: a leaf cannot be written down.
+            ValueError: a leaf cannot be stored.
         """
         if any(_has_own_splits(spec) for spec in specs):
             raise ValueError("own splits")
         records = LeafRecords.of(specs)
         opened = self._opened(specs, began)
         blend = self._weighed(specs, records, LeafFacts.joined([facts for facts, _, _ in opened]))
-        files = [one for _, those, _ in opened for one in those]
-        layouts = {those: number for number, those in enumerate(dict.fromkeys(files))}
+        files = [names for _, group, _ in opened for names in group]
+        layouts = {names: number for number, names in enumerate(dict.fromkeys(files))}
         documents = dict.fromkeys([self._document, *(step.path for spec in specs for step in spec.trail)])
         stored = _Stored(
             blend,
             [[path, _hash_of(path)] for path in documents],
-            [list(those) for those in layouts],
-            np.array([layouts[one] for one in files], dtype=np.int32),
-            np.array([one for *_, those in opened for one in those], dtype=np.int64),
+            [list(names) for names in layouts],
+            np.array([layouts[names] for names in files], dtype=np.int32),
+            np.array([value for *_, group in opened for value in group], dtype=np.int64),
             any(spec.units for spec in specs),
         )
-        if signature("", list(documents), began - _LATE) != NEVER:  # else a document may have changed since it was read
+        if signature("", list(documents), began - _LATE) != NEVER:  # else a document may have changed since the reading
             self._write(stored)
         return blend
 
     def _opened(
         self, specs: Sequence[LeafSpec], began: int
     ) -> list[tuple[LeafFacts, list[tuple[str, ...]], list[int]]]:
-        """What is known of leaves, some at a time, their files, and the signatures of these."""
+        """Open leaves in groups; return the facts of each group, its files, and the signatures of these files."""
         told = time.monotonic()
 
         def open_some(number: int) -> _Opened:
@@ -191,7 +193,8 @@ class BlendFile:
                 assert isinstance(leaf.source, WebdatasetSource)
                 files.append(files_of(spec, leaf.source))
             both = zip(some, files, strict=True)
-            return LeafFacts.of(leaves, identities), files, [signature(one.path, f, began - _LATE) for one, f in both]
+            signatures = [signature(spec.path, names, began - _LATE) for spec, names in both]
+            return LeafFacts.of(leaves, identities), files, signatures
 
         def tell(done: int) -> None:
             nonlocal told
@@ -203,12 +206,18 @@ class BlendFile:
         return done_by_forks(open_some, portions, min(cores_to_fork(), portions // _WORTH or 1), tell)
 
     def _weighed(self, specs: Sequence[LeafSpec], records: LeafRecords, facts: LeafFacts) -> KnownBlend:
-        """The blend of leaves of which all is known but their weights in samples."""
+        """Return the blend of opened leaves, with weights converted to shares of samples."""
         if any(spec.units for spec in specs):
             specs = by_samples(specs, _Sources(specs))
             records = LeafRecords.of(specs)
         every = [
-            (one.weight, one.repetitions, one.shuffle_over_epochs_multiplier or 0, bool(one.segments)) for one in specs
+            (
+                leaf_spec.weight,
+                leaf_spec.repetitions,
+                leaf_spec.shuffle_over_epochs_multiplier or 0,
+                bool(leaf_spec.segments),
+            )
+            for leaf_spec in specs
         ]
         weights, repetitions, multipliers, segments = zip(*every, strict=True)
         return KnownBlend(
@@ -216,31 +225,34 @@ class BlendFile:
             facts,
             leaf_keys(facts.digests),
             np.array(weights, dtype=np.float64),
-            np.array([one for one in repetitions if one is not None], dtype=np.float64),  # of all or of none
+            np.array([value for value in repetitions if value is not None], dtype=np.float64),  # set for all or none
             np.array(multipliers, dtype=np.int64),
             any(segments),
         )
 
     def _renewed(self, stored: _Stored, changed: Sequence[int]) -> KnownBlend | None:
-        """The blend after some leaves were opened again; None: all of it has to be made again."""
-        began, blend = time.time_ns(), stored.blend
+        """Return the blend after some leaves were opened again; None: the whole file has to be made again."""
+        began = time.time_ns()
+        blend = stored.blend
         old = [blend.specs[number] for number in changed]
-        # Who reads the documents again says where in them a leaf stands that is gone.
+        # If a leaf is gone, the documents are read again, for an error that names the leaf's place in them.
         gone = not all(os.path.exists(spec.path) for spec in old)
         if stored.in_units or gone or any(map(_has_own_splits, old)):
             return None
         _log.info("%s: %d data sets have changed, and are opened again", self._document, len(changed))
         opened = self._opened(old, began)
-        new, facts = LeafFacts.joined([one for one, _, _ in opened]), {}
+        new = LeafFacts.joined([some_facts for some_facts, _, _ in opened])
+        facts = {}
         for name, values in vars(blend.facts).items():
             facts[name] = values.copy()
             facts[name][changed] = vars(new)[name]
-        layouts, layout_of = [tuple(one) for one in stored.layouts], stored.layout_of.copy()
-        for number, files in zip(changed, (one for _, those, _ in opened for one in those), strict=True):
+        layouts = [tuple(names) for names in stored.layouts]
+        layout_of = stored.layout_of.copy()
+        for number, files in zip(changed, (names for _, group, _ in opened for names in group), strict=True):
             layouts += [] if files in layouts else [files]
             layout_of[number] = layouts.index(files)
         signatures = stored.signatures.copy()
-        signatures[changed] = [one for *_, those in opened for one in those]
+        signatures[changed] = [value for *_, group in opened for value in group]
         digests = facts["digests"]
         blend = replace(blend, facts=LeafFacts(**facts), keys=leaf_keys(digests))
         changes: dict[str, Any] = {"layouts": layouts, "layout_of": layout_of, "signatures": signatures}
@@ -257,7 +269,7 @@ class BlendFile:
             "layout_of": stored.layout_of,
             "signatures": stored.signatures,
             "specs": np.frombuffer(b"".join(blend.specs.packed), dtype=np.uint8),
-            "sizes": np.array([len(one) for one in blend.specs.packed], dtype=np.int64),
+            "sizes": np.array([len(record) for record in blend.specs.packed], dtype=np.int64),
         }
         meta = {
             **{"documents": stored.documents, "layouts": stored.layouts},
@@ -271,7 +283,8 @@ class BlendFile:
     @staticmethod
     def _stored(path: str) -> _Stored:
         arrays, meta = read_arrays(path, BLEND_FILE)
-        packed, start = [], 0
+        packed = []
+        start = 0
         data = arrays.pop("specs").tobytes()
         for size in arrays.pop("sizes").tolist():
             packed.append(data[start : start + size])
@@ -293,7 +306,7 @@ def _tell_unwritten(path: str, error: OSError) -> None:
 
 
 class _Sources(Sequence[Any]):
-    """The samples of leaves, opened each time that they are asked for."""
+    """Sources of leaves, each opened anew on every access."""
 
     def __init__(self, specs: Sequence[LeafSpec]):
         self._specs = specs
@@ -306,18 +319,18 @@ class _Sources(Sequence[Any]):
 
 
 def _has_own_splits(spec: LeafSpec) -> bool:
-    """Whether a leaf has a say in which of its splits is read."""
+    """Return whether a leaf's own document chooses its split."""
     return not is_jsonl(spec.path) and any(load_own_splits(meta_path(spec.path, spec.dataset_config)))
 
 
 def _signatures(
     specs: LeafRecords, layouts: Sequence[Sequence[str]], layout_of: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """The signatures of all leaves as they are now."""
-    found: Iterable[int] = (
+    """Return the signatures of all leaves in their present state."""
+    signatures: Iterable[int] = (
         signature(path, layouts[number]) for path, number in zip(specs.paths(), layout_of.tolist(), strict=True)
     )
-    return np.fromiter(found, dtype=np.int64, count=len(layout_of))
+    return np.fromiter(signatures, dtype=np.int64, count=len(layout_of))
 
 
 def _hash_of(path: str) -> str:

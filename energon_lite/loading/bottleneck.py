@@ -1,4 +1,4 @@
-"""What a run waits for, decided from sums of seconds: storage, decoding, hooks, transport, or the trainer."""
+"""Bottleneck of a run, decided from sums of seconds: storage, decoding, hooks, transport, or the trainer."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from energon_lite.loading.executors.work_seconds import WorkSum
 
 __all__ = ["LEAST_BATCHES", "LoaderSetup", "Stretch", "bottleneck", "bottleneck_text"]
 
-#: A loader that is waited for less than this share of the time is not what holds a run up.
+#: Share of the time spent waiting below which the loader is not the bottleneck.
 _WAITED = 0.1
-#: Batches of a stretch that say something.
+#: Smallest number of batches in a stretch for a decision.
 LEAST_BATCHES = 5
-#: Work that is this share of its time on a processor needs cores, not only workers.
+#: Share of CPU time in the work from which on it needs more cores, not only more workers.
 _ON_CPU = 0.5
-#: Room for what differs from batch to batch.
+#: Safety factor for the variation between batches.
 _ROOM = 1.1
 
 
 @dataclass(frozen=True)
 class LoaderSetup:
-    """What an advice depends on.
+    """Properties of a loader that the advice depends on.
 
     Args:
-        workers: processes, or threads; 0: the trainer's process does the work.
-        start_method: of the workers.
-        cores: that this process may use.
-        reads_ahead: samples come through :class:`~energon_lite.ReadAhead`.
-        can_read_ahead: they might.
+        workers: number of processes, or of threads; 0: the trainer process does the work.
+        start_method: start method of the workers.
+        cores: number of cores that this process may use.
+        reads_ahead: samples are read through :class:`~energon_lite.ReadAhead`.
+        can_read_ahead: samples could be read that way.
         own_batch: the user's code makes batches.
-        seeded: hooks that take the global generators: threads run them one at a time.
+        seeded: hooks use the global random generators: threads run such hooks one at a time.
     """
 
     workers: int
@@ -44,19 +44,19 @@ class LoaderSetup:
 
     @property
     def has_processes(self) -> bool:
-        """Whether batches come from other processes."""
+        """True if batches come from other processes."""
         return self.workers > 0 and self.start_method != "thread"
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """A stretch of a run.
+    """Measurements of a stretch of a run.
 
     Args:
-        batches: delivered.
-        seconds: that it took.
-        waited: of these, spent in ``next()``.
-        work: what the workers did meanwhile.
+        batches: number of batches delivered.
+        seconds: duration.
+        waited: the part of ``seconds`` that was spent in ``next()``.
+        work: work of the workers in that time.
     """
 
     batches: int
@@ -66,11 +66,11 @@ class Stretch:
 
 
 def bottleneck(stretch: Stretch, setup: LoaderSetup) -> dict[str, object] | None:
-    """The limit of a run, as plain data; None: too little is known yet.
+    """Return the bottleneck of a run, as plain data; None: too little is known yet.
 
     ``limit``: ``storage``, ``decoding``, ``hooks``, ``transport`` (batches are put together, pickled, and copied), or
-    ``trainer``; ``waited``: the share of the time that was spent in ``next()``; ``shares``: of the loader's work,
-    what each of these takes; ``advice``: what to turn.
+    ``trainer``; ``waited``: the share of the time that was spent in ``next()``; ``shares``: the share of each of these
+    in the loader's work; ``advice``: the setting to change.
 
     Example:
         >>> bottleneck(stretch, LoaderSetup(workers=2, cores=8))["limit"]
@@ -82,19 +82,20 @@ def bottleneck(stretch: Stretch, setup: LoaderSetup) -> dict[str, object] | None
     costs = _costs(stretch, setup)
     total = sum(costs.values())
     shares = {name: round(seconds / total, 4) if total > 0 else 0.0 for name, seconds in costs.items()}
-    found: dict[str, object] = {"limit": "trainer", "waited": round(waited, 4), "shares": shares}
+    limits: dict[str, object] = {"limit": "trainer", "waited": round(waited, 4), "shares": shares}
     if waited < _WAITED:
-        return found | {"advice": "nothing: the trainer is the limit"}
+        return limits | {"advice": "nothing: the trainer is the limit"}
     del costs["other"]
     if sum(costs.values()) <= 0:
-        return None  # no worker has said anything
+        return None  # no worker has reported yet
     limit = max(costs, key=lambda name: costs[name])
-    return found | {"limit": limit, "advice": _advice(limit, stretch, setup)}
+    return limits | {"limit": limit, "advice": _advice(limit, stretch, setup)}
 
 
 def bottleneck_text(found: Mapping[str, object]) -> str:
-    """The same in a line, without the share that was waited."""
-    limit, shares = str(found["limit"]), found["shares"]
+    """Return the bottleneck as one line of text, without the share of waiting."""
+    limit = str(found["limit"])
+    shares = found["shares"]
     if limit == "trainer":
         return str(found["advice"])
     assert isinstance(shares, dict)
@@ -102,8 +103,9 @@ def bottleneck_text(found: Mapping[str, object]) -> str:
 
 
 def _costs(stretch: Stretch, setup: LoaderSetup) -> dict[str, float]:
-    """Seconds of workers that each limit takes; those of the trainer's process count for all workers, who share it."""
-    work, stages = stretch.work, stretch.work.by_stage()
+    """Return worker seconds by limit; seconds of the trainer process count for each worker, because all wait for it."""
+    work = stretch.work
+    stages = stretch.work.by_stage()
     moved = work.sent + work.received * max(1, setup.workers)
     costs = {"storage": stages["read"], "decoding": stages["decode"], "hooks": stages["hooks"], "transport": moved}
     costs["hooks" if setup.own_batch else "transport"] += stages["batch"]
@@ -145,10 +147,11 @@ def _transport_advice(setup: LoaderSetup) -> str:
 
 
 def _more_workers(stretch: Stretch, setup: LoaderSetup) -> str:
-    """How many it takes to keep up with the trainer; "": there are no cores for more."""
-    now, trainer = setup.workers, stretch.seconds - stretch.waited
+    """Return the advice for the number of workers that keeps up with the trainer; "" if there are no cores for more."""
+    now = setup.workers
+    trainer = stretch.seconds - stretch.waited
     work = stretch.work.busy + stretch.work.sent
-    most = max(2, 2 * now)  # one step at a time: more of them change what the limit is
+    most = max(2, 2 * now)  # in steps: with more workers, the bottleneck may be another one
     wanted = most if trainer * most < work else min(most, max(now + 1, math.ceil(_ROOM * work / trainer)))
     if _on_cpu(stretch):
         wanted = min(wanted, max(1, setup.cores))

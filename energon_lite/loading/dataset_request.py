@@ -1,4 +1,4 @@
-"""From what is asked for to a data set: which leaves, in which order, made how."""
+"""From the arguments of a call to a data set: its leaves, their order, and the making of samples."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["DatasetRequest", "find_specs"]
 
-#: Keeps the hashes for different purposes apart.
+#: Tag that separates the hashes of this purpose from those of others.
 _BLEND = 22
 
-#: So many samples are refused: positions have to stay below 2**62 for a few thousand epochs at least.
+#: Samples of an epoch from which on it is refused: positions must stay below 2**62 for at least a few thousand epochs.
 _LONGEST_EPOCH = 2.0**50
 
 
 @dataclass
 class DatasetRequest:
-    """Arguments that data sets have in common, checked before a file is read, and the data sets that they make.
+    """Common arguments of data sets, checked before a file is read, and the making of data sets from them.
 
     Args:
         split_part, worker_config, batch_size, drop_last, encoder, batching, chunks, reading: those of
             :func:`~energon_lite.get_train_dataset`.
-        packing: samples from which packs are selected; None: nothing is packed by hooks.
+        packing: samples in a buffer of packing; None: hooks do not pack.
     """
 
     split_part: str
@@ -60,24 +60,28 @@ class DatasetRequest:
     reading: Reading
     tokens: TokenBatching | None = field(default=None, init=False)
     chunking: Chunking = field(init=False)
-    #: What is read, as arguments of ``energon-lite measure``; empty: leaf by leaf.
+    #: The path and its options as arguments of ``energon-lite measure``; empty: leaf by leaf.
     asked: Sequence[str] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         check_hooks(self.encoder, packing_buffer_size=self.packing)
         size = self.chunks.size
         if self.batching is not None:
-            self.tokens, size = token_batching(self.batching, size, self.batch_size, self.packing), None
+            self.tokens = token_batching(self.batching, size, self.batch_size, self.packing)
+            size = None
         self.chunking = Chunking(self.packing, size, self.chunks.remainder, self.chunks.lanes, self.drop_last)
 
     def mixed(
         self, path: PathOrDict, repeat: bool, run: int | None, window: int | None, copies: int | None, loop_length: int
     ) -> SavableDataset:
-        """A blend without end, or by epochs; arguments as those of :func:`~energon_lite.get_train_dataset`."""
+        """Return an endless blend, or one by epochs; arguments as those of :func:`~energon_lite.get_train_dataset`."""
         self.asked = self._arguments(path)
-        blend = self.blend(path, run=run if window else None, window=window)  # one alone has no effect
-        leaves, stages, repetitions, weights = blend.leaves, blend.stages, blend.repetitions, blend.stages[0].weights
-        multipliers = [multiply_epochs(copies, one) for one in blend.multipliers]
+        blend = self.blend(path, run=run if window else None, window=window)  # a run needs a window
+        leaves = blend.leaves
+        stages = blend.stages
+        repetitions = blend.repetitions
+        weights = blend.stages[0].weights
+        multipliers = [multiply_epochs(copies, multiplier) for multiplier in blend.multipliers]
         seed = self.worker_config.seed_offset
         orders = LeafOrders.seeded(blend.lengths, blend.keys, multipliers, seed)
         mixed: dict[str, Any] = {"key": hash_ints(seed, _BLEND), "run": run, "window": window}
@@ -107,12 +111,12 @@ class DatasetRequest:
         )
 
     def in_order(self, kind: str, path: PathOrDict | LeafSpec, run: int | None, **how: Any) -> SavableDataset:
-        """The leaves one after the other.
+        """Return a data set of the leaves one after the other.
 
         Args:
-            kind: what for; part of the identity.
-            run: neighbours that are read together from slow storage.
-            how: whether it is limited, or gone through once.
+            kind: purpose of the data set; part of the identity.
+            run: number of neighbours that are read together from slow storage.
+            how: options for a limit, or for a single pass.
         """
         self.asked = () if isinstance(path, LeafSpec) else self._arguments(path)
         leaves, identities = self.open(find_specs(path, self.split_part, self.reading), run=run, window=run)
@@ -120,15 +124,15 @@ class DatasetRequest:
         return self.dataset(order, Identity(self.settings(kind), identities), leaves, refill=False, weights=None, **how)
 
     def blend(self, path: PathOrDict, run: int | None, window: int | None) -> OpenedBlend:
-        """The leaves of a blend; those of a very large one are opened when they are read."""
+        """Return the leaves of a blend; those of a very large blend are opened when they are read."""
         find = partial(find_specs, path, self.split_part, self.reading)
         if self.tokens is not None and self.tokens.length_column is not None:
-            found: OpenedBlend | Sequence[LeafSpec] = find()  # plans are made by what is in the files of all leaves
+            blend: OpenedBlend | Sequence[LeafSpec] = find()  # plans depend on the files of all leaves
         else:
-            found = blend_of_many(path, self.encoder, self.reading, self.split_part, find, run=run, window=window)
-        if not isinstance(found, OpenedBlend):
-            found = blend_of_leaves(found, *self.open(found, run=run, window=window))
-        return found
+            blend = blend_of_many(path, self.encoder, self.reading, self.split_part, find, run=run, window=window)
+        if not isinstance(blend, OpenedBlend):
+            blend = blend_of_leaves(blend, *self.open(blend, run=run, window=window))
+        return blend
 
     def open(
         self, specs: Sequence[LeafSpec], run: int | None, window: int | None
@@ -138,20 +142,20 @@ class DatasetRequest:
         leaves, identities = open_leaves(
             specs, self.encoder, trusts(self.reading.trust_code), column, self.reading.sample_type, asked=self.asked
         )
-        every = [one for leaf in leaves for one in getattr(leaf.source, "members", (leaf.source,))]
+        every = [member for leaf in leaves for member in getattr(leaf.source, "members", (leaf.source,))]
         folders = [source for source in every if isinstance(source, WebdatasetSource)]
         read_in_runs(folders, self.reading.read_ahead, run=run, window=window)
         return leaves, tuple(identities)
 
     def _arguments(self, path: PathOrDict) -> list[str]:
-        """A metadataset as it is measured: all of its leaves in a split. Nothing for others."""
+        """Return a metadataset as arguments for measuring its leaves in a split; an empty list for other paths."""
         if not isinstance(path, (str, os.PathLike)) or not is_metadataset(path):
             return []
         labels = ["--subflavors", json.dumps(self.reading.labels, default=str)] if self.reading.labels else []
         return [os.path.abspath(os.path.expanduser(path)), "--split-parts", self.split_part, *labels]
 
     def settings(self, kind: str) -> dict[str, Any]:
-        """For the identity: what decides the order, beside the leaves."""
+        """Return the settings of the identity: what decides the order, in addition to the leaves."""
         return {
             "kind": kind,
             "split_part": self.split_part,
@@ -163,18 +167,20 @@ class DatasetRequest:
     def dataset(
         self, order: Order, identity: Identity, leaves: Sequence[Leaf], *, refill: bool, **common: Any
     ) -> SavableDataset:
-        """The data set: of batches by tokens, or of a number of samples."""
+        """Return the data set: of batches by tokens, or of batches of a number of samples."""
         common |= {"leaves": leaves, "task_encoder": self.encoder, "worker_config": self.worker_config}
         batch_size = self.batch_size
         return assembled(order, identity, self.chunking, self.tokens, batch_size=batch_size, refill=refill, **common)
 
 
 def find_specs(path: PathOrDict | LeafSpec, split_part: str, reading: Reading) -> Sequence[LeafSpec]:
-    """The leaves that a path stands for, as the documents describe them, with a filter of the call behind theirs."""
+    """Return the leaves of a path as the documents describe them; a filter of the call is added after their own."""
     if isinstance(path, LeafSpec):
         return [path]
     specs = find_leaves(path, split_part, reading.dataset_config, reading.split_config, reading.labels)
-    return specs if reading.filter is None else [replace(one, filters=(*one.filters, reading.filter)) for one in specs]
+    return (
+        specs if reading.filter is None else [replace(spec, filters=(*spec.filters, reading.filter)) for spec in specs]
+    )
 
 
 def _length_of_pass(leaves: Sequence[Leaf], repeat: bool) -> int | None:

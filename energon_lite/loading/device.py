@@ -1,8 +1,8 @@
-"""Batches on their way to the accelerator, while it is still busy with the step before.
+"""Copy of batches to the accelerator while it computes the step before.
 
 A copy overlaps with computation under three conditions: it starts from page-locked memory, it runs on a stream of its
-own, and somebody starts it before the batch is needed. So a batch's journey has two ends, :meth:`DeviceCopy.start` and
-:meth:`DeviceCopy.finish`, and the loader does other things between them.
+own, and it is started before the batch is needed. So a copy has two parts, :meth:`DeviceCopy.start` and
+:meth:`DeviceCopy.finish`, and the loader does other work between them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["DeviceCopy", "Underway"]
 
 
 class Underway(NamedTuple):
-    """A batch whose copy was started, and the event that its end triggers (None: it is there already)."""
+    """A batch whose copy was started, with the event that marks the end of the copy (None: it is complete)."""
 
     batch: Any
     arrived: torch.cuda.Event | None
 
 
 class DeviceCopy:
-    """Copies batches, tensors at any depth of them, to a device. On the CPU nothing is done, and nothing is copied.
+    """Copier of batches, with tensors at any depth, to a device. For the CPU, nothing is copied.
 
     Args:
-        device: as torch names it; ``cuda`` is the current one.
+        device: device as torch names it; ``cuda`` is the current one.
 
     Raises:
         UsageError: there is no such device.
@@ -54,30 +54,30 @@ class DeviceCopy:
 
     @property
     def overlaps(self) -> bool:
-        """Whether a copy goes on while this process does other things."""
+        """True if a copy continues while this process does other work."""
         return self._stream is not None
 
     def start(self, batch: Any) -> Underway:
-        """Begin to copy a batch."""
+        """Start the copy of a batch."""
         if self.device.type == "cpu":
             return Underway(batch, None)
         if self._stream is None:
             return Underway(map_tensors(lambda tensor: tensor.to(self.device), batch), None)
-        # torch keeps a page-locked tensor's memory until the copies from it are done, so nobody has to hold it here.
+        # torch keeps the memory of a page-locked tensor until copies from it are done, so no reference is needed here.
         with torch.cuda.stream(self._stream):
             moved = map_tensors(self._copy, batch)
             arrived = self._stream.record_event()
         return Underway(moved, arrived)
 
     def finish(self, underway: Underway) -> Any:
-        """The batch, for use on the current stream."""
+        """Return the batch, for use on the current stream."""
         if underway.arrived is None:
             return underway.batch
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(underway.arrived)
 
         def used_here(tensor: torch.Tensor) -> torch.Tensor:
-            # Its memory belongs to the copying stream, and must not be given away while this one reads it.
+            # Its memory belongs to the copying stream and must not be reused while the current stream reads it.
             if tensor.is_cuda:
                 tensor.record_stream(stream)
             return tensor

@@ -1,4 +1,4 @@
-"""The copy of the next batch begins before the batch of now is handed out, so that it overlaps with the step."""
+"""Prefetching to a device: the copy of the next batch starts before the current batch is returned."""
 
 from __future__ import annotations
 
@@ -14,51 +14,55 @@ __all__ = ["OneAhead"]
 
 
 class _Taken(NamedTuple):
-    """A result, and the copy of its batch."""
+    """A result, and the running copy of its batch."""
 
     result: Result
     underway: Underway
 
 
 class OneAhead:
-    """Results on their way to a device.
+    """Results on their way to a device, one ahead.
 
-    A result that was taken ahead is not delivered, and no state knows of it: the caller moves its cursor, and counts,
-    when it hands a batch out. Where the copy does not overlap, nothing is taken ahead.
+    A result that was taken ahead is not delivered, and is not counted in states: the caller advances its cursor, and
+    counts, when it delivers a batch. If the copy does not overlap, nothing is taken ahead.
 
     Args:
-        copy: to the device.
-        load: the next result, None at the end; called again after :meth:`forget`, or after it raised, it begins over.
-        work: is told how long it takes to begin the copies.
+        copy: copier to the device.
+        load: returns the next result, None at the end; after :meth:`forget`, or after it raised, it starts over.
+        work: record of the time that it takes to start the copies.
     """
 
     def __init__(self, copy: DeviceCopy, load: Callable[[], Result | None], work: WorkSeconds | None = None):
-        self.copy, self._load, self._work = copy, load, work or WorkSeconds()
+        self.copy = copy
+        self._load = load
+        self._work = work or WorkSeconds()
         self._now: _Taken | None = None
         self._next: _Taken | BaseException | None = None
 
     def take(self) -> Result | None:
-        """The next result (its batch is not for use); None at the end. What went wrong ahead is raised here."""
-        following, self._next = self._next, None
+        """Return the next result (its batch is not for use); None at the end. Errors of the prefetch are raised now."""
+        following = self._next
+        self._next = None
         if isinstance(following, BaseException):
             raise following
         self._now = following or self._taken()
         return None if self._now is None else self._now.result
 
     def finish(self) -> Any:
-        """The batch of the result taken last, on the device. The caller's cursor stands behind it by now."""
-        now, self._now = self._now, None
+        """Return the batch of the result taken last, on the device. The caller has advanced its cursor past it."""
+        now = self._now
+        self._now = None
         assert now is not None
         if self.copy.overlaps:
             try:
                 self._next = self._taken()
             except BaseException as error:
-                # Also an interrupt: the batch in hand counts as delivered, so it has to be handed out.
+                # Also an interrupt: the current batch counts as delivered, so it has to be returned.
                 self._next = error
         return self.copy.finish(now.underway)
 
     def forget(self) -> None:
-        """What was taken ahead is not wanted any more."""
+        """Drop the result that was taken ahead."""
         self._now = self._next = None
 
     def _taken(self) -> _Taken | None:

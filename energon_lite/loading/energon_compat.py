@@ -1,5 +1,5 @@
-"""Keywords as Energon's functions take them, one beside the other: which fill a group of options here, which do
-nothing, and what to write in place of others."""
+"""Flat keywords as Energon's functions take them: those that fill a group of options, those without effect, and the
+replacements of others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-#: They tune machinery which does not exist here.
+#: Keywords that tune machinery that does not exist here.
 _WITHOUT_EFFECT = frozenset(
     {
         "checkpoint_every_min_n_samples",
@@ -38,24 +38,25 @@ _WITHOUT_EFFECT = frozenset(
         "watchdog_initial_timeout_seconds",
     }
 )
-#: Energon has given them up, too: it ignores the first one with a warning, and takes the others for the decoder's.
+#: Keyword that Energon has deprecated, and ignores with a warning.
 _HANDLER = "handler"
+#: Keywords that Energon has deprecated, and passes on to the decoder.
 _OF_THE_DECODER = ("auto_decode", "image_decode", "av_decode", "video_decode_audio", "guess_content")
-#: They are checked, or mean another one here: ``fail_on_timeout=True`` is ``on_timeout="raise"``.
+#: Keywords that are only checked, or have another name here: ``fail_on_timeout=True`` is ``on_timeout="raise"``.
 _OF_A_LOADER = ("worker_config", "fail_on_timeout")
-#: These are ``start_method`` here; Energon 8 has them.
+#: Energon 8's names of ``start_method``.
 _START_METHOD = ("worker_type", "multiprocessing_context")
 
-#: The groups, by the arguments that have them.
+#: Types of the groups, by argument.
 _GROUPS = {"batching": ByTokens, "chunks": Chunks, "reading": Reading}
-#: What a keyword fills: the argument that has the group, and the group's field.
+#: For each keyword, the argument of its group, and the group's field.
 _FILLS = {
     "chunk_size": ("chunks", "size"),
     "plan_chunk": ("chunks", "size"),
     "chunk_remainder": ("chunks", "remainder"),
     "lanes": ("chunks", "lanes"),
-    **{one.name: ("batching", one.name) for one in fields(ByTokens) if one.name != "strategy"},
-    **{one.name: ("reading", one.name) for one in fields(Reading)},
+    **{option.name: ("batching", option.name) for option in fields(ByTokens) if option.name != "strategy"},
+    **{option.name: ("reading", option.name) for option in fields(Reading)},
 }
 
 
@@ -66,15 +67,15 @@ def grouped_keywords(
     chunks: Chunks | None,
     reading: Reading | None,
 ) -> tuple[ByTokens | None, Chunks, Reading]:
-    """The groups of options, with what was given beside them under names of its own.
+    """Return the groups of options, completed by the keywords for their fields.
 
     Args:
-        function: the one that was called, for messages.
-        kwargs: what it was given that is none of its parameters.
+        function: the function that was called, for messages.
+        kwargs: keywords that are none of its parameters.
         batching, chunks, reading: the groups that it was given.
 
     Raises:
-        UsageError: an unknown keyword, one that has nothing to act on, or a thing that is said twice.
+        UsageError: an unknown keyword, one without effect on the given groups, or an option that is given twice.
 
     Example:
         >>> grouped_keywords(get_train_dataset, {"lanes": 48, "trust_code": True}, None, None, None)[1]
@@ -84,8 +85,10 @@ def grouped_keywords(
         batching = ByTokens(batching)
     groups: dict[str, Any] = {"batching": batching, "chunks": chunks or Chunks(), "reading": reading or Reading()}
     for name in filter(_FILLS.__contains__, kwargs):
-        (place, field), value = _FILLS[name], kwargs[name]
-        group, default = groups[place], getattr(_GROUPS[place], field)
+        place, field = _FILLS[name]
+        value = kwargs[name]
+        group = groups[place]
+        default = getattr(_GROUPS[place], field)
         if group is None and value not in (None, default):
             raise UsageError(f"{name}={value!r} has no effect without batching", fix="leave it out")
         if group is None or (value is None and default is None):
@@ -102,13 +105,13 @@ def grouped_keywords(
 
 
 def with_decoder(encoder: TaskEncoder, kwargs: Mapping[str, Any], function: Callable[..., Any]) -> TaskEncoder:
-    """The task encoder; if keywords say how to decode, a copy of it that does so.
+    """Return the task encoder, or, if there are keywords for decoding, a copy of it with that decoder.
 
     Args:
-        function: the one that was given them, for messages.
+        function: the function that was given them, for messages.
 
     Raises:
-        UsageError: there is no such form.
+        UsageError: an unknown form of decoding.
     """
     given = {name: kwargs[name] for name in _OF_THE_DECODER if kwargs.get(name) is not None}
     if not given:
@@ -129,7 +132,7 @@ def with_decoder(encoder: TaskEncoder, kwargs: Mapping[str, Any], function: Call
 def loader_arguments(
     dataset: SavableDataset, kwargs: Mapping[str, Any], function: Callable[..., Any]
 ) -> dict[str, Any]:
-    """Those of ``kwargs`` that a loader takes.
+    """Return those of ``kwargs`` that a loader takes.
 
     Raises:
         UsageError: there are unknown ones, or a ``worker_config`` that is not the data set's.
@@ -155,7 +158,7 @@ def loader_arguments(
 
 
 def _check_others(given: Iterable[str], function: Callable[..., Any], known: list[str]) -> None:
-    """See that keywords which are not known, but which ``function`` takes for Energon's sake, may be ignored."""
+    """Refuse keywords that are neither known nor accepted for compatibility with Energon; log the latter."""
     for name in given:
         if name in known:
             continue
@@ -174,7 +177,7 @@ def _names_of(function: Callable[..., Any]) -> list[str]:
 
 
 def called_as(function: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """Gives a function the parameters of another one, for type checkers, editors and ``help``."""
+    """Give a function the parameters of another one, for type checkers, editors and ``help``."""
 
     def declare(declared: Callable[..., T]) -> Callable[P, T]:
         declared.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]

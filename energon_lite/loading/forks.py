@@ -1,4 +1,4 @@
-"""Work that all cores share, done by forked processes: they know all that this one knows, and only results are sent."""
+"""Parallel work in forked processes: they share the memory of this process, and only results are sent."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ __all__ = ["cores_to_fork", "done_by_forks", "usable_cores"]
 
 T = TypeVar("T")
 
-#: Processes at most.
+#: Largest number of processes.
 _MOST = 32
-#: A process is waited for so many seconds, and so many times as long as this one took for as much.
-_PATIENCE, _TIMES = 10.0, 3.0
+#: Seconds to wait for a forked process after this one has finished its part.
+_PATIENCE = 10.0
+#: Further time to wait, as a multiple of the time that this process took.
+_TIMES = 3.0
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cores_to_fork() -> int:
-    """Processes that may work at the same time, this one among them; 1 where none can be forked."""
+    """Return the number of processes that may work at the same time, including this one; 1 if none can be forked."""
     if not hasattr(os, "fork") or multiprocessing.current_process().daemon:
         return 1
     return min(usable_cores(), _MOST)
@@ -37,24 +39,24 @@ def cores_to_fork() -> int:
 def done_by_forks(
     work: Callable[[int], T], count: int, processes: int, told: Callable[[int], None] = lambda done: None
 ) -> list[T]:
-    """What ``work`` gives for 0, 1, ... up to ``count``, in this order.
+    """Return the results of ``work`` for 0, 1, ... up to ``count``, in this order.
 
-    Each of ``processes`` does every so many-th, this one too. What a forked one does not deliver is done here: its work
-    failed (so the error is raised here), it died, or it waits for a lock that a thread of this process had when it was
-    forked. So whatever goes wrong there, it only takes longer.
+    The numbers are dealt out in turn to ``processes`` processes, including this one. This process does the work that a
+    forked one does not deliver: because it failed (so the error is raised here), because the process died, or because
+    it waits for a lock that a thread of this process held during the fork. So a problem there only costs time.
 
     Args:
-        work: what is done; its results can be pickled.
-        count: how often.
-        processes: how many work at the same time.
-        told: called with how much is done, after each piece that this process does.
+        work: function to call; its results can be pickled.
+        count: number of calls.
+        processes: number of processes that work at the same time.
+        told: called with the number of results, after each call in this process.
 
     Example:
         >>> done_by_forks(lambda number: number**2, 5, processes=2)
         [0, 1, 4, 9, 16]
     """
     context: Any = multiprocessing.get_context("fork" if processes > 1 else None)
-    found: dict[int, T] = {}
+    results: dict[int, T] = {}
     forks: list[tuple[Any, Connection]] = []
     began = time.monotonic()
     try:
@@ -63,24 +65,24 @@ def done_by_forks(
                 break
             forks.append(fork)
         for number in range(0, count, processes):
-            found[number] = work(number)
-            for _, receive in forks:  # whose pipes hold little
-                _take(receive, found, 0.0)
-            told(len(found))
+            results[number] = work(number)
+            for _, receive in forks:  # their pipes hold little
+                _take(receive, results, 0.0)
+            told(len(results))
         until = time.monotonic() + _PATIENCE + _TIMES * (time.monotonic() - began)
         for _, receive in forks:
-            while _take(receive, found, max(0.0, until - time.monotonic())):
+            while _take(receive, results, max(0.0, until - time.monotonic())):
                 pass
     finally:
         for fork, receive in forks:
             receive.close()
             fork.kill()
             fork.join()
-    return [found[number] if number in found else work(number) for number in range(count)]
+    return [results[number] if number in results else work(number) for number in range(count)]
 
 
 def _started(context: Any, work: Callable[[int], Any], numbers: Iterable[int]) -> tuple[Any, Connection] | None:
-    """A forked process, and what comes from it; None: there may be no more processes, files, or memory for them."""
+    """Start a forked process, and return it with its pipe; None: too few processes, files, or too little memory."""
     with suppress(OSError):
         receive, send = context.Pipe(duplex=False)
         with send:
@@ -91,20 +93,21 @@ def _started(context: Any, work: Callable[[int], Any], numbers: Iterable[int]) -
 
 
 def _take(receive: Connection, found: dict[int, Any], seconds: float) -> bool:
-    """Take what a process has sent until now; whether that was anything, within so many seconds."""
+    """Store the results that a process has sent, waiting at most ``seconds``; return whether there were any."""
     taken = False
-    # Nothing comes any more: it is done, it died, or what it has cannot be read.
+    # An error means that no more results come: the process is done, it died, or its result cannot be read.
     with suppress(EOFError, OSError, pickle.UnpicklingError):
         while receive.poll(0.0 if taken else seconds):
             number, result = receive.recv()
-            found[number], taken = result, True
+            found[number] = result
+            taken = True
     return taken
 
 
 def _work(work: Callable[[int], Any], numbers: Iterable[int], receive: Connection, send: Connection) -> None:
-    """Body of a forked process."""
-    receive.close()  # so that nobody reads any more when the one that waits is killed, and sending ends this one
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that waits
-    with suppress(Exception):  # it is found again by the one that waits, or nobody does
+    """Run the work of a forked process."""
+    receive.close()  # so that the pipe has no reader left when the waiting process is killed, and sending fails
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the waiting process
+    with suppress(Exception):  # the waiting process repeats the work and raises the error
         for number in numbers:
             send.send((number, work(number)))

@@ -1,4 +1,4 @@
-"""The leaves of a path, found already."""
+"""Leaves of a path that have already been found."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["FoundLeaves"]
 
 @dataclass(frozen=True)
 class FoundLeaves:
-    """What :func:`~energon_lite.loading.leaves.find_leaves` found, in place of the path, for who wants to know the
-    leaves, and to make a data set of them, without reading all documents twice.
+    """Result of :func:`~energon_lite.loading.leaves.find_leaves`, used in place of the path, so that a caller can
+    inspect the leaves and make a data set of them without reading all documents twice.
 
     Args:
-        specs: what the documents say of each.
+        specs: the leaves as the documents describe them.
     """
 
     specs: Sequence[LeafSpec]

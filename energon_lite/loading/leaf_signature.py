@@ -1,4 +1,4 @@
-"""What tells, without opening it, that the files of a leaf are those that they were."""
+"""Signature of a leaf's files, to detect changes without opening the leaf."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 
 __all__ = ["HASHING", "NEVER", "files_of", "signature"]
 
-#: A signature that no files have.
+#: Value that is never a signature: files are missing, or may still change.
 NEVER = 0
-#: Signatures are Python's hashes of integers, the same in each process where this is the same.
+#: Signatures are Python's hashes of integers, which are the same in all processes with the same values of these.
 HASHING = [sys.implementation.name, sys.hash_info.width, sys.hash_info.modulus, *sys.version_info[:2]]
-#: Shards of a data set that are looked at. Others are found to have changed when they are read.
+#: Number of shards of a data set that are checked. Changes of others are detected when they are read.
 _SHARDS = 4
 
 
 def files_of(spec: LeafSpec, source: WebdatasetSource) -> tuple[str, ...]:
-    """The files that tell whether a leaf has changed, below its path, or absolute ones: the index, the documents, some
-    shards, and where measured columns are if shares depend on them."""
+    """Return the files that show whether a leaf has changed, relative to its path, or absolute: the index, the
+    documents, some shards, and, if shares depend on them, the folders of measured columns."""
     shards = [path for path, _ in source.choice.shards]
     files = [source.index_path, *(shards[len(shards) * n // _SHARDS] for n in range(_SHARDS))]
     if not is_jsonl(spec.path):
@@ -36,20 +36,22 @@ def files_of(spec: LeafSpec, source: WebdatasetSource) -> tuple[str, ...]:
 
 
 def signature(path: str, files: Sequence[str], before: int | None = None) -> int:
-    """64 bits of size, time of the last change and number of each file of a leaf; :data:`NEVER`: one is missing.
+    """Return a 64-bit hash of size, modification time and inode number of each file of a leaf; :data:`NEVER` if a file
+    is missing.
 
     Args:
-        path: of the leaf.
+        path: path of the leaf.
         files: see :func:`files_of`.
-        before: a time in ns; a file that was changed after it may change again, and have the same time.
+        before: a time in ns; a file that was changed after it might change again within the same time stamp, so the
+            result is :data:`NEVER`.
     """
-    found: list[int] = []
+    numbers: list[int] = []
     try:
         for file in files:
-            one = os.stat(os.path.join(path, file))
-            if before is not None and one.st_mtime_ns >= before:
+            status = os.stat(os.path.join(path, file))
+            if before is not None and status.st_mtime_ns >= before:
                 return NEVER
-            found += (one.st_size, one.st_mtime_ns, one.st_ino)
+            numbers += (status.st_size, status.st_mtime_ns, status.st_ino)
     except OSError:
         return NEVER
-    return hash(tuple(found)) or 1
+    return hash(tuple(numbers)) or 1

@@ -1,7 +1,8 @@
-"""The leaves of a blend of very many: what is asked of all of them as arrays, and the few that are read opened.
+"""Table of the leaves of a very large blend: common properties of all leaves as arrays, and a few open leaves.
 
-A leaf that is open takes some twenty kilobytes, and a millisecond; a blend of 100,000 of them has 4,096 samples between
-two of the same leaf, or more. So they are opened when a sample of theirs is read, and only the last ones stay open.
+An open leaf takes some twenty kilobytes, and to open it takes a millisecond; a blend of 100,000 leaves has 4,096
+samples, or more, between two samples of the same leaf. So leaves are opened when one of their samples is read, and only
+those used last stay open.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 
 __all__ = ["LeafFacts", "LeafIdentities", "LeafOpener", "LeafTable", "leaf_keys"]
 
-#: Leaves that a process keeps open.
+#: Number of leaves that a process keeps open.
 KEPT = 512
 
 Ints = NDArray[np.int64]
@@ -36,13 +37,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LeafFacts:
-    """What is known of leaves without opening them.
+    """Properties of leaves that are known without opening them.
 
     Args:
-        lengths: ``[leaves]`` int64, samples of each.
-        mean_bytes: ``[leaves]`` float64, of a sample of each.
-        digests: ``[leaves, 32]`` uint8, of the data that it has.
-        contents: ``[leaves, 32]`` uint8, what tells the data more closely.
+        lengths: ``[leaves]`` int64, number of samples of each.
+        mean_bytes: ``[leaves]`` float64, mean bytes of a sample of each.
+        digests: ``[leaves, 32]`` uint8, digest of the data of each.
+        contents: ``[leaves, 32]`` uint8, more specific digest of the data of each.
     """
 
     lengths: Ints
@@ -52,32 +53,32 @@ class LeafFacts:
 
     @classmethod
     def of(cls, leaves: Sequence[Leaf], identities: Sequence[LeafIdentity]) -> LeafFacts:
-        """Those of open leaves."""
+        """Return the facts of open leaves."""
         return cls(
-            np.array([one.samples for one in identities], dtype=np.int64),
+            np.array([identity.samples for identity in identities], dtype=np.int64),
             np.array([leaf.mean_bytes for leaf in leaves], dtype=np.float64),
-            _from_hex([one.fingerprint for one in identities]),
+            _from_hex([identity.fingerprint for identity in identities]),
             _from_hex([leaf.source.contents for leaf in leaves]),
         )
 
     @classmethod
     def joined(cls, parts: Sequence[LeafFacts]) -> LeafFacts:
-        """Those of leaves one after the other."""
-        return cls(*(np.concatenate([vars(one)[name] for one in parts]) for name in vars(parts[0])))
+        """Return the facts of several groups of leaves, one after the other."""
+        return cls(*(np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])))
 
     def digest(self, number: int) -> str:
-        """The digest of a leaf's data."""
+        """Return the digest of a leaf's data, as hexadecimal text."""
         return self.digests[number].tobytes().hex()
 
     def identity(self, name: str, number: int) -> LeafIdentity:
-        """The identity of a leaf, without settings."""
+        """Return the identity of a leaf, without settings."""
         data = self.digest(number)
         contents = f"{data} {self.contents[number].tobytes().hex()}"
         return LeafIdentity(name, int(self.lengths[number]), data, contents=contents)
 
 
 def leaf_keys(digests: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """The keys of leaves with these digests of their data."""
+    """Return the keys of leaves with these digests of their data, ``[leaves]`` uint64."""
     seen: Counter[bytes] = Counter()
     keys = np.empty(len(digests), dtype=np.uint64)
     for number, row in enumerate(digests):
@@ -89,7 +90,7 @@ def leaf_keys(digests: NDArray[np.uint8]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class LeafOpener:
-    """How leaves are opened; arguments as those of :func:`~energon_lite.loading.leaves.open_leaves`."""
+    """Settings for opening leaves; arguments as those of :func:`~energon_lite.loading.leaves.open_leaves`."""
 
     encoder: TaskEncoder
     trust_code: bool
@@ -98,18 +99,18 @@ class LeafOpener:
     def open(
         self, specs: Sequence[LeafSpec], digests: Sequence[str] | None = None
     ) -> tuple[Sequence[Leaf], Sequence[LeafIdentity]]:
-        """Open leaves, whose data may be known."""
+        """Open leaves; the digests of their data may be given if they are known."""
         return open_leaves(specs, self.encoder, self.trust_code, None, self.sample_type, digests=digests)
 
 
 class LeafTable(Sequence[Leaf]):
-    """The leaves, each of which is opened when it is read.
+    """Sequence of leaves, each of which is opened when it is read.
 
     Args:
-        specs: what the documents say.
-        facts: what is known of each.
-        keys: ``[leaves]`` uint64.
-        opener: opens a leaf.
+        specs: the leaves as the documents describe them.
+        facts: facts of each leaf.
+        keys: ``[leaves]`` uint64, key of each leaf.
+        opener: opener of a leaf.
         run, window: see :func:`~energon_lite.storage.read.run_reader.read_in_runs`.
     """
 
@@ -125,12 +126,15 @@ class LeafTable(Sequence[Leaf]):
         run: int | None,
         window: int | None,
     ):
-        self.specs, self.facts, self.keys, self._opener = specs, facts, keys, opener
+        self.specs = specs
+        self.facts = facts
+        self.keys = keys
+        self._opener = opener
         self.lengths = facts.lengths
         self.largest = float(facts.mean_bytes.max())
         runs = Runs(run or 1, window or 0)
         self._runs = runs if runs_that_fit(runs, facts.lengths, facts.mean_bytes) else None
-        #: The leaves that are open; the one that was not asked for for the longest time stands first.
+        #: The open leaves by number, least recently used first.
         self._open: dict[int, Leaf] = {}
 
     def __len__(self) -> int:
@@ -144,19 +148,20 @@ class LeafTable(Sequence[Leaf]):
 
     def __getitem__(self, number: int | slice) -> Leaf | Sequence[Leaf]:
         if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(len(self)))]
-        found = self._open.get(number)
-        if found is None:
-            spec = self.specs[number]  # or there is none
-            length, mean = int(self.lengths[number]), float(self.facts.mean_bytes[number])
+            return [self[index] for index in range(*number.indices(len(self)))]
+        leaf = self._open.get(number)
+        if leaf is None:
+            spec = self.specs[number]  # raises IndexError if there is no such leaf
+            length = int(self.lengths[number])
+            mean = float(self.facts.mean_bytes[number])
             return KnownLeaf(leaf_name(spec), spec.path, int(self.keys[number]), length, mean, self._opener_of(number))
-        return found
+        return leaf
 
     def __iter__(self) -> Iterator[Leaf]:
         return map(self.__getitem__, range(len(self)))
 
     def apart(self) -> LeafTable:
-        """The same leaves, for another thread: what is open is not shared."""
+        """Return the same leaves for another thread, which does not share open leaves."""
         other = object.__new__(LeafTable)
         vars(other).update(self.__getstate__())
         return other
@@ -168,11 +173,11 @@ class LeafTable(Sequence[Leaf]):
         return partial(self.open, number)
 
     def open(self, number: int) -> Leaf:
-        """A leaf with its files.
+        """Return a leaf with its files.
 
         Raises:
             ConfigError, DatasetError, UsageError: as :func:`~energon_lite.loading.leaves.open_leaves`.
-            DataIndexError: it is not the one that is known.
+            DataIndexError: its data differ from the known facts.
         """
         leaf = self._open.pop(number, None)
         if leaf is None:
@@ -183,7 +188,8 @@ class LeafTable(Sequence[Leaf]):
         return leaf
 
     def _newly_open(self, number: int) -> Leaf:
-        spec, known = self.specs[number], self.facts.identity("", number)
+        spec = self.specs[number]
+        known = self.facts.identity("", number)
         (leaf,), (identity,) = self._opener.open([spec], [known.fingerprint])
         if (identity.samples, identity.contents) != (known.samples, known.contents):
             what = "the data set was changed after the run began"
@@ -194,22 +200,24 @@ class LeafTable(Sequence[Leaf]):
 
 
 class LeafIdentities(Sequence[LeafIdentity]):
-    """The identities of the leaves of a table, made when they are asked for.
+    """Identities of the leaves of a table, made on request.
 
     Args:
         specs, facts: as those of :class:`LeafTable`.
-        settings: of each leaf, by its number.
+        settings: returns the settings of a leaf, by its number.
     """
 
     def __init__(self, specs: LeafRecords, facts: LeafFacts, settings: Callable[[int], tuple[Any, ...]]):
-        self._specs, self._facts, self._settings = specs, facts, settings
+        self._specs = specs
+        self._facts = facts
+        self._settings = settings
 
     def __len__(self) -> int:
         return len(self._specs)
 
     @property
     def samples(self) -> int:
-        """Those of all leaves."""
+        """Number of samples of all leaves together."""
         return int(self._facts.lengths.sum())
 
     @overload
@@ -220,7 +228,7 @@ class LeafIdentities(Sequence[LeafIdentity]):
 
     def __getitem__(self, number: int | slice) -> LeafIdentity | Sequence[LeafIdentity]:
         if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(len(self)))]
+            return [self[index] for index in range(*number.indices(len(self)))]
         return self._of(self._specs.path(number), number)
 
     def __iter__(self) -> Iterator[LeafIdentity]:

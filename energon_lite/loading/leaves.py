@@ -1,4 +1,4 @@
-"""From a path to leaves: the documents are read, the shards are found, and every leaf is ready to be read from."""
+"""From a path to leaves: the documents are read, the shards are found, and every leaf is made ready for reading."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import energon_lite.storage.formats.registry  # noqa: F401 -- the formats that are built in
 from energon_lite.config.dataset import DatasetConfig, load_dataset_config, load_own_splits
 from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_data_path, is_url, local_path, missing_file_fix, static_folder
 from energon_lite.errors import ConfigError, NotPreparedError, UsageError, did_you_mean, listed
+from energon_lite.extras.energon.joins.auxiliary import stores_of
+from energon_lite.extras.energon.joins.joined_loader import JoinedLoader
+from energon_lite.extras.energon.joins.joined_source import JoinedSource
 from energon_lite.hooks import Cooker, TaskEncoder
-from energon_lite.loading.auxiliary import stores_of
 from energon_lite.loading.found_leaves import FoundLeaves
 from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name, measure_arguments
@@ -27,14 +28,12 @@ from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info
 from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.data_digest import data_digest, data_digests
-from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource, Renaming
 from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.source import has_own_scheme, source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
-from energon_lite.storage.samples.joined_loader import JoinedLoader
 from energon_lite.storage.samples.part_columns import compile_columns
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.samples.trusted_code import load_function
@@ -56,8 +55,8 @@ def find_leaves(
     subflavors: Mapping[str, Any] | None,
     missing_ok: bool = False,
 ) -> list[LeafSpec]:
-    """The leaves that a folder or a metadataset means; nothing is opened yet. With ``missing_ok``, those of a
-    metadataset need not be there.
+    """Return the leaves of a folder or a metadataset, without opening them. With ``missing_ok``, the data sets of a
+    metadataset need not exist.
 
     Raises:
         ConfigError: a mistake in a metadataset.
@@ -80,7 +79,7 @@ def find_leaves(
 
 
 def _with_own_splits(spec: LeafSpec) -> LeafSpec:
-    """With the splits that a data set's own document asks for."""
+    """Return a leaf with the splits that the data set's own document chooses."""
     if spec.join is not None:
         members = tuple(map(_with_own_splits, spec.join.members))
         return replace(spec, join=replace(spec.join, members=members), split_part=members[0].split_part)
@@ -102,32 +101,33 @@ def open_leaves(
     digests: Sequence[str] | None = None,
     asked: Sequence[str] = (),
 ) -> tuple[tuple[Leaf, ...], list[LeafIdentity]]:
-    """Open the leaves. A leaf's key comes from its data, not from its place: other leaves may come and go. Only leaves
-    of the same data are told apart by which comes first.
+    """Open the leaves. A leaf's key comes from its data, not from its place, so other leaves may be added or removed.
+    Only leaves with the same data get their keys by their order.
 
     Args:
-        specs: what the documents say.
+        specs: the leaves as the documents describe them.
         encoder: the user's hooks.
         trust_code: see :func:`~energon_lite.get_train_dataset`.
-        skips: column by which samples are left out; None: none are. It makes another data set of a leaf, with another
-            key, where it leaves out anything.
-        sample_type: what the samples must be; None: anything.
-        digests: of their data, if they are known.
-        asked: what is read, as arguments of ``energon-lite measure``; empty: each leaf by itself.
+        skips: column of flags by which samples are left out; None: none are. If samples are left out, the leaf counts
+            as another data set, with another key.
+        sample_type: required type of the samples; None: any.
+        digests: digests of the data, if they are known.
+        asked: the requested path as arguments of ``energon-lite measure``; empty: each leaf by itself.
 
     Raises:
         ConfigError, DatasetError: something is wrong with a leaf's files.
-        UsageError: the encoder has cookers, but none for a leaf; or the samples of a leaf are others.
+        UsageError: the encoder has cookers, but none for a leaf; or the samples of a leaf have another type.
     """
     seen: Counter[str] = Counter()
-    leaves, identities = [], []
+    leaves = []
+    identities = []
     sources = [open_source(spec, skips, asked) for spec in specs]
     for spec, whole, data in zip(specs, sources, digests or data_digests(sources), strict=True):
         if skips is not None:
             _tell_skips(whole, skips, encoder)
         source, loader, cooker = _loader_and_cooker(spec, whole, encoder, trust_code)
         aux = stores_of(spec, source, cooker, encoder)
-        if spec.join is None or loader.sample_type is not None:  # nobody knows what a function returns
+        if spec.join is None or loader.sample_type is not None:  # the result type of a joiner function is not known
             _check_sample_type(spec, loader.sample_type or CrudeSample, sample_type)
         key = leaf_key(data, seen[data])
         seen[data] += 1
@@ -137,7 +137,7 @@ def open_leaves(
 
 
 def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: AnySource | None = None) -> Leaf:
-    """The folder of a leaf, whatever its splits and exclusions are, or another ``source``, to be read as the leaf is.
+    """Return the folder of a leaf without its splits and exclusions, or another ``source``, read as the leaf is.
 
     Raises:
         ConfigError, DatasetError, UsageError: as :func:`open_leaves`.
@@ -173,17 +173,19 @@ def refuse_join(spec: LeafSpec) -> None:
 
 
 def open_source(spec: LeafSpec, skips: str | None = None, asked: Sequence[str] = ()) -> AnySource:
-    """The samples of a leaf, not yet interpreted; arguments as those of :func:`open_leaves`.
+    """Return the source of a leaf: its samples, not yet interpreted; arguments as those of :func:`open_leaves`.
 
     Raises:
         ConfigError, DatasetError: something is wrong with the leaf's files.
     """
     if spec.join is not None:
         if skips is not None:
-            what, fix = "joined data sets have no measured skips", "leave out use_measured_skips"
+            what = "joined data sets have no measured skips"
+            fix = "leave out use_measured_skips"
             raise UsageError(what, where=spec.origin or spec.path, fix=fix)
-        return JoinedSource([_member(one) for one in spec.join.members], spec.join.nonmatch, spec.subset)
-    filters, asked = _filters(spec), asked or measure_arguments(spec)
+        return JoinedSource([_member(member) for member in spec.join.members], spec.join.nonmatch, spec.subset)
+    filters = _filters(spec)
+    asked = asked or measure_arguments(spec)
     if (opener := source_opener(spec.path)) is not None:
         if skips is not None:
             raise UsageError(
@@ -192,12 +194,12 @@ def open_source(spec: LeafSpec, skips: str | None = None, asked: Sequence[str] =
                 fix="leave out use_measured_skips; let the source have the other samples only",
             )
         return OpenedSource(spec.path, opener, spec.split_part, spec.subset, filters=filters)
-    if is_jsonl(spec.path):  # it has no splits: each is the whole file
+    if is_jsonl(spec.path):  # it has no splits: each split is the whole file
         return WebdatasetSource.open(
             spec.path, split_part=spec.split_part, subset=spec.subset, skips=skips, filters=filters, asked=asked
         )
     meta = local_meta(spec.path)
-    read_info(meta)  # before anything else: a folder that is not prepared has none of the other files either
+    read_info(meta)  # first, because a folder that is not prepared has none of the other files either
     split = load_split_config(os.path.join(meta, ".nv-meta", spec.split_config))
     return WebdatasetSource.open(
         spec.path,
@@ -212,14 +214,11 @@ def open_source(spec: LeafSpec, skips: str | None = None, asked: Sequence[str] =
 
 
 def _member(spec: LeafSpec) -> WebdatasetSource:
-    """The samples of a data set that is joined to others."""
+    """Return the source of a data set that is joined to others."""
     source = open_source(spec)
     if not isinstance(source, WebdatasetSource):
-        what, fix = (
-            "a source of your own cannot be joined: nobody knows its keys",
-            "join data sets of tar or JSONL files",
-        )
-        raise UsageError(what, where=spec.path, fix=fix)
+        what = "a source of your own cannot be joined: nobody knows its keys"
+        raise UsageError(what, where=spec.path, fix="join data sets of tar or JSONL files")
     return source
 
 
@@ -231,7 +230,8 @@ def _filters(spec: LeafSpec) -> list[SampleFilter]:
 
 
 def _tell_skips(source: AnySource, skips: str, encoder: TaskEncoder) -> None:
-    made_by, here = source.column(skips).maker.get("encoder_class"), type(encoder).__name__
+    made_by = source.column(skips).maker.get("encoder_class")
+    here = type(encoder).__name__
     if source.skipped:
         logger.info("%s: %d samples are left out, as column %r says", source, source.skipped, skips)
     if made_by and made_by != here:
@@ -248,10 +248,10 @@ def _tell_skips(source: AnySource, skips: str, encoder: TaskEncoder) -> None:
 def _loader_and_cooker(
     spec: LeafSpec, source: AnySource, encoder: TaskEncoder, trust_code: bool
 ) -> tuple[AnySource, SampleLoader | JoinedLoader, Cooker | None]:
-    """How samples are made of what a source reads; and the source, of which it reads what they need."""
+    """Return the source of a leaf, restricted to the needed parts, the loader of its samples, and the cooker."""
     if spec.join is not None and isinstance(source, JoinedSource):
         pairs = zip(spec.join.members, source.members, strict=True)
-        members = [_sample_loader(one, mine, encoder, trust_code)[1] for one, mine in pairs]
+        members = [_sample_loader(spec_of_member, mine, encoder, trust_code)[1] for spec_of_member, mine in pairs]
         joiner = spec.join.load_joiner(trust_code=trust_code)
         return source, JoinedLoader(members, joiner, spec.join.names, dict(spec.subflavors)), None
     source, loader = _sample_loader(spec, source, encoder, trust_code)
@@ -275,7 +275,7 @@ def _sample_loader(
         field_map=_field_map(config, source),
         part_filter=_part_filter(config, source, folder),
         subflavors=subflavors,
-        # A line is an object whatever the decoder makes of other parts, as in Energon.
+        # As in Energon, a line is decoded to an object, also if the decoder leaves other parts as bytes.
         decoder=SampleDecoder() if encoder.decoder is None and is_jsonl(spec.path) else encoder.decoder,
         sample_loader=load_function(folder, config.sample_loader, "sample_loader") if config.sample_loader else None,
     )
@@ -288,7 +288,7 @@ def _sample_loader(
 
 
 def _cooker(spec: LeafSpec, loader: SampleLoader, encoder: TaskEncoder) -> Cooker | None:
-    """The cooker that is for the crude samples of a leaf."""
+    """Return the cooker for the crude samples of a leaf."""
     subflavors = dict(loader.subflavors)
     if loader.sample_type is not None or not encoder.cookers:
         return None
@@ -305,7 +305,7 @@ def _cooker(spec: LeafSpec, loader: SampleLoader, encoder: TaskEncoder) -> Cooke
 
 
 def _renamed(source: AnySource, config: DatasetConfig) -> tuple[AnySource, Renaming | None]:
-    """A source whose columns have the names that the document gives them."""
+    """Return a source whose columns have the names that the document gives them, and the renaming."""
     if config.columns is None:
         return source, None
     if not isinstance(source, OpenedSource):
@@ -325,7 +325,7 @@ def _renamed(source: AnySource, config: DatasetConfig) -> tuple[AnySource, Renam
 
 
 def _meta_root(path: str) -> str | None:
-    """The folder whose ``.nv-meta`` belongs to a path; None: it has none."""
+    """Return the folder whose ``.nv-meta`` belongs to a path; None: there is none."""
     if source_opener(path) is None:
         return local_meta(path)
     if has_own_scheme(path):
@@ -349,8 +349,8 @@ def _check_sample_type(spec: LeafSpec, found: type, wanted: type | None) -> None
 
 
 def dataset_config_of(spec: LeafSpec, trust_code: bool) -> DatasetConfig:
-    """How the samples of a leaf are made of their parts; those of a JSONL file are crude, and those of a source are,
-    unless there is a document beside its files.
+    """Return the configuration for making a leaf's samples from their parts. Samples of a JSONL file are crude; so are
+    those of other sources, unless there is a document next to their files.
 
     Raises:
         ConfigError, TrustError: as :func:`~energon_lite.config.dataset.load_dataset_config`.
@@ -360,7 +360,7 @@ def dataset_config_of(spec: LeafSpec, trust_code: bool) -> DatasetConfig:
         return crude
     root = _meta_root(spec.path)
     is_usual = source_opener(spec.path) is not None and spec.dataset_config == LeafSpec.dataset_config
-    # Beside files of other formats a document may stand, if it is not that of tars that lie there, too.
+    # Files of other formats may have a document next to them, unless it belongs to tar shards in the same folder.
     if is_usual and (root is None or is_prepared(root) or not os.path.isfile(meta_path(root, spec.dataset_config))):
         return crude
     return load_dataset_config(meta_path(root or spec.path, spec.dataset_config), trust_code=trust_code)
@@ -384,7 +384,7 @@ def _field_map(config: DatasetConfig, source: AnySource) -> FieldMap | None:
         return None
     try:
         field_map = compile_field_map(config.field_map)
-    except ConfigError as error:  # it knows the field, we know the file
+    except ConfigError as error:  # it names the field; the file is known here
         raise ConfigError(error.what, file=config.origin, at=error.at, fix=error.fix) from None
     if source.part_names or not isinstance(source, OpenedSource):
         field_map.check_parts(source.part_names, config.origin)

@@ -1,4 +1,4 @@
-"""The loader: goes through the plan, keeps workers busy ahead of it, hands out batches in order."""
+"""Data loader: follows the plan, keeps workers busy ahead of it, and yields batches in order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from energon_lite.batching.set_digest import NO_SAMPLES
+from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import SampleError, UsageError
+from energon_lite.extras.inspect.quarantine import Quarantine
+from energon_lite.extras.inspect.tracing.trace_file import TraceFile
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.device import DeviceCopy
 from energon_lite.loading.device_prefetch import OneAhead
@@ -28,15 +30,13 @@ from energon_lite.loading.iterators.loops import going_through
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.planned_iterator import PlannedIterator
 from energon_lite.loading.makers.pipeline import Result
-from energon_lite.loading.makers.quarantine import Quarantine
 from energon_lite.loading.makers.report import Report
-from energon_lite.loading.makers.trace_file import TraceFile
 from energon_lite.loading.makers.user_frames import hide_own_frames
+from energon_lite.loading.metrics_sink import MetricsSink
 from energon_lite.loading.progress import Progress, Telling, setup_of, tokens_of
 from energon_lite.loading.rank_stats import gathered_stats
 from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_result
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
-from energon_lite.metrics.sink import MetricsSink
 from energon_lite.storage.stores.cache_pool import CachePool, checked_pool
 from energon_lite.worker_config import WorkerConfig
 
@@ -47,40 +47,40 @@ __all__ = ["DataLoader"]
 
 
 class DataLoader:
-    """Yields the batches of one data-parallel rank.
+    """Loader that yields the batches of one data-parallel rank.
 
-    A ``for`` loop over an endless stream goes on where the loop before it stopped. A ``for`` loop over a finite one
-    finishes the pass it is in, or begins the next one.
+    A ``for`` loop over an endless stream continues where the loop before it stopped. A ``for`` loop over a finite one
+    finishes the running pass, or begins the next one.
 
     Args:
-        dataset: from ``get_train_dataset`` or ``get_val_dataset``.
+        dataset: data set from ``get_train_dataset`` or ``get_val_dataset``.
         prefetch_factor: batches that each worker is ahead, within ``max_bytes_in_flight``; more if they are tiny.
-        start_method: how worker processes are started: ``fork``, ``forkserver`` or ``spawn``; or ``thread``: threads of
-            this process, for light work that does not hold Python's lock for long; or ``main``: none, this process
-            does the work whatever ``num_workers`` is.
-        watchdog_timeout_seconds: say so, and show the worker's stack, when a batch takes longer than this; None: never.
-        on_timeout: ``warn``: go on waiting then; ``replace`` the worker that hangs, and run its job again; or
-            ``raise`` a WorkerError. Without workers nobody can be replaced, and the error comes when the hook is done.
+        start_method: start method of worker processes: ``fork``, ``forkserver`` or ``spawn``; or ``thread``: threads of
+            this process, for light work that does not hold Python's lock for long; or ``main``: no workers, this
+            process does the work whatever ``num_workers`` is.
+        watchdog_timeout_seconds: log the worker's stack when a batch takes longer than this; None: never.
+        on_timeout: reaction then: ``warn`` and continue to wait; ``replace`` the worker that hangs, and run its job
+            again; or ``raise`` a WorkerError, which without workers comes when the hook is done.
         max_bytes_in_flight: bytes of batches that may wait for their turn, or are expected soon; with very large
-            batches workers then keep less ahead than ``prefetch_factor``.
+            batches, workers then prefetch less than ``prefetch_factor``.
         check_peers: compare a checksum of each batch with those of the tensor- and context-parallel peers (see
             ``WorkerConfig.from_mesh``), which costs a small collective per batch and axis.
-        skip_steps: steps that are passed over, on all ranks: their numbers, counted from 0 (state["position"] //
-            world_size before the step), or pairs of pass and number. Against a spike of the loss, as of PaLM
-            (https://arxiv.org/abs/2204.02311, section 5.1): go back to a checkpoint before it, and pass over the
-            batches that made it. Nothing else moves; planned steps are not read. Not part of the state.
-        log_every: log a line about speed, waiting, its reason, and losses every so many batches; 0: never.
-        metrics: get the numbers of :meth:`stats` every ``metrics_every`` batches; such as a
-            :class:`~energon_lite.PrometheusEndpoint`. Who made them closes them.
-        cache_pool: what cookers with ``need_cache=True`` get, and other hooks find as ``self.cache``; such as a
-            :class:`~energon_lite.FileStoreCachePool`. What it keeps on the disk goes when the loader is closed.
-        trace: a file that gets a line for each batch: when it was asked for and delivered, who made it, seconds by
-            stage, the samples. ``energon-lite trace`` shows them. Several ranks write several files.
-        quarantine: a file that gets a line of JSON for each sample that is skipped or fails. Ranks may share it.
+        skip_steps: steps to be skipped on all ranks: their numbers, counted from 0 (state["position"] //
+            world_size before the step), or pairs of pass and number. Against a spike of the loss, as in PaLM
+            (https://arxiv.org/abs/2204.02311, section 5.1): go back to a checkpoint before it, and skip the batches
+            that caused it. Other steps stay the same; planned steps are not read. Not part of the state.
+        log_every: number of batches between log lines about speed, waiting, its reason, and losses; 0: never.
+        metrics: sinks that get the numbers of :meth:`stats` every ``metrics_every`` batches; such as a
+            :class:`~energon_lite.extras.inspect.PrometheusEndpoint`. The caller closes them.
+        cache_pool: cache for cookers with ``need_cache=True``, and ``self.cache`` of other hooks; such as a
+            :class:`~energon_lite.extras.media.FileStoreCachePool`. Its files are deleted when the loader is closed.
+        trace: file that gets a line for each batch: times of request and delivery, worker, seconds by stage, samples.
+            ``energon-lite trace`` shows them. Several ranks write several files.
+        quarantine: file that gets a line of JSON for each sample that is skipped or fails. Ranks may share it.
 
     Attributes:
-        digest: of the samples of the last batch: their sum, modulo 2**64, over the batches and ranks of a step is the
-            same on any number of ranks. 0 on peers that got the batch of another one.
+        digest: digest of the last batch's samples: the sum, modulo 2**64, over the batches and ranks of a step is the
+            same on any number of ranks. 0 on peers that got the batch of another rank.
 
     Example:
         >>> with get_savable_loader(dataset, log_every=100, quarantine="bad_samples.jsonl").to("cuda") as loader:
@@ -122,12 +122,14 @@ class DataLoader:
         if trace is not None and self._writes:
             own = config.debug_files_of_workers() if trace == config.debug_file() else ()
             self._trace = TraceFile(trace, config.rank, config.world_size, runs.leaves, own)
-        encoder, hooks = dataset.task_encoder, failure_tolerances(dataset.task_encoder)
-        self._report = Report(encoder.failure_tolerance, runs.leaves, self._quarantine, hooks=hooks)
+        encoder = dataset.task_encoder
+        tolerances = failure_tolerances(encoder)
+        self._report = Report(encoder.failure_tolerance, runs.leaves, self._quarantine, hooks=tolerances)
         self._ahead: OneAhead | None = None
         self._pipeline = runs.pipeline()
         self._pipeline.samples.cache_pool = self._cache_pool = checked_pool(cache_pool)
-        self._pipeline.samples.worker_config, self._pipeline.samples.failures = config, self._report.log
+        self._pipeline.samples.worker_config = config
+        self._pipeline.samples.failures = self._report.log
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, trace is not None, prefetch_factor
         )
@@ -141,18 +143,18 @@ class DataLoader:
         self._dataset_iterator: DatasetIterator = going_through(runs.loops, kind)(
             runs, self._workers, prefetch_factor, self._report, checked_steps(skip_steps)
         )
-        self._delivered: Any = self._dataset_iterator.cursor  # where states are; the iterator may be one batch further
+        self._delivered: Any = self._dataset_iterator.cursor  # cursor of states; the iterator may be one batch ahead
         self._in_step = False  # between a request for a batch and its delivery
         self._turn = OneThread()
-        runs.identity.to_plain()  # its digests are made now, so that saving is quick from the first time on
+        runs.identity.to_plain()  # computes its digests now, so that saving is fast from the first time on
 
     # -- iteration ------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._next, repeat(Loop()))  # an iterator without a frame of its own, so threads can meet in `_next`
+        return map(self._next, repeat(Loop()))  # an iterator without a frame, so that threads may call it concurrently
 
     def _next(self, loop: Loop) -> Any:
-        """The next batch of a loop."""
+        """Return the next batch of a loop."""
         self._turn.take()
         try:
             if loop.is_over:
@@ -168,20 +170,24 @@ class DataLoader:
                 hide_own_frames(error)
                 raise
             if result is None:
-                self._in_step, self._delivered = False, self._dataset_iterator.cursor
+                self._in_step = False
+                self._delivered = self._dataset_iterator.cursor
                 raise StopIteration
             batch = self._finished(result, asked)
-            del result  # with what is on the device already
-            # A state that is saved in the loop's body counts this batch; one that is saved after an interrupt does not.
-            # Python looks for interrupts where a function begins or has been called, or a loop goes round: not here.
-            loop.is_over, self._in_step, self._delivered = False, False, self._dataset_iterator.cursor
+            del result  # and what is on the device already
+            # A state saved in the loop's body counts this batch; one saved after an interrupt does not. Python checks
+            # for interrupts when a function begins or has been called, and when a loop repeats: not in these lines.
+            loop.is_over = False
+            self._in_step = False
+            self._delivered = self._dataset_iterator.cursor
             return batch
         finally:
             self._turn.holder = None
 
     def _finished(self, result: Result, asked: float) -> Any:
-        """The batch of a result that was asked for then, counted and told of; the iterator stands behind it."""
-        batch, reads = result.batch, self.worker_config.reads
+        """Return the batch of a result, count and report it, and advance the iterator; ``asked``: request time."""
+        batch = result.batch
+        reads = self.worker_config.reads
         tokens = (tokens_of(batch) or result.tokens) if reads else 0
         self._report.count(result.outcomes, batches=int(reads), tokens=tokens)
         place = self._dataset_iterator.step if self._trace is not None else (0, 0)
@@ -197,7 +203,7 @@ class DataLoader:
         return batch
 
     def _begin_loop(self) -> None:
-        """Go on, or begin again. What was begun and not handed out, because of an error or an interrupt, is undone."""
+        """Begin a loop. A batch that was begun and not delivered, because of an error or interrupt, is undone."""
         if self._in_step:
             self._forget_ahead()
             self._dataset_iterator.restore(self._dataset_iterator.state(self._delivered))
@@ -205,8 +211,8 @@ class DataLoader:
         self._dataset_iterator.start_loop()
 
     def __len__(self) -> int:
-        """Batches in one ``for`` loop; for an endless stream, in as many samples as its data sets hold. By tokens, that
-        of a pass is counted by planning it, and that of an endless stream is an estimate.
+        """Return the number of batches in one ``for`` loop; for an endless stream, in as many samples as its leaves
+        hold. By tokens, a pass is planned to count them; the number for an endless stream is an estimate.
 
         Raises:
             UnknownLengthError: hooks decide how many batches there are, and there is no ``virtual_epoch_length``.
@@ -215,7 +221,7 @@ class DataLoader:
         return len(self.dataset) if own is None else own
 
     def _take(self) -> Result | None:
-        """This rank's next batch: its own, or its peer's. None: the loop is over."""
+        """Return this rank's next batch: its own, or its peer's. None: the loop is over."""
         replica = self.worker_config.replica
         if replica is None or not self.worker_config.loads_data:
             return self._load()
@@ -230,8 +236,9 @@ class DataLoader:
         return result
 
     def _load(self) -> Result | None:
-        """The next batch that this rank's own workers make."""
-        take, watchdog = self._dataset_iterator.take, self._workers.watchdog
+        """Return the next batch of this rank's own workers."""
+        take = self._dataset_iterator.take
+        watchdog = self._workers.watchdog
         result = take() if watchdog is None else watchdog.watch(take)
         if result is not None:
             self._report.check(result.outcomes)
@@ -240,18 +247,15 @@ class DataLoader:
     # -- to a device ----------------------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str) -> Self:
-        """Have batches copied to a device, the next one while the step on the one before it runs.
+        """Copy batches to a device, each while the step on the batch before it runs. Return the loader.
 
-        Tensors at any depth of a batch go through page-locked memory and a stream of their own; use them on the stream
-        that is current when they are handed out. A batch that was copied ahead is not delivered: states do not count
-        it. With ``"cpu"`` batches stay as they are. Peers of a model replica (see ``WorkerConfig.from_mesh``) all do
-        the same: taking a batch ahead may take collectives.
+        Tensors at any depth of a batch go through page-locked memory and a separate stream; use them on the stream that
+        is current when the batch is returned. A batch that was copied ahead is not delivered: states do not count it.
+        With ``"cpu"``, batches stay as they are. Peers of a model replica (see ``WorkerConfig.from_mesh``) must all do
+        the same, because taking a batch ahead may need collectives.
 
         Args:
-            device: as torch names it; ``"cuda"`` is the current one.
-
-        Returns:
-            The loader itself.
+            device: device as torch names it; ``"cuda"`` is the current one.
 
         Raises:
             UsageError: there is no such device.
@@ -267,21 +271,19 @@ class DataLoader:
     # -- a single sample ------------------------------------------------------------------------------------------
 
     def can_restore_sample(self) -> bool:
-        """Whether :meth:`restore_sample` works: always, since every batch is a function of its key."""
+        """Return whether :meth:`restore_sample` works: always True, because every batch is a function of its key."""
         return True
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
-        """Make a batch, or an encoded sample, again, in this process, from its ``__restore_key__``.
-
-        The position of the loader does not change.
+        """Make a batch, or a sample, again in this process from its ``__restore_key__``. The loader does not move.
 
         Args:
-            restore_key: of a batch or of a sample that this loader, or one built the same way, delivered. Lists (as
-                after JSON) are fine too.
+            restore_key: key of a batch or of a sample that this loader, or one built the same way, delivered. It may be
+                a list (as after JSON).
 
         Raises:
             UsageError: not such a key.
-            SampleError: the sample is skipped or fails (as it did when it was delivered in its place's stead).
+            SampleError: the sample is skipped or fails (as in training, where a replacement was delivered).
 
         Example:
             >>> again = loader.restore_sample(batch.__restore_key__)
@@ -295,19 +297,19 @@ class DataLoader:
             raise
 
     def samples_at(self, step: int, *, all_ranks: bool = False, pass_number: int | None = None) -> list[SampleAddress]:
-        """The samples of a step, from the plan alone: nothing is read, and the loader does not move.
+        """Return the samples of a step, from the plan alone: nothing is read, and the loader does not move.
 
-        A sample that fails or is skipped is replaced when the batch is made; here is the one that was planned.
-        Micro-batches of a fixed size are looked up at once at any step. Where they are planned by tokens, the plans of
-        all chunks between the loader's place and the step are made.
+        A sample that fails or is skipped is replaced when the batch is made; this is the sample that was planned.
+        Micro-batches of a fixed size are looked up at any step without delay. Those planned by tokens need the plans of
+        all chunks between the loader's position and the step.
 
         Args:
             step: counted from 0 over the whole pass, restores included: ``state["position"] // world_size`` before it.
-            all_ranks: those of all data-parallel ranks; else those of this one.
-            pass_number: None: the pass that is running; an endless stream has one only.
+            all_ranks: include the samples of all data-parallel ranks; if False, only those of this rank.
+            pass_number: None: the running pass; an endless stream has one only.
 
         Raises:
-            UsageError: there is no such step; it was before the blend was changed; or hooks decide what is in it.
+            UsageError: there is no such step; it was before the blend was changed; or hooks decide its samples.
 
         Example:
             >>> for sample in loader.samples_at(1200, all_ranks=True):
@@ -321,18 +323,18 @@ class DataLoader:
             for sample in sample_addresses(rank, own, self.dataset.leaves)
         ]
 
-    # -- what happened --------------------------------------------------------------------------------------------
+    # -- statistics -----------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """What happened on this rank since the loader was made, as plain data.
+        """Return the statistics of this rank since the loader was made, as plain data.
 
         ``batches``, ``samples`` and ``tokens`` (of batches that have ``num_tokens``, or that were planned by tokens)
         delivered; samples ``skipped``, ``failed`` and ``dropped``, all of these by data set in ``datasets``, and the
         ``reasons``; ``wait_seconds`` spent in ``next()``; ``queue``: results ``ready``, jobs ``pending``, and
         ``bytes_in_flight``; ``worker_deaths``; ``stage_seconds`` and ``dataset_seconds`` of work; ``bytes_read``;
-        ``cache``; what the run waits for, ``bottleneck``; with ``quarantine``, lines ``written`` and ``lost``; with
-        ``batching``, under ``planned``, what the plan dropped, truncated and split: over all ranks together, or, where
-        lengths are those of encoded samples, on this rank.
+        ``cache``; the ``bottleneck`` of the run; with ``quarantine``, lines ``written`` and ``lost``; with
+        ``batching``, under ``planned``, the samples that the plan dropped, truncated and split: over all ranks
+        together, or, if lengths are those of encoded samples, on this rank.
         """
         stats = self._report.stats() | self._progress.stats()
         if self._quarantine is not None:
@@ -341,25 +343,25 @@ class DataLoader:
         return stats if planned is None else stats | {"planned": planned}
 
     def gather_stats(self) -> dict[str, Any]:
-        """What happened on all data-parallel ranks, on each of them. A collective: all of them call it, at one point.
+        """Return the statistics of all data-parallel ranks, on each of them. A collective that all ranks must call.
 
-        All others wait for the slowest rank, so ``wait_seconds`` is the most, ``wait_rank`` says whose, and
+        All ranks wait for the slowest one, so ``wait_seconds`` is the maximum, ``wait_rank`` is its rank, and
         ``bottleneck`` is that rank's; ``wait_seconds_mean`` is for comparison. ``batches``, ``samples``, ``tokens``,
-        ``skipped``, ``failed``, ``dropped``, ``bytes_read`` and ``worker_deaths`` are sums; ``ranks`` has the stats of
-        each rank.
+        ``skipped``, ``failed``, ``dropped``, ``bytes_read`` and ``worker_deaths`` are sums; ``ranks`` has the
+        statistics of each rank.
 
         Raises:
-            UsageError: there are several ranks, and no process group to ask them over.
+            UsageError: there are several ranks, and no process group for the collective.
             TopologyError: the group has another number of ranks.
         """
         return gathered_stats(self.stats(), self.worker_config)
 
     def config(self) -> dict[str, Any]:
-        """The settings and the data that decide the order, as plain data."""
+        """Return the settings and the data that decide the order, as plain data."""
         return self.dataset.identity.to_plain()
 
     def close(self) -> None:
-        """Stop the workers and log a summary of what was skipped. The loader can be used again; it starts new ones."""
+        """Stop the workers and log a summary of skipped samples. If the loader is used again, it starts new workers."""
         self._forget_ahead()
         self._dataset_iterator.close()
         if self._workers.close():
@@ -369,7 +371,7 @@ class DataLoader:
             self._cache_pool.release()
 
     def shutdown(self) -> None:
-        """:meth:`close`, by Energon 8's name for it."""
+        """Call :meth:`close`; Energon 8's name for it."""
         self.close()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -392,5 +394,5 @@ class DataLoader:
 
     @property
     def _writes(self) -> bool:
-        """Whether this rank writes down what it sees: of peers, who get the same batches, one does."""
+        """True if this rank writes trace and quarantine files: one of the peers that get the same batches."""
         return self.worker_config.reads and self.worker_config.saves_state

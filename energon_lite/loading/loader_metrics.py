@@ -1,4 +1,4 @@
-"""What a loader says of itself, as numbers by name, for those who draw them."""
+"""Metrics of a loader: its statistics as numbers by name, for sinks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 __all__ = ["LIMITS", "loader_metrics"]
 
-#: What a run may be limited by.
+#: Possible bottlenecks of a run.
 LIMITS = ("storage", "decoding", "hooks", "transport", "trainer")
-#: Entries of the statistics that are numbers already.
+#: Entries of the statistics that are plain numbers.
 _PLAIN = ("batches", "samples", "tokens", "skipped", "failed", "dropped", "wait_seconds", "bytes_read", "worker_deaths")
 
 
 def loader_metrics(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of ``loader.stats()``, for a :class:`~energon_lite.MetricsSink`.
+    """Return the numbers of ``loader.stats()``, for a :class:`~energon_lite.loading.MetricsSink`.
 
-    Names begin with ``loader/``; behind a second slash is what it is about: a stage, a data set, a limit. ``step`` is
-    the number of batches, ``time`` that of seconds since 1970.
+    Names begin with ``loader/``; after a second slash comes a stage, a data set, or a bottleneck. ``step`` is the
+    number of batches, ``time`` that of seconds since 1970.
 
     Args:
-        stats: of the loader.
+        stats: statistics of the loader.
 
     Example:
         >>> loader_metrics(loader.stats())["loader/stage_seconds/decode"]
@@ -32,13 +32,13 @@ def loader_metrics(stats: Mapping[str, Any]) -> dict[str, Any]:
     values |= {f"loader/queue_{name}": value for name, value in stats["queue"].items()}
     values |= {f"loader/cache_{name}": value for name, value in stats["cache"].items()}
     values |= {f"loader/stage_seconds/{name}": seconds for name, seconds in stats["stage_seconds"].items()}
-    for one in stats["dataset_seconds"]:
-        values |= {f"loader/{stage}_seconds/{one['dataset']}": one[stage] for stage in ("read", "decode", "hooks")}
-    for one in stats["datasets"]:
-        name = f"loader/dataset_samples/{one['dataset']}"
-        values[name] = values.get(name, 0) + one["samples"]
-    found = stats["bottleneck"]
-    if found is not None:
-        values["loader/waited"] = found["waited"]
-        values |= {f"loader/bottleneck/{name}": int(name == found["limit"]) for name in LIMITS}
+    for entry in stats["dataset_seconds"]:
+        values |= {f"loader/{stage}_seconds/{entry['dataset']}": entry[stage] for stage in ("read", "decode", "hooks")}
+    for entry in stats["datasets"]:
+        name = f"loader/dataset_samples/{entry['dataset']}"
+        values[name] = values.get(name, 0) + entry["samples"]
+    bottleneck = stats["bottleneck"]
+    if bottleneck is not None:
+        values["loader/waited"] = bottleneck["waited"]
+        values |= {f"loader/bottleneck/{name}": int(name == bottleneck["limit"]) for name in LIMITS}
     return values

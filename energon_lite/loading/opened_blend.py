@@ -1,4 +1,4 @@
-"""The leaves of a blend for training: opened, or of very many those that the user's cache knows."""
+"""Leaves of a blend for training: opened, or, for a very large blend, taken from the cache of the user."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from energon_lite.trust import trusts
 
 __all__ = ["MANY", "OpenedBlend", "blend_of_leaves", "blend_of_many"]
 
-#: From so many leaves on they are opened when they are read, and the user's cache has what a start needs of them.
+#: Number of leaves from which on they are opened when they are read, and the user's cache has their properties.
 MANY = 2000
-#: Bytes of a document that may have so many: then one process of a machine reads it, and the others wait.
+#: Size in bytes of a document that may have so many leaves: one process of a machine reads it, and the others wait.
 _LARGE = 1 << 18
 
-#: The settings of a leaf that belong to its identity, by its number.
+#: Function that returns the settings of a leaf for its identity, by its number.
 Settings = Callable[[int], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class OpenedBlend:
-    """The leaves of a blend.
+    """Leaves of a blend, and the properties that its order depends on.
 
     Args:
-        leaves: ready to be read from.
+        leaves: the leaves, ready for reading.
         lengths, keys: ``[leaves]`` int64 and uint64, of each leaf.
-        multipliers: ``shuffle_over_epochs_multiplier`` of each.
-        repetitions: of each, or none in a blend by weight.
-        stages: shares of samples.
-        identities: of each, with these settings.
+        multipliers: ``shuffle_over_epochs_multiplier`` of each leaf.
+        repetitions: repetitions of each leaf; empty in a blend by weight.
+        stages: stages with their shares of samples.
+        identities: returns the identity of each leaf, given their settings.
     """
 
     leaves: Sequence[Leaf]
@@ -64,7 +64,7 @@ class OpenedBlend:
 def blend_of_leaves(
     specs: Sequence[LeafSpec], leaves: Sequence[Leaf], identities: Sequence[LeafIdentity]
 ) -> OpenedBlend:
-    """The blend of open leaves.
+    """Return the blend of open leaves.
 
     Raises:
         ConfigError, DataIndexError: as :func:`~energon_lite.loading.weight_units.by_samples`.
@@ -75,9 +75,11 @@ def blend_of_leaves(
         np.array([leaf.length for leaf in leaves], dtype=np.int64),
         np.array([leaf.key for leaf in leaves], dtype=np.uint64),
         [spec.shuffle_over_epochs_multiplier for spec in specs],
-        tuple(spec.repetitions for spec in specs if spec.repetitions is not None),  # of all or of none
+        tuple(spec.repetitions for spec in specs if spec.repetitions is not None),  # set for all leaves or none
         find_stages(specs),
-        lambda settings: tuple(replace(one, settings=settings(number)) for number, one in enumerate(identities)),
+        lambda settings: tuple(
+            replace(identity, settings=settings(number)) for number, identity in enumerate(identities)
+        ),
     )
 
 
@@ -91,20 +93,22 @@ def blend_of_many(
     run: int | None,
     window: int | None,
 ) -> OpenedBlend | Sequence[LeafSpec]:
-    """The blend of a document, if it has very many leaves; else its leaves, which are to be opened.
+    """Return the blend of a document if it has very many leaves; otherwise return its leaves, to be opened.
 
     Args:
-        path: of the document, or something else.
+        path: path of the document, or another argument for leaves.
         encoder: the user's hooks.
-        reading, split_part: what else decides which leaves there are, and which of their samples.
-        find: finds the leaves.
+        reading, split_part: settings that decide the leaves and their samples.
+        find: function that finds the leaves.
         run, window: see :class:`~energon_lite.loading.leaf_table.LeafTable`.
 
     Raises:
         ConfigError, DatasetError, UsageError: a leaf cannot be opened.
     """
-    document, trust_code, kind = _local_document(path), trusts(reading.trust_code), reading.sample_type
-    chosen = reading.use_measured_skips or reading.filter is not None  # by what is in the files of all leaves
+    document = _local_document(path)
+    trust_code = trusts(reading.trust_code)
+    kind = reading.sample_type
+    chosen = reading.use_measured_skips or reading.filter is not None  # needs the files of all leaves
     if document is None or chosen or reading.read_ahead is not None:
         return find()
     opener = LeafOpener(encoder, trust_code, kind)
@@ -112,17 +116,17 @@ def blend_of_many(
     file = BlendFile(document, [*asked, kind and [kind.__module__, kind.__qualname__]], opener)
     known = file.read() if os.path.exists(file.path) else None
     if known is None:
-        found = _found_or_made(document, file, find)
-        if not isinstance(found, KnownBlend):
-            return found
-        known = found
+        blend = _found_or_made(document, file, find)
+        if not isinstance(blend, KnownBlend):
+            return blend
+        known = blend
     return _of_known(known, opener, run, window)
 
 
 def _found_or_made(
     document: str, file: BlendFile, find: Callable[[], Sequence[LeafSpec]]
 ) -> KnownBlend | Sequence[LeafSpec]:
-    """The blend, made by this process unless another one did; or its leaves, if they are few."""
+    """Return the blend, made by this process or another one; or its leaves, if they are few."""
     is_large = os.path.getsize(document) > _LARGE
     began = time.time_ns()
     specs = None if is_large else find()
@@ -133,11 +137,12 @@ def _found_or_made(
         if known is not None:
             return known
         if specs is None:
-            began, specs = time.time_ns(), find()
+            began = time.time_ns()
+            specs = find()
         if _are_many(specs):
             try:
                 return file.make(specs, began)
-            except ValueError:  # a leaf that is no plain data
+            except ValueError:  # a leaf that is not plain data
                 return specs
     return specs
 
@@ -148,7 +153,7 @@ def _of_known(known: KnownBlend, opener: LeafOpener, run: int | None, window: in
         LeafTable(known.specs, known.facts, known.keys, opener, run=run, window=window),
         known.facts.lengths,
         known.keys,
-        [one or None for one in known.multipliers.tolist()],
+        [multiplier or None for multiplier in known.multipliers.tolist()],
         tuple(known.repetitions.tolist()),
         stages,
         lambda settings: LeafIdentities(known.specs, known.facts, settings),
@@ -160,7 +165,7 @@ def _are_many(specs: Sequence[LeafSpec]) -> bool:
 
 
 def _local_document(path: PathOrDict) -> str | None:
-    """The absolute path of a document on a local disk; None: it is something else."""
+    """Return the absolute path of a document on a local disk; None for other paths."""
     if isinstance(path, FoundLeaves) or not isinstance(path, (str, os.PathLike)):
         return None
     text = local_path(os.fspath(path))

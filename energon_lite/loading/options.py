@@ -1,4 +1,4 @@
-"""What can be said about a data set beside Energon's own arguments, in groups of what belongs together."""
+"""Options of a data set in addition to Energon's own arguments, in groups."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from energon_lite.batching.cost_model import CostModel
 from energon_lite.errors import UsageError
+from energon_lite.extras.balance.cost_model import CostModel
 from energon_lite.loading.token_batching import Batching
 from energon_lite.storage.read.range_cache import ReadAhead
 
@@ -17,24 +17,24 @@ __all__ = ["ByTokens", "Chunks", "Reading"]
 
 @dataclass(frozen=True)
 class ByTokens:
-    """Micro-batches that a strategy makes by the tokens of the samples. A sample that fails leaves its place empty:
-    nobody counted the tokens of a replacement. Where nothing else is to be said, the strategy, or its document, may
-    stand in place of this group: ``batching=BestFit(Capacity(12_000))``.
+    """Micro-batches that a strategy makes by the tokens of the samples. A sample that fails leaves its place empty,
+    because the tokens of a replacement are not in the plan. If no other option is needed, the strategy, or its
+    document, may be given in place of this group: ``batching=BestFit(Capacity(12_000))``.
 
     Args:
-        strategy: such as ``BestFit(Capacity(12_000))``; or its document, as a dict or the path of a YAML file.
-        length_column: the measured column that has the tokens of each sample. None: nobody measured them; chunks of
+        strategy: strategy such as ``BestFit(Capacity(12_000))``; or its document, as a dict or the path of a YAML file.
+        length_column: measured column with the tokens of each sample. None: there are no measurements; chunks of
             samples are encoded, and then planned by their lengths, so that hooks may yield any number of samples.
-        length_field: without a column: the field of an encoded sample that has its length, or is as long. None: what
-            the encoder's ``sample_length(sample)`` says, or its tokens.
-        micro_batches_per_step: with a column: micro-batches of an optimizer step, over all ranks together. Those of a
-            step are evened out: about as many tokens, and as much attention, for each rank, on any number of ranks that
-            divides it; each chunk has whole steps. None: nothing is evened out.
-        costs: with steps: a cost model, or the path of its file. All kinds of work that it knows are evened out then,
-            the image encoder's and the output layer's among them; it needs their measured columns. None: tokens and
-            attention are.
-        max_images: of packed micro-batches: images that one may hold, by the measured column ``images``; a sample with
-            more of them is alone. None: only tokens are limited.
+        length_field: without a column: the field of an encoded sample that is, or has, its length. None: the encoder's
+            ``sample_length(sample)``, or its tokens.
+        micro_batches_per_step: with a column: micro-batches of an optimizer step, over all ranks together. The
+            micro-batches of a step are balanced: about equal tokens, and equal attention, for each rank, on any number
+            of ranks that divides it; each chunk has whole steps. None: no balancing.
+        costs: with steps: a cost model, or the path of its file. All kinds of work in the model are balanced, including
+            the image encoder and the output layer; it needs their measured columns. None: tokens and attention are
+            balanced.
+        max_images: for packed micro-batches: the most images that one may hold, by the measured column ``images``; a
+            sample with more images is alone. None: only tokens are limited.
 
     Example:
         >>> get_train_dataset("chats", worker_config=config,
@@ -51,22 +51,22 @@ class ByTokens:
 
 @dataclass(frozen=True)
 class Chunks:
-    """Samples that are worked on together: where hooks decide how many samples there are (packing, groups,
-    generators), and where batches are made by tokens. Batches of ``batch_size`` that need none of this have no chunks,
-    and refuse to be given any.
+    """Samples that are worked on together, if hooks decide how many samples there are (packing, groups, generators), or
+    if batches are made by tokens. Other batches of ``batch_size`` samples have no chunks, and these options are
+    refused.
 
     Args:
-        size: positions of the order in a chunk, at least. None, where hooks decide: 8 micro-batches' worth (32, if
-            chunks hand nothing over), in whole packing buffers; but one buffer if packs are not batched, or each pass
-            ends. None, by tokens: 131,072 (of small data sets, 64 epochs or more), or 1,024 if they must be encoded
-            first. Each epoch is planned by itself.
-        remainder: where hooks decide: what becomes of samples that do not fill a batch at a chunk's end: ``"carry"``
-            them over to a later chunk (at the end of a pass ``batch_drop_last`` decides), as the samples that a
-            selection for packing pushes back, ``"keep"`` them in smaller batches, or ``"drop"`` and count them. None:
-            "carry"; with groups "keep", or "drop" with ``batch_drop_last``.
-        lanes: where hooks decide, and by tokens without a column: among so many lanes chunks are divided. A run can go
-            on on every number of ranks that divides it. None: the smallest number that 24 and twice the ranks divide
-            with which the run begins.
+        size: positions of the order in a chunk, at least. None, if hooks decide: 8 micro-batches (32, if chunks hand
+            nothing over), in whole packing buffers; but one buffer if packs are not batched, or each pass ends. None,
+            by tokens: 131,072 (of small data sets, 64 epochs or more), or 1,024 if samples must be encoded first. Each
+            epoch is planned by itself.
+        remainder: if hooks decide: the use of samples that do not fill a batch at a chunk's end: ``"carry"`` them over
+            to a later chunk (at the end of a pass ``batch_drop_last`` decides), like the samples that a selection for
+            packing pushes back, ``"keep"`` them in smaller batches, or ``"drop"`` and count them. None: "carry"; with
+            groups "keep", or "drop" with ``batch_drop_last``.
+        lanes: if hooks decide, or by tokens without a column: number of lanes that chunks are dealt to. A run can be
+            resumed on every number of ranks that divides it. None: the smallest number that is divisible by 24 and by
+            twice the number of ranks at the beginning of the run.
 
     Example:
         >>> get_train_dataset("coco", batch_size=4, packing_buffer_size=64, task_encoder=Packer(), worker_config=config,
@@ -80,21 +80,21 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Reading:
-    """How the files of the data sets are understood and read.
+    """Options for interpreting and reading the files of the data sets.
 
     Args:
         dataset_config, split_config: names of the files in ``.nv-meta``.
-        subflavors: more labels for all samples; they win over those in the files.
-        tags: Energon 8's name of the subflavors; not beside them.
-        filter: a comparison of columns, such as ``"tokens <= 4096"``, or the name of a filter index: only the samples
-            that meet it, of all data sets.
-        sample_type: what the samples of all data sets must be, before they are cooked; None: anything.
-        trust_code: allow the files to name Python code that is run. None: as :mod:`energon_lite.trust` says, which is
-            no.
+        subflavors: additional labels of all samples; they take precedence over those in the files.
+        tags: Energon 8's name of the subflavors; give one of the two.
+        filter: a comparison of columns, such as ``"tokens <= 4096"``, or the name of a filter index: only samples that
+            meet it are used, of all data sets.
+        sample_type: required type of the samples of all data sets, before they are cooked; None: any.
+        trust_code: allow the files to name Python code that is run. None: the default of :mod:`energon_lite.trust`,
+            which is no.
         use_measured_skips: leave out the samples that the task encoder skipped when ``energon-lite measure`` ran, so
-            that an epoch is exactly the others. True: by the column ``skip``; or the name of another one. It makes
-            other data sets, with another order, of those in which anything is left out.
-        read_ahead: how slow storage is read; None: local folders directly, URLs with the defaults of
+            that an epoch has exactly the other samples. True: by the column ``skip``; or the name of another column. A
+            data set from which samples are left out counts as another one, with another order.
+        read_ahead: settings for slow storage; None: local folders are read directly, URLs with the defaults of
             :class:`~energon_lite.ReadAhead`. Never changes a batch.
 
     Example:
@@ -114,10 +114,10 @@ class Reading:
 
     @property
     def labels(self) -> Mapping[str, Any]:
-        """The tags, or subflavors, for all samples.
+        """Labels of all samples: the tags, or the subflavors.
 
         Raises:
-            UsageError: there are both.
+            UsageError: both are given.
         """
         if self.tags is not None and self.subflavors is not None:
             raise UsageError("tags beside subflavors, which are the same", fix="give one of them")

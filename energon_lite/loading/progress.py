@@ -1,4 +1,4 @@
-"""How fast batches come, how long they were waited for, what for, and a line about it from time to time."""
+"""Progress of a loader: speed of batches, waiting time and its reason, logged from time to time."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from energon_lite.loading.forks import usable_cores
 from energon_lite.loading.loader_metrics import loader_metrics
 from energon_lite.loading.makers.leaf import reads_ahead
 from energon_lite.loading.makers.report import Report
-from energon_lite.metrics.sink import MetricsSink
+from energon_lite.loading.metrics_sink import MetricsSink
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 __all__ = ["Progress", "Telling", "setup_of", "tokens_of"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds from one look to the next; the limit is that of the time since the one before the last.
+#: Seconds between two marks; the bottleneck is that of the time since the mark before the last.
 _WINDOW = 30.0
 
 
 class Telling(NamedTuple):
-    """Who is told how it goes, and how often.
+    """Receivers of progress reports, and the intervals between reports.
 
     Args:
-        log_every: batches from line to line; 0: no lines.
-        sinks: get the numbers.
-        sinks_every: batches from one time to the next.
+        log_every: batches between log lines; 0: no lines.
+        sinks: sinks that get the metrics.
+        sinks_every: batches between two writes to the sinks.
 
     Raises:
-        UsageError: a number makes no sense.
+        UsageError: a number is out of range.
     """
 
     log_every: int = 0
@@ -56,7 +56,7 @@ class Telling(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """Where things stood at some moment."""
+    """Counters at some moment."""
 
     time: float
     batches: int = 0
@@ -67,45 +67,51 @@ class _Mark(NamedTuple):
 
 
 class Progress:
-    """Adds up waiting, decides what was waited for, and tells.
+    """Sum of the waiting time, and reports of speed and bottleneck.
 
     Args:
-        report: counts samples and tokens.
-        workers: say how they spend their time.
-        setup: what an advice depends on.
-        telling: who is told.
+        report: counts of samples and tokens.
+        workers: handle of the executor, with the workers' time.
+        setup: properties of the loader that the advice depends on.
+        telling: receivers of the reports.
     """
 
     def __init__(self, report: Report, workers: ExecutorHandle, setup: LoaderSetup, telling: Telling):
-        self._report, self._workers, self._setup, self._telling = report, workers, setup, telling
+        self._report = report
+        self._workers = workers
+        self._setup = setup
+        self._telling = telling
         self.batches = 0
         self.wait_seconds = 0.0
-        self._now = 0.0  # when the last batch was delivered
-        self._last: _Mark | None = None  # the last line
-        self._written: _Mark | None = None  # the last numbers
+        self._now = 0.0  # time of the last delivery
+        self._last: _Mark | None = None  # counters at the last line
+        self._written: _Mark | None = None  # counters at the last write to the sinks
         self._sinks = [*telling.sinks]
         self._older = self._newer = _Mark(-math.inf)
 
     def waited(self, seconds: float, now: float) -> bool:
-        """A batch was waited for, so long, and is delivered now. Returns whether anybody is to be told."""
+        """Note a batch that is delivered at ``now`` after a wait of ``seconds``. Return whether a report is due."""
         if not self.batches:
             self._last = _Mark(now - seconds)
-        self.batches, self._now = self.batches + 1, now
+        self.batches = self.batches + 1
+        self._now = now
         self.wait_seconds += seconds
         if now - self._newer.time > _WINDOW and self.batches not in range(2, self._newer.batches + LEAST_BATCHES):
-            # The first batch, for which workers are started and files opened, says nothing about the others.
+            # The first batch includes the start of workers and the opening of files, so it is not representative.
             mark = self._mark()
-            self._older, self._newer = (self._newer if self.batches > 1 else mark), mark
-        telling, batches = self._telling, self.batches
+            self._older = self._newer if self.batches > 1 else mark
+            self._newer = mark
+        telling = self._telling
+        batches = self.batches
         return bool(telling.log_every and batches % telling.log_every == 0) or bool(
             telling.sinks and batches % telling.sinks_every == 0
         )
 
     def tell(self, stats: dict[str, Any]) -> None:
-        """Log a line, and give the numbers to those who want them.
+        """Log a line, and write the metrics to the sinks, if they are due.
 
         Args:
-            stats: of the loader.
+            stats: statistics of the loader.
         """
         if self._telling.log_every and self.batches % self._telling.log_every == 0:
             self._log()
@@ -113,9 +119,11 @@ class Progress:
             self._write(stats)
 
     def stats(self) -> dict[str, Any]:
-        """What the loader's :meth:`~energon_lite.DataLoader.stats` has of it."""
-        load, work = self._workers.load(), self._workers.work
-        summed, reads = work.sum(), work.reads
+        """Return the part of the loader's :meth:`~energon_lite.DataLoader.stats` that is counted here."""
+        load = self._workers.load()
+        work = self._workers.work
+        summed = work.sum()
+        reads = work.reads
         return {
             "wait_seconds": self.wait_seconds,
             "queue": load._asdict(),
@@ -132,23 +140,27 @@ class Progress:
         }
 
     def bottleneck(self) -> dict[str, Any] | None:
-        """The limit of the last half minute or so; None: too little is known."""
-        now, older = self._mark(), self._older
+        """Return the bottleneck of the last half minute or so; None: too little is known."""
+        now = self._mark()
+        older = self._older
         if not math.isfinite(older.time):
             return None
         work = now.work.since(older.work)
-        if work.timed <= 0:  # quick batches, and few of them: those before say how it is
+        if work.timed <= 0:  # no job was timed since, so the times of earlier jobs are used
             work = now.work._replace(busy=work.busy, sent=work.sent, received=work.received)
-        batches, seconds = now.batches - older.batches, now.time - older.time
+        batches = now.batches - older.batches
+        seconds = now.time - older.time
         stretch = Stretch(batches, seconds, now.wait_seconds - older.wait_seconds, work)
         return bottleneck(stretch, self._setup)
 
     def log_end(self) -> None:
-        """The workers are stopped: a line about what they were waited for, if that was much."""
-        found = self.bottleneck()
-        if found is not None and found["limit"] != "trainer":
-            waited = 100 * found["waited"]
-            logger.info("batch %s: waited %.1f %% of the time; %s", f"{self.batches:,}", waited, bottleneck_text(found))
+        """Log a line about the bottleneck when the workers are stopped, if the wait was long."""
+        limits = self.bottleneck()
+        if limits is not None and limits["limit"] != "trainer":
+            waited = 100 * limits["waited"]
+            logger.info(
+                "batch %s: waited %.1f %% of the time; %s", f"{self.batches:,}", waited, bottleneck_text(limits)
+            )
 
     def _mark(self) -> _Mark:
         report = self._report
@@ -156,17 +168,21 @@ class Progress:
         return _Mark(self._now, self.batches, self.wait_seconds, report.samples, report.tokens, work)
 
     def _log(self) -> None:
-        """A line on how it went since the last one."""
-        report, last, now = self._report, self._last, self._mark()
+        """Log a line on the progress since the last one."""
+        report = self._report
+        last = self._last
+        now = self._mark()
         assert last is not None
         self._last = now
-        seconds, load, found = max(1e-9, now.time - last.time), self._workers.load(), self.bottleneck()
+        seconds = max(1e-9, now.time - last.time)
+        load = self._workers.load()
+        limits = self.bottleneck()
         deaths = self._workers.worker_deaths
         parts = [
             f"batch {self.batches:,}: {(now.samples - last.samples) / seconds:,.1f} samples/s",
             f"{(now.tokens - last.tokens) / seconds:,.0f} tokens/s" if now.tokens else "",
             f"waited {100 * (now.wait_seconds - last.wait_seconds) / seconds:.1f} % of the time",
-            bottleneck_text(found) if found is not None else "",
+            bottleneck_text(limits) if limits is not None else "",
             f"{load.ready} ready, {load.pending} pending, {load.bytes_in_flight / (1 << 20):.1f} MiB in flight",
             f"{report.skipped} skipped" if report.skipped else "",
             f"{report.failed} failed" if report.failed else "",
@@ -175,7 +191,8 @@ class Progress:
         logger.info("%s", "; ".join(part for part in parts if part))
 
     def _write(self, stats: dict[str, Any]) -> None:
-        now, last = self._mark(), self._written
+        now = self._mark()
+        last = self._written
         self._written = now
         values = loader_metrics(stats)
         if last is not None and now.time > last.time:
@@ -183,18 +200,18 @@ class Progress:
         for sink in list(self._sinks):
             try:
                 sink.write(values)
-            except Exception as error:  # numbers are not worth a run
+            except Exception as error:  # a run must not fail because of metrics
                 self._sinks.remove(sink)
                 logger.warning("%s cannot be written to, and is left out from now on: %s", type(sink).__name__, error)
 
 
 def setup_of(samples: Any, workers: int, start_method: str) -> LoaderSetup:
-    """What an advice depends on.
+    """Return the properties of a loader that the advice depends on.
 
     Args:
-        samples: makes the samples.
-        workers: that there are.
-        start_method: of these.
+        samples: maker of the samples.
+        workers: number of workers.
+        start_method: start method of the workers.
     """
     return LoaderSetup(
         workers,
@@ -208,15 +225,15 @@ def setup_of(samples: Any, workers: int, start_method: str) -> LoaderSetup:
 
 
 def tokens_of(batch: Any) -> int:
-    """The ``num_tokens`` of a batch, summed if there are several; 0: it does not say."""
-    found = batch.get("num_tokens") if isinstance(batch, dict) else getattr(batch, "num_tokens", None)
-    if found is None or type(found) is int:
-        return found or 0
-    if isinstance(found, torch.Tensor):
-        return int(found.sum())
-    if isinstance(found, (list, tuple)):
-        return sum(map(int, found))
+    """Return the ``num_tokens`` of a batch, summed if there are several; 0 if it has none."""
+    tokens = batch.get("num_tokens") if isinstance(batch, dict) else getattr(batch, "num_tokens", None)
+    if tokens is None or type(tokens) is int:
+        return tokens or 0
+    if isinstance(tokens, torch.Tensor):
+        return int(tokens.sum())
+    if isinstance(tokens, (list, tuple)):
+        return sum(map(int, tokens))
     try:
-        return int(found)
+        return int(tokens)
     except (TypeError, ValueError):
-        return 0  # some field of the user's that has this name
+        return 0  # a field of the user's that happens to have this name

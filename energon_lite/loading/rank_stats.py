@@ -1,4 +1,4 @@
-"""What happened on all data-parallel ranks together. Nobody asks the others unless the user says so."""
+"""Statistics of all data-parallel ranks together. They are only gathered on request."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _SUMS = ("batches", "samples", "tokens", "skipped", "failed", "dropped", "bytes_
 
 
 def gathered_stats(own: Mapping[str, Any], config: WorkerConfig) -> dict[str, Any]:
-    """The statistics of all ranks, on each. A collective.
+    """Return the statistics of all ranks, on each rank. A collective.
 
     Args:
-        own: of this rank.
-        config: its place among the others.
+        own: statistics of this rank.
+        config: rank and world size of this process.
 
     Raises:
         UsageError: there is no process group.
-        TopologyError: it has another number of ranks.
+        TopologyError: the group has another number of ranks.
     """
     if config.world_size == 1:
         ranks = [dict(own)]
@@ -36,10 +36,10 @@ def gathered_stats(own: Mapping[str, Any], config: WorkerConfig) -> dict[str, An
             )
         check_group(world_size=config.world_size, group=config.data_parallel_group)
         ranks = gather_plain(own, group=config.data_parallel_group)
-    waits = [one["wait_seconds"] for one in ranks]
+    waits = [stats["wait_seconds"] for stats in ranks]
     slowest = max(range(len(waits)), key=waits.__getitem__)
     return {
-        **{name: sum(one[name] for one in ranks) for name in _SUMS},
+        **{name: sum(stats[name] for stats in ranks) for name in _SUMS},
         "wait_seconds": waits[slowest],
         "wait_seconds_mean": sum(waits) / len(waits),
         "wait_rank": slowest,

@@ -1,9 +1,9 @@
-"""One rank of a model replica loads, its peers receive: batches between ranks that work on the same ones.
+"""Batches shared between the ranks of a model replica: one rank loads them, its peers receive them.
 
-A batch travels as one flat buffer: its structure (pickled: the ranks of a run are one program) and the memory of its
-tensors, one after the other. It goes from the first rank of the replica to the pipeline stages that need it, from there
-along the context-parallel axis, and from each of these along the tensor-parallel axis; a collective per axis, after one
-that tells the size.
+A batch is sent as one flat buffer: its structure (pickled, because the ranks of a run are one program) and the memory
+of its tensors, one after the other. It goes from the first rank of the replica to the pipeline stages that need it,
+from there along the context-parallel axis, and from each of these ranks along the tensor-parallel axis: one collective
+per axis, after another one for the size.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ __all__ = ["batch_checksum", "check_peers", "select_fields", "share_result"]
 
 @dataclasses.dataclass(frozen=True)
 class _Failed:
-    """Stands for a batch that could not be made, so that no peer waits for it."""
+    """Placeholder for a batch that could not be made, so that no peer waits for it."""
 
     reason: str
 
 
 def share_result(load: Callable[[], Result | None], iterator: DatasetIterator, replica: Replica) -> Result | None:
-    """The next result of the rank that loads for this one; None: the loop is over. Where only it knows that, it tells.
+    """Return the next result of the rank that loads for this one; None: the loop is over, which that rank reports if
+    the others cannot know it.
 
     Args:
-        load: this rank's own next result.
-        iterator: where this rank is.
-        replica: the ranks.
+        load: returns this rank's own next result.
+        iterator: iterator of this rank.
+        replica: the ranks of the replica.
     """
     own = Result(None)
 
@@ -56,22 +57,22 @@ def share_result(load: Callable[[], Result | None], iterator: DatasetIterator, r
 
     if iterator.knows_end and iterator.is_over():
         return None
-    found = _share_batch(take, replica)
+    shared = _share_batch(take, replica)
     if iterator.knows_end:
-        return dataclasses.replace(own, batch=found)
-    iterator.follow(None if found is None else found[:2])
-    return None if found is None else dataclasses.replace(own, batch=found[2])
+        return dataclasses.replace(own, batch=shared)
+    iterator.follow(None if shared is None else shared[:2])
+    return None if shared is None else dataclasses.replace(own, batch=shared[2])
 
 
 def _share_batch(take: Callable[[], Any], replica: Replica) -> Any:
-    """The next batch, made by one rank of the replica. All its ranks that need batches must call it, in step.
+    """Return the next batch, made by one rank of the replica. All its ranks that need batches must call it, in step.
 
     Args:
-        take: makes it; called on the first rank only.
-        replica: the ranks.
+        take: makes the batch; called on the first rank only.
+        replica: the ranks of the replica.
 
     Raises:
-        WorkerError: on the peers, if ``take`` raised on the first rank (there its own error is raised).
+        WorkerError: on the peers, if ``take`` raised on the first rank (which raises its own error).
     """
     error: Exception | None = None
     batch: Any = None
@@ -79,9 +80,10 @@ def _share_batch(take: Callable[[], Any], replica: Replica) -> Any:
         try:
             batch = take()
         except Exception as failure:
-            error, batch = failure, _Failed(f"{type(failure).__name__}: {failure}")
+            error = failure
+            batch = _Failed(f"{type(failure).__name__}: {failure}")
     batch = _to_stages(batch, replica)
-    # Along an axis go those that are first on all axes after it: the others are reached by one of these.
+    # Only ranks that are first on all later axes broadcast along an axis: they reach the others along those axes.
     for axis, later in (("cp", ("tp",)), ("tp", ())):
         group = replica.groups.get(axis)
         if group is not None and not any(replica.coordinates.get(other, 0) for other in later):
@@ -96,9 +98,9 @@ def _share_batch(take: Callable[[], Any], replica: Replica) -> Any:
 
 
 def select_fields(batch: Any, fields: tuple[str, ...] | None) -> Any:
-    """The part of a batch that is needed: of a dict these entries, of a dataclass the other fields become None.
+    """Return the needed part of a batch: these entries of a dict; of a dataclass, the other fields become None.
 
-    What has a name that begins with ``__`` (keys, sources) always stays.
+    Names that begin with ``__`` (keys, sources) are always kept.
 
     Raises:
         TopologyError: the batch has no such field.
@@ -124,7 +126,7 @@ def select_fields(batch: Any, fields: tuple[str, ...] | None) -> Any:
 
 
 def batch_checksum(batch: Any) -> int:
-    """63 bits of a hash over all tensors and arrays of a batch, their types and shapes, and its keys."""
+    """Return a 63-bit hash over all tensors and arrays of a batch, their types and shapes, and its restore key."""
     digest = hashlib.blake2b(digest_size=8)
 
     def add(tensor: torch.Tensor) -> torch.Tensor:
@@ -142,7 +144,7 @@ def check_peers(batch: Any, replica: Replica) -> None:
     """Compare a batch with those of the tensor- and context-parallel peers. All of them must call it, in step.
 
     Raises:
-        TopologyError: the batches differ; says how many peers have which.
+        TopologyError: the batches differ; the message has the checksum of each peer.
     """
     own = batch_checksum(batch)
     for axis in ("cp", "tp"):
@@ -151,9 +153,9 @@ def check_peers(batch: Any, replica: Replica) -> None:
         device = device_of(group)
         sums = list(torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device))
         dist.all_gather(sums, torch.tensor(own, dtype=torch.int64, device=device), group=group)
-        found = [int(value) for value in sums]
-        if len(set(found)) > 1:
-            listed = ", ".join(f"{axis} rank {rank}: {value:016x}" for rank, value in enumerate(found))
+        checksums = [int(value) for value in sums]
+        if len(set(checksums)) > 1:
+            listed = ", ".join(f"{axis} rank {rank}: {value:016x}" for rank, value in enumerate(checksums))
             raise TopologyError(
                 f"peers along {axis} have different batches ({listed})",
                 fix="a hook depends on something else than its arguments and self.rng: the rank, the time, a global "
@@ -184,7 +186,7 @@ def _for_stage(batch: Any, stage: int, replica: Replica) -> Any:
 
 
 def _flat(value: Any) -> torch.Tensor:
-    """A value as one buffer of bytes."""
+    """Return a value as one buffer of bytes."""
     return torch.from_numpy(np.concatenate([np.frombuffer(part, dtype=np.uint8) for part in pack(value)]))
 
 
@@ -193,7 +195,7 @@ def _unflat(buffer: torch.Tensor) -> Any:
 
 
 def _broadcast(value: Any, group: dist.ProcessGroup) -> Any:
-    """``value`` of the group's first rank, on all of its ranks."""
+    """Return the ``value`` of the group's first rank, on all of its ranks."""
     source = dist.get_global_rank(group, 0)
     if dist.get_rank() == source:
         broadcast_bytes(_flat(value), source, group)
@@ -202,14 +204,16 @@ def _broadcast(value: Any, group: dist.ProcessGroup) -> Any:
 
 
 def _send(value: Any, rank: int, group: dist.ProcessGroup) -> None:
-    device, target = device_of(group), dist.get_global_rank(group, rank)
+    device = device_of(group)
+    target = dist.get_global_rank(group, rank)
     buffer = _flat(value).to(device)
     dist.send(torch.tensor([buffer.numel()], dtype=torch.int64, device=device), target, group=group)
     dist.send(buffer, target, group=group)
 
 
 def _receive(rank: int, group: dist.ProcessGroup) -> Any:
-    device, source = device_of(group), dist.get_global_rank(group, rank)
+    device = device_of(group)
+    source = dist.get_global_rank(group, rank)
     size = torch.zeros(1, dtype=torch.int64, device=device)
     dist.recv(size, source, group=group)
     buffer = torch.empty(int(size), dtype=torch.uint8, device=device)

@@ -1,4 +1,4 @@
-"""Which samples a step has, known from the plan alone."""
+"""Addresses of the samples of a step, known from the plan alone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class SampleAddress:
     """A sample of a micro-batch, as planned.
 
     Args:
-        rank: the data-parallel rank that gets it.
+        rank: data-parallel rank that gets the sample.
         dataset: folder of its data set.
         shard: name of its shard.
         key: its ``__key__``.
         index: its number in the data set.
-        epoch: of the data set.
-        restore_key: makes it again, see :meth:`~energon_lite.DataLoader.restore_sample`.
+        epoch: epoch of the data set.
+        restore_key: key for :meth:`~energon_lite.DataLoader.restore_sample`, which makes the sample again.
         start, length: the tokens of it that are used; None: all of them, or not planned by tokens.
     """
 
@@ -38,7 +38,7 @@ class SampleAddress:
 
 
 def sample_addresses(rank: int, addresses: Sequence[Address], leaves: Sequence[Leaf]) -> list[SampleAddress]:
-    """The addresses of a job, with the names of what they mean."""
+    """Return the addresses of a job, with the names of their data sets, shards and samples."""
     return [_named(rank, leaves[leaf], leaf, index, epoch, piece) for leaf, index, epoch, *piece in addresses]
 
 

@@ -1,4 +1,4 @@
-"""Saving where a run is, and going on there: on the same ranks, or on others."""
+"""Saving the position of a run, and resuming there: on the same ranks, or on others."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 class SavableDataLoader(DataLoader):
     """A loader that can be saved and restored at any moment.
 
-    The state says which micro-batch comes next in the global sequence, and what data and configuration that sequence
-    belongs to. It is the same on all ranks that are in step, under 4 KiB, made without asking a worker, and can be
-    restored on any number of ranks and workers.
+    The state has the position in the global sequence of micro-batches, and a fingerprint of the data and configuration
+    of that sequence. It is the same on all ranks that are in step, under 4 KiB, made without asking a worker, and can
+    be restored on any number of ranks and workers.
 
     Example:
         >>> for step, batch in enumerate(loader):
@@ -40,17 +40,17 @@ class SavableDataLoader(DataLoader):
         >>> loader.restore_state_rank(torch.load("loader.pt"))
     """
 
-    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # annotations may say what is in it
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # annotations may name the type of its batches
 
     def save_state_rank(self) -> State | None:
-        """The state of this rank; None on ranks whose state is saved by a peer (see ``WorkerConfig.from_mesh``)."""
+        """Return the state of this rank; None if a peer saves it (see ``WorkerConfig.from_mesh``)."""
         return self.state_dict() if self.worker_config.saves_state else None
 
     @short_traceback
     def restore_state_rank(self, state: State | None) -> None:
-        """Go on where ``state`` was saved, on whatever rank it was saved. None: from the beginning.
+        """Resume where ``state`` was saved, on any rank. None: start from the beginning.
 
-        May be called at any time; a running ``for`` loop goes on from there.
+        May be called at any time; a running ``for`` loop continues from there.
 
         Raises:
             StateError: it cannot be read.
@@ -60,22 +60,24 @@ class SavableDataLoader(DataLoader):
         try:
             self._forget_ahead()
             self._dataset_iterator.restore(state)
-            self._in_step, self._delivered = False, self._dataset_iterator.cursor
+            self._in_step = False
+            self._delivered = self._dataset_iterator.cursor
         finally:
             self._turn.holder = None
 
     def state_at(self, position: int) -> State:
-        """The state of a run that has delivered so many micro-batches; the loader does not move.
+        """Return the state of a run that has delivered ``position`` micro-batches; the loader does not move.
 
-        For trainers that count, and keep no state of their loader. No sample is read. Micro-batches of a fixed size
-        cost nothing; where they are planned by tokens, the chunks up to there are planned.
+        For trainers that count micro-batches, and do not store the loader's state. No sample is read. The state is
+        computed at once for micro-batches of a fixed size; if they are planned by tokens, the chunks up to the position
+        are planned.
 
         Args:
             position: micro-batches that were delivered, over all ranks together. In finite data, passes are counted
-                too: each as many as its steps times the ranks, also if the last step had not one for every rank.
+                too: each as many as its steps times the ranks, also if some rank had no micro-batch in the last step.
 
         Raises:
-            UsageError: a negative number; or hooks decide what a micro-batch is, so that they have no numbers.
+            UsageError: a negative number; or batches are content-decided, so that they have no numbers.
 
         Example:
             >>> loader.restore_state_rank(loader.state_at(consumed_samples // batch_size))
@@ -83,7 +85,7 @@ class SavableDataLoader(DataLoader):
         return self.dataset.runs_as.state_at(position)
 
     def with_restored_state_rank(self, state: State | None) -> Self:
-        """The loader itself, after :meth:`restore_state_rank`.
+        """Return the loader itself, after :meth:`restore_state_rank`.
 
         Example:
             >>> with get_savable_loader(dataset).with_restored_state_rank(state) as loader:
@@ -95,22 +97,22 @@ class SavableDataLoader(DataLoader):
     def with_restored_state_global(
         self, state: State | Sequence[State | None] | None, *, src_rank: int | None = None
     ) -> Self:
-        """The loader itself, after :meth:`restore_state_global`."""
+        """Return the loader itself, after :meth:`restore_state_global`."""
         self.restore_state_global(state, src_rank=src_rank)
         return self
 
     def save_state_global(self, global_dst_rank: int = 0) -> State | None:
-        """One state for all ranks, on the process ``global_dst_rank``; None on all others.
+        """Return one state for all ranks, on the process ``global_dst_rank``; None on all others.
 
         A collective: all ranks of a data-parallel group call it (any number of groups may). The ranks compare their
         states.
 
         Args:
-            global_dst_rank: rank in the whole world, not in the group.
+            global_dst_rank: rank in the default group, not in the data-parallel group.
 
         Raises:
             StateMismatchError: the ranks are not at the same step.
-            TopologyError: a data-parallel rank is no process's, because several have the same one.
+            TopologyError: no process has one of the data-parallel ranks, because several have the same one.
         """
         state = self.state_dict()
         if not is_running():
@@ -125,7 +127,7 @@ class SavableDataLoader(DataLoader):
     def restore_state_global(
         self, state: State | Sequence[State | None] | None, *, src_rank: int | None = None
     ) -> None:
-        """Go on where a state of :meth:`save_state_global` was saved. All ranks of the group call it.
+        """Resume where a state of :meth:`save_state_global` was saved. All ranks of the group call it.
 
         Args:
             state: the state, or the states of all ranks as a list (whatever their number).
@@ -134,13 +136,13 @@ class SavableDataLoader(DataLoader):
 
         Raises:
             StateError, StateMismatchError: as :meth:`restore_state_rank`, on every rank alike; also if no state is
-                given: to begin afresh is not to be had by the loss of a file.
+                given, so that a run is not restarted by accident when a file is missing.
         """
         group = self.worker_config.data_parallel_group
         if src_rank is None or not is_running() or self.worker_config.world_size == 1:
             self.restore_state_rank(_one_state(state))
             return
-        # What is wrong with the state is known on one rank only, and must end the call on all of them.
+        # An invalid state is only detected on one rank, and must end the call on all of them.
         message: dict[str, Any] = {}
         if dist.get_rank(group) == src_rank:
             try:
@@ -154,36 +156,36 @@ class SavableDataLoader(DataLoader):
         self.restore_state_rank(message["state"])
 
     def save_state(self, dst_rank: int = 0) -> State | None:
-        """:meth:`save_state_global`, by the name that Energon has given up."""
+        """Call :meth:`save_state_global`; Energon's deprecated name for it."""
         logger.warning("save_state is deprecated: call save_state_rank, or save_state_global")
         return self.save_state_global(dst_rank)
 
     def restore_state(self, state: State | Sequence[State | None] | None) -> None:
-        """:meth:`restore_state_global`, by the name that Energon has given up."""
+        """Call :meth:`restore_state_global`; Energon's deprecated name for it."""
         logger.warning("restore_state is deprecated: call restore_state_rank, or restore_state_global")
         self.restore_state_global(state)
 
     def state_dict(self) -> State:
-        """The state, by torch's name for it; on every rank, and the same on all that are in step."""
+        """Return the state on every rank, the same on all that are in step; torch's name for it."""
         return self._dataset_iterator.state(self._delivered)
 
     def load_state_dict(self, state_dict: State) -> None:
-        """:meth:`restore_state_rank`, by torch's name for it."""
+        """Call :meth:`restore_state_rank`; torch's name for it."""
         self.restore_state_rank(state_dict)
 
     def is_last(self) -> bool | None:
-        """Whether the batch that was handed out last is the last one of its ``for`` loop; None: nobody knows before the
-        next one is asked for, because hooks decide how many a pass has."""
+        """Return whether the batch returned last is the last one of its ``for`` loop; None: this is not known before
+        the next batch is requested, because hooks decide how many a pass has."""
         iterator = self._dataset_iterator
         return iterator.is_over() if iterator.knows_end else None
 
 
 def _one_state(state: Any) -> State:
-    """The one state that is meant by a state, or by a list of the states of all ranks."""
+    """Return the state given by a state, or by a list of the states of all ranks."""
     if isinstance(state, Mapping):
         return dict(state)
     if isinstance(state, Sequence) and not isinstance(state, (str, bytes)):
-        given = [(f"state {number}", one) for number, one in enumerate(state) if one is not None]
-        return merged([one for _, one in given], [name for name, _ in given])
+        given = [(f"state {number}", entry) for number, entry in enumerate(state) if entry is not None]
+        return merged([entry for _, entry in given], [name for name, _ in given])
     what = "there is no state" if state is None else f"this is not a loader state: a {type(state).__name__}"
     raise StateError(what, fix="give what save_state_global returned on the rank that it was saved on")

@@ -1,8 +1,8 @@
-"""Weights that change along a run: from the documents to stages, and what a state says about them.
+"""Weights that change along a run: the stages given by the documents, and their part of the identity in a state.
 
-A state belongs to what was consumed, not to what lies ahead. So the identity of a run with stages depends on how far it
-is: it has the stages that began, and the data sets that they use. Stages ahead may be edited, and data sets that come
-in later added, taken away or changed, while the run goes on.
+A state depends on the samples that were consumed, not on later ones. So the identity of a run with stages depends on
+its position: it covers the stages that have begun, and the leaves that they use. Later stages may be edited, and leaves
+that only they use may be added, removed or changed, while the run continues.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from energon_lite.order.stages import WeightStage, last_position
 
 __all__ = ["StagedIdentity", "find_stages"]
 
-#: Stages that a state names one by one; those before them have one digest together.
+#: Stages that a state lists one by one; earlier ones have one common digest.
 _NAMED = 12
-#: Positions behind each stage.
+#: Position after the beginning of every stage.
 _ALL = 1 << 62
+#: Prefix of the settings for the weights of a stage, before its position.
 _PREFIX = "weights from position "
 
 
 def find_stages(specs: Sequence[LeafSpec]) -> tuple[WeightStage, ...]:
-    """The stages of a blend by weight; a single one if its weights never change."""
+    """Return the stages of a blend by weight; a single one if its weights never change."""
     return tuple(WeightStage(*segment) for segment in shared_segments([spec.share for spec in specs]))
 
 
@@ -41,8 +42,8 @@ class StagedIdentity(Identity):
     Args:
         settings, leaves: as for :class:`~energon_lite.loading.iterators.identity.Identity`; the leaves' weights are
             those at the start.
-        stages: all of them.
-        first: the position at which the blend begins; from there its blocks are counted.
+        stages: all stages.
+        first: the position at which the blend begins; its blocks are counted from there.
     """
 
     stages: tuple[WeightStage, ...] = ()
@@ -52,7 +53,7 @@ class StagedIdentity(Identity):
     def at(self, samples: int) -> Identity:
         begun = max(1, sum(stage.start < samples for stage in self.stages))
         end = self.stages[begun].start if begun < len(self.stages) else None
-        # Part of the last block of a stage depends on where the stage ends, and on who leaves then.
+        # Part of the last block of a stage depends on its end, and on the leaves without a share after it.
         leaving = () if end is None else _leaving(self.stages[begun])
         cut = None
         if end is not None and samples > self.first + last_position(end - self.first):
@@ -69,7 +70,7 @@ class StagedIdentity(Identity):
         return replace(self, first=position)
 
     def to_plain(self) -> dict[str, Any]:
-        """The identity of the whole run, with all stages."""
+        """Return the identity of the whole run, with all stages, as plain data."""
         return self.whole().to_plain()
 
     def _consumed(self, begun: int, cut: int | None, leaving: tuple[int, ...]) -> Identity:
@@ -79,7 +80,7 @@ class StagedIdentity(Identity):
         for number, stage in enumerate(stages):
             sloping = stage.last is not None
             if not number and not sloping:
-                continue  # the weights of the first stage are with the leaves
+                continue  # the weights of the first stage are in the leaves' settings
             stop = self.stages[number + 1].start if sloping else None
             weights = [_of(weights, used) for weights in (stage.weights, stage.last or ())]
             marks[stage.start] = ("a slope to " + str(stop) if sloping else "constant") + f", {_digest(weights)}"
@@ -95,8 +96,8 @@ class StagedIdentity(Identity):
         return _Consumed(settings, tuple(self.leaves[leaf] for leaf in used), begun=stages[-1].start)
 
     def _used(self, stages: Sequence[WeightStage]) -> list[int]:
-        """The leaves that some stage uses. One whose data another one reads, too, counts as well: of two with the same
-        data, the first has its own key."""
+        """Return the leaves that these stages use, and earlier ones of the same data: they come first when the keys of
+        leaves with equal data are numbered."""
         used: list[int] = []
         needed: set[str] = set()
         for number in reversed(range(len(self.leaves))):
@@ -109,10 +110,10 @@ class StagedIdentity(Identity):
 
 @dataclass(frozen=True)
 class _Consumed(Identity):
-    """What a run was as far as it went.
+    """Identity of the consumed part of a run.
 
     Args:
-        begun: where the stage began that it is in.
+        begun: position at which the present stage began.
     """
 
     begun: int = 0
@@ -131,7 +132,7 @@ class _Consumed(Identity):
 
 
 def _leaving(stage: WeightStage) -> tuple[int, ...]:
-    """The leaves that have no share in a stage."""
+    """Return the leaves that have no share in a stage."""
     return tuple(
         leaf
         for leaf, weights in enumerate(zip(stage.weights, stage.last or stage.weights, strict=True))

@@ -1,4 +1,4 @@
-"""From what a user says about batches by tokens to a plan."""
+"""From a user's settings for batches by tokens to a plan."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_lite.batching.capacity import Ints, at_least_one, checked_lengths
-from energon_lite.batching.cost_file import read_cost_model
-from energon_lite.batching.cost_model import IMAGES, TOKENS, CostModel
-from energon_lite.batching.step_costs import CostColumns
 from energon_lite.batching.steps import STEP_VERSION
 from energon_lite.batching.strategy import (
     CHUNK,
     PLAN_VERSION,
     STRATEGIES,
     Strategy,
-    from_dict,
     packing_capacity,
     read_strategy,
+    strategy_from_dict,
     to_dict,
 )
 from energon_lite.batching.token_lengths import Lengths
 from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.documents import load_yaml
 from energon_lite.errors import DataIndexError, TopologyError, UsageError
+from energon_lite.extras.balance.cost_file import read_cost_model
+from energon_lite.extras.balance.cost_model import IMAGES, TOKENS, CostModel
+from energon_lite.extras.balance.step_costs import CostColumns
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.makers.pipeline import Leaf
@@ -45,18 +45,21 @@ __all__ = ["Batching", "TokenBatching", "plan_by_tokens", "token_batching"]
 #: A strategy, its document, or the path of a YAML file with its document.
 Batching = Strategy | Mapping[str, Any] | str | os.PathLike[str]
 
-#: Epochs that are planned together, at most about twice as many; and positions, at least.
-_EPOCHS, _SMALLEST = 64, 1024
-#: Keeps the hashes for different purposes apart.
+#: Target number of epochs that are planned together; there may be up to about twice as many.
+_EPOCHS = 64
+#: Smallest number of positions that are planned together.
+_SMALLEST = 1024
+#: Tag that separates the hashes of this purpose from those of others.
 _PLANS = 24
-#: What else can be done where there is no column.
+#: Alternative to a missing column of lengths, for messages.
 _ENCODED = "give length_column=None, so that lengths are taken from encoded samples"
+#: Alternative to a missing column of costs, for messages.
 _NO_COSTS = "leave out costs and max_images, or use a cost model without them"
 
 
 @dataclass(frozen=True)
 class TokenBatching:
-    """How samples are put together by their tokens; the arguments of ``get_train_dataset``."""
+    """Checked settings for batches by tokens; see the arguments of ``get_train_dataset``."""
 
     strategy: Strategy
     length_column: str | None = "length"
@@ -67,20 +70,22 @@ class TokenBatching:
     max_images: int | None = None
 
     def settings(self) -> dict[str, Any]:
-        """What of it decides batches, wherever lengths come from."""
+        """Return the settings that decide batches, independent of the source of lengths."""
         return {"batching": to_dict(self.strategy), "plan_version": PLAN_VERSION}
 
 
 def token_batching(
     batching: ByTokens, plan_chunk: int | None, batch_size: int | None, packing: int | None
 ) -> TokenBatching:
-    """What the user wants, checked.
+    """Check the user's settings and return them.
 
     Raises:
         ConfigError: a mistake in the document of the strategy.
         UsageError: arguments that do not go together.
     """
-    length_column, length_field, step = batching.length_column, batching.length_field, batching.micro_batches_per_step
+    length_column = batching.length_column
+    length_field = batching.length_field
+    step = batching.micro_batches_per_step
     if step is not None and length_column is None:
         raise UsageError(
             f"micro_batches_per_step={step} needs a column of lengths: steps are planned before samples are encoded",
@@ -102,7 +107,7 @@ def token_batching(
     if isinstance(strategy, (str, os.PathLike)):
         strategy = read_strategy(load_yaml(strategy))
     elif isinstance(strategy, Mapping):
-        strategy = from_dict(strategy)
+        strategy = strategy_from_dict(strategy)
     elif not isinstance(strategy, tuple(STRATEGIES.values())):
         raise UsageError(
             f"batching is a {type(strategy).__name__}",
@@ -121,7 +126,7 @@ def token_batching(
 
 
 def _check_costs(batching: ByTokens) -> None:
-    """Refuse costs where there is nothing that they could even out."""
+    """Refuse costs and limits of images without the settings that they need."""
     at_least_one(max_images=batching.max_images)
     for name, needed, fix in (
         ("costs", "micro_batches_per_step", "say how many micro-batches a step has: those of a step are evened out"),
@@ -141,7 +146,7 @@ def plan_by_tokens(
     encoder: TaskEncoder,
     config: WorkerConfig,
 ) -> tuple[TokenPlan, Identity]:
-    """The plan of batches by tokens, by a column of lengths; and the identity with what decides it.
+    """Return the plan of batches by tokens, by a column of lengths, and the identity including the plan's settings.
 
     Raises:
         UsageError: the hooks decide how many samples there are, or there are no lengths.
@@ -152,9 +157,11 @@ def plan_by_tokens(
             "batches cannot be planned by tokens where hooks decide how many samples there are",
             fix="give length_column=None to have batches made of the samples that come out",
         )
-    assert batching.length_column is not None  # else there are no plans
+    assert batching.length_column is not None  # plans need a column
     lengths = [_column(leaf, batching.length_column) for leaf in leaves]
-    key, world, step = getattr(batching.strategy, "key", None), config.world_size, batching.step
+    key = getattr(batching.strategy, "key", None)
+    world = config.world_size
+    step = batching.step
     key_lengths = None if key is None else [_column(leaf, key) for leaf in leaves]
     if step is not None and step % world:
         raise TopologyError(
@@ -191,8 +198,9 @@ def plan_by_tokens(
 
 
 def _cost_columns(batching: TokenBatching, leaves: Sequence[Leaf]) -> list[CostColumns] | None:
-    """Where the costs of each leaf's samples come from; None: there is nothing to be evened out or limited by them."""
-    model, most = batching.costs, batching.max_images
+    """Return the cost columns of each leaf's samples; None: neither costs nor images are balanced or limited."""
+    model = batching.costs
+    most = batching.max_images
     if model is None and most is None:
         return None
     names = [name for name in ([] if model is None else model.needs) if name != TOKENS]
@@ -203,10 +211,11 @@ def _cost_columns(batching: TokenBatching, leaves: Sequence[Leaf]) -> list[CostC
 
 
 class _OfRows:
-    """Lengths of rows, which have so many positions fewer than their samples have tokens."""
+    """Lengths of rows, which have ``less`` positions fewer than their samples have tokens."""
 
     def __init__(self, lengths: Lengths, less: int):
-        self._lengths, self._less = lengths, less
+        self._lengths = lengths
+        self._less = less
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -216,8 +225,8 @@ class _OfRows:
 
 
 def _default_chunk(leaves: Sequence[Leaf]) -> int:
-    """Positions that are planned together: of small data sets so many epochs, rounded up to a power of two. Each epoch
-    is planned by itself, so more of them would only take longer."""
+    """Return the number of positions that are planned together: :data:`_EPOCHS` epochs of a small data set, rounded up
+    to a power of two. Each epoch is planned by itself, so more epochs would only take longer."""
     samples = sum(len(leaf.source) for leaf in leaves)
     return min(CHUNK, max(_SMALLEST, 1 << (_EPOCHS * samples - 1).bit_length()))
 
@@ -235,7 +244,7 @@ def _column(leaf: Leaf, name: str, instead: str = _ENCODED) -> Lengths:
 
 
 def _fingerprint(column: Lengths) -> str:
-    """Tells other lengths; a column on disk knows its own."""
+    """Return a digest of the values of a column; a column on disk has stored its own."""
     known = getattr(column, "fingerprint", None)
     if known is not None:
         return str(known() if callable(known) else known)

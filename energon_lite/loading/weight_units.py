@@ -1,12 +1,12 @@
-"""Weights that are shares of tokens: from them, and the mean length of each data set, to shares of samples.
+"""Weights that are shares of tokens: their conversion to shares of samples by the mean length of each leaf.
 
-A blend shows samples. If data set i is to have the share ``w_i`` of all tokens, and its samples have ``m_i`` tokens on
-average, it needs samples in proportion to ``w_i / m_i``. The means are those of measured columns, over the very samples
-that are read, so the weights are known at the start: they are constants like any others, and each data set that ends
-an epoch has given its tokens exactly. Along a slope of weights, shares of samples are a curve, which straight pieces
-follow. Megatron-Energon 8 counts tokens while it runs, and draws what lags behind.
+A blend shows samples. If leaf i is to have the share ``w_i`` of all tokens, and its samples have ``m_i`` tokens on
+average, it needs samples in proportion to ``w_i / m_i``. The means are those of measured columns, over exactly the
+samples that are read, so the weights are known at the start: they are ordinary constants, and each leaf that ends an
+epoch has given its exact share of tokens. Along a slope of weights, shares of samples are a curve, which is
+approximated by straight pieces. (Megatron-Energon 8 counts tokens during the run, and draws the leaf that lags behind.)
 
-An entry that is a blend itself has the mean of what it gives: of its leaves, by their shares of samples in it.
+An entry that is itself a blend has the mean of its output: of its leaves, by their shares of samples in it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from energon_lite.storage.index.sample_filter import length_column
 
 __all__ = ["by_samples", "mean_of"]
 
+#: Samples whose values are read together.
 _CHUNK = 1 << 20
-#: Along a slope, a share of tokens is at most about this far from its weight.
+#: Largest error of a share of tokens along a slope.
 _NEAR = Fraction(1, 1000)
 
-#: Of more leaves shares are computed to so many binary digits; exact ones would grow with each leaf.
-_FEW, _DIGITS = 200, 640
-#: They are off by less than this part of theirs.
+#: Number of leaves above which shares are rounded; the numerators of exact shares would grow with each leaf.
+_FEW = 200
+#: Binary digits of rounded shares.
+_DIGITS = 640
+#: Upper bound of the relative error of rounded shares.
 _OFF = Fraction(1, 1 << 500)
 
 _Piece = tuple[int, Sequence[Fraction], Sequence[Fraction]]
@@ -42,15 +45,15 @@ _Round = Callable[[Fraction], Fraction]
 
 
 def by_samples(specs: Sequence[LeafSpec], sources: Sequence[Any]) -> list[LeafSpec]:
-    """The leaves of a blend with weights that are shares of samples.
+    """Return the leaves of a blend with weights converted to shares of samples.
 
     Args:
-        specs: as the documents say.
-        sources: the samples of each.
+        specs: the leaves as the documents describe them.
+        sources: the source of each leaf.
 
     Raises:
-        DataIndexError: a data set has no such column.
-        ConfigError: samples without any length.
+        DataIndexError: a data set has no column of that unit.
+        ConfigError: the samples of a leaf have a total of zero.
     """
     if not any(spec.units for spec in specs):
         return list(specs)
@@ -64,7 +67,7 @@ def by_samples(specs: Sequence[LeafSpec], sources: Sequence[Any]) -> list[LeafSp
         return [weight / total for weight in weights]
 
     def constant_shares(weights: Sequence[Fraction]) -> list[Fraction]:
-        """Those that are the exact ones as floats."""
+        """Return shares whose floats are those of the exact shares."""
         if len(weights) > _FEW:
             near = of_samples(weights, _rounded)
             if all(float(share * (1 - _OFF)) == float(share * (1 + _OFF)) for share in near):
@@ -93,13 +96,14 @@ def by_samples(specs: Sequence[LeafSpec], sources: Sequence[Any]) -> list[LeafSp
 def _straight_pieces(
     start: int, stop: int, first: Sequence[Fraction], last: Sequence[Fraction], of_samples: _Convert
 ) -> list[_Piece]:
-    """Shares of samples along a slope of weights in another unit, which are a curve: straight pieces that follow it,
-    as ``(start, shares there, shares at the end)``. A piece is halved until it is near enough."""
-    found: list[_Piece] = []
+    """Approximate shares of samples along a slope of weights in another unit, which form a curve, by straight pieces
+    ``(start, shares there, shares at the end)``. A piece is halved until its error is small enough."""
+    pieces: list[_Piece] = []
     left = [(start, stop, first, last, of_samples(first), of_samples(last))]
     while left:
         begin, end, low, high, begins, ends = left.pop()
-        length, middle = end - begin, (begin + end) // 2
+        length = end - begin
+        middle = (begin + end) // 2
         places = {place: Fraction(place - begin, length) for place in (middle, begin + length // 4, end - length // 4)}
         weights = {place: _between(low, high, ratio) for place, ratio in places.items()}
         wanted = {place: of_samples(here) for place, here in weights.items()}
@@ -107,11 +111,11 @@ def _straight_pieces(
             _off(weights[place], _between(begins, ends, ratio), wanted[place]) <= _NEAR
             for place, ratio in places.items()
         ):
-            found.append((begin, begins, ends))
+            pieces.append((begin, begins, ends))
         else:
             left.append((middle, end, weights[middle], high, wanted[middle], ends))
             left.append((begin, middle, low, weights[middle], begins, wanted[middle]))
-    return found
+    return pieces
 
 
 def _between(first: Sequence[Fraction], last: Sequence[Fraction], ratio: Fraction) -> list[Fraction]:
@@ -119,10 +123,13 @@ def _between(first: Sequence[Fraction], last: Sequence[Fraction], ratio: Fractio
 
 
 def _off(weights: Sequence[Fraction], shares: Sequence[Fraction], wanted: Sequence[Fraction]) -> Fraction:
-    """How far the shares of tokens that shares of samples make are from the weights, which others make."""
-    made = [weight * share / one if one else one for weight, share, one in zip(weights, shares, wanted, strict=True)]
-    whole, total = sum(weights), sum(made)
-    return max(abs(one / total - weight / whole) for one, weight in zip(made, weights, strict=True))
+    """Return the largest difference between the weights and the shares of tokens given by shares of samples."""
+    made = [
+        weight * share / exact if exact else exact for weight, share, exact in zip(weights, shares, wanted, strict=True)
+    ]
+    whole = sum(weights)
+    total = sum(made)
+    return max(abs(tokens / total - weight / whole) for tokens, weight in zip(made, weights, strict=True))
 
 
 def _one_level(
@@ -133,14 +140,14 @@ def _one_level(
     means: dict[tuple[int, str], Fraction],
     rounded: _Round,
 ) -> list[Fraction]:
-    """Weights after the blends at a depth (among those with units) were turned into blends of samples. A blend keeps
-    its weight as a whole."""
+    """Convert the blends at a depth (among those with units) to blends of samples and return the weights. A blend keeps
+    its total weight."""
     blends: dict[int, dict[int, list[int]]] = {}
     for number, spec in enumerate(specs):
         if depth < len(spec.units) and weights[number]:
             here = spec.units[depth]
             blends.setdefault(here.blend, {}).setdefault(here.entry, []).append(number)
-    found = list(weights)
+    converted = list(weights)
     for entries in blends.values():
         whole = needed = Fraction(0)
         factors: dict[int, Fraction] = {}
@@ -153,26 +160,27 @@ def _one_level(
             mean = sum((weights[leaf] * means[leaf, unit] for leaf in leaves), Fraction(0)) / share
             factor = rounded(1 / mean)
             factors |= dict.fromkeys(leaves, factor)
-            whole, needed = whole + share, rounded(needed + share * factor)
+            whole = whole + share
+            needed = rounded(needed + share * factor)
         ratio = rounded(whole / needed)
         for leaf, factor in factors.items():
-            found[leaf] = rounded(weights[leaf] * factor * ratio)
-    return found
+            converted[leaf] = rounded(weights[leaf] * factor * ratio)
+    return converted
 
 
 def _rounded(value: Fraction) -> Fraction:
-    """A number above zero to :data:`_DIGITS` binary digits."""
+    """Round a number above zero to :data:`_DIGITS` binary digits."""
     shift = _DIGITS + value.denominator.bit_length() - value.numerator.bit_length()
     return value if shift <= 0 else Fraction((value.numerator << shift) // value.denominator, 1 << shift)
 
 
 def mean_of(spec: LeafSpec, source: Any, unit: str) -> Fraction:
-    """The mean of a column over the samples of a leaf, exactly. Of a measured length, over those that the task encoder
-    did not skip and that did not fail: others are shown in their places.
+    """Return the exact mean of a column over the samples of a leaf. For a measured length, leave out samples that the
+    task encoder skipped or that failed, because replacements are shown in their places.
 
     Raises:
         DataIndexError: there is no such column.
-        ConfigError: it is not above zero.
+        ConfigError: the mean is not above zero.
     """
     where = spec.units[-1].origin if spec.units else spec.origin
     try:
@@ -180,13 +188,15 @@ def mean_of(spec: LeafSpec, source: Any, unit: str) -> Fraction:
     except DataIndexError as error:
         raise DataIndexError(f"weight_unit: {unit} ({where}): {error.what}", where=error.where, fix=error.fix) from None
     flags = _flags(source, length_column(unit))
-    total, samples = Fraction(0), 0
+    total = Fraction(0)
+    samples = 0
     for start in range(0, len(source), _CHUNK):
         values = np.asarray(column[start : start + _CHUNK])
         if flags is not None:
             values = values[np.asarray(flags[start : start + _CHUNK]) == 0]
         exact = values.sum(dtype=np.int64).item() if values.dtype.kind in "iub" else values.sum(dtype=np.float64).item()
-        total, samples = total + Fraction(exact), samples + len(values)
+        total = total + Fraction(exact)
+        samples = samples + len(values)
     if total <= 0:
         what = f"weight_unit: {unit}: the samples of {spec.path} have none"
         raise ConfigError(what, file=spec.origin or None, fix="measure it again, or leave the data set out")
@@ -194,7 +204,7 @@ def mean_of(spec: LeafSpec, source: Any, unit: str) -> Fraction:
 
 
 def _flags(source: Any, name: str) -> Any:
-    """What became of samples when a column of lengths was measured; None: nobody says."""
+    """Return the flags of samples that were skipped when a column of lengths was measured; None: there are none."""
     if name != LENGTH and not name.endswith(f".{LENGTH}"):
         return None
     try:

@@ -1,8 +1,9 @@
-"""Which sample is the n-th: integers only, closed form, no I/O, no torch.
+"""Order of samples: from a position to an address, in closed form. Integers only: no I/O, no torch.
 
-``permutation`` shuffles, ``blend`` mixes, ``stages`` lets the weights of a blend change, ``shuffle`` orders one leaf,
-``orders`` puts them together. Every function here gives the same values in every process, on every machine, for ever;
-if that ever has to change, ``ORDER_VERSION`` changes with it, and states saved under another version are refused.
+``permutation`` shuffles, ``blend`` mixes leaves, ``stages`` changes the weights of a blend, ``shuffle`` orders one
+leaf, and ``orders`` combines them. Every function here returns the same values in every process, on every machine and
+in every release. If that has to change, ``ORDER_VERSION`` changes with it, and states saved under another version are
+refused.
 """
 
 from energon_lite.order.orders import Addresses, BlendOrder, ConcatOrder, EpochBlendOrder, Order
@@ -18,5 +19,5 @@ __all__ = [
     "WeightStage",
 ]
 
-#: Written into every saved state.
+#: Version of the order, written into every saved state.
 ORDER_VERSION = 2

@@ -1,15 +1,15 @@
-"""Blends: which leaf, and which sample of it, stands at a position. Closed form, exact, no index array.
+"""Blends: from a position to a leaf and a position in the leaf's stream. Closed form, exact, no index array.
 
-:class:`Blend` mixes leaves by weight, for ever. :class:`EpochBlend` shows each leaf so many times an epoch. Both know
-from :mod:`energon_lite.order.block_counts` how many samples of each leaf stand before each block of 4,096 positions:
-within one sample of its share at every block's end. It is all integers and dyadic fractions, so there is nothing to
-round differently on another machine, and no count that drifts.
+:class:`Blend` mixes leaves by weight, endlessly. :class:`EpochBlend` repeats each leaf a given number of times an
+epoch. Both get the number of samples of each leaf before each block of 4,096 positions from
+:mod:`energon_lite.order.block_counts`: at every block's end it is within one sample of the leaf's share. All numbers
+are integers and dyadic fractions, so rounding is equal on every machine, and counts do not drift.
 
 Inside a block each leaf's samples are spread evenly with a random offset each (stratified), and in their own order: the
 n-th sample of a leaf never comes before the (n-1)-th, so a small leaf finishes each of its epochs before the next.
 
-The greedy builder of Megatron-Core, which picks the leaf that lags most, gives about the same proportions; it needs one
-pass over all positions and stores 10 bytes for each.
+The greedy builder of Megatron-Core, which picks the leaf with the largest deficit, gives about the same proportions; it
+needs one pass over all positions and stores 10 bytes for each.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ _32 = np.array(32, np.uint64)
 
 
 class Block(NamedTuple):
+    """Contents of one block of positions."""
+
     leaf: Ints  # [positions]
     position: Ints  # [positions] position inside the leaf's own stream
 
 
 class Layout:
-    """Blocks, laid out when they are asked for; the last few are kept.
+    """Blocks of a blend, computed on demand; the last few are cached.
 
     Args:
-        counts: of the blocks.
-        key: 64 bits; decides the places inside the blocks.
-        start: the first position; it may lie inside a block, of which the layout then has the rest.
+        counts: counts of samples in the blocks.
+        key: 64 bits; determines the places inside the blocks.
+        start: the first position; if it lies inside a block, the layout has only the rest of that block.
     """
 
     def __init__(self, counts: BlockCounts, key: int, start: int = 0):
@@ -63,14 +65,14 @@ class Layout:
         return leaf, position
 
     def counts_before(self, position: int) -> Ints:
-        """How many samples of each leaf stand before ``position`` (``[leaves]`` int64)."""
+        """Number of samples of each leaf before ``position`` (``[leaves]`` int64)."""
         number = position >> BLOCK_BITS
         counts = self.counts.block(number).before
         inside = position - max(number << BLOCK_BITS, self._start)
         return counts + np.bincount(self.block(number).leaf[:inside], minlength=len(counts)) if inside else counts
 
     def block(self, number: int) -> Block:
-        """All positions of a block."""
+        """Leaves and stream positions of all positions of a block."""
         block = self._blocks.get(number)
         if block is None:
             while len(self._blocks) >= 4:
@@ -81,14 +83,14 @@ class Layout:
 
 
 class Blend(Layout):
-    """Positions -> (leaf, position in the leaf's own stream), in proportion to ``weights``.
+    """Blend of leaves in proportion to ``weights``: positions -> (leaf, position in the leaf's own stream).
 
     Args:
-        weights: one positive finite number a leaf; only their ratios count.
-        key: 64 bits; decides the places inside the blocks.
+        weights: one positive finite number for each leaf; only their ratios matter.
+        key: 64 bits; determines the places inside the blocks.
 
     Raises:
-        UsageError: no weight, or one that is not a positive finite number.
+        UsageError: there is no weight, or one is not a positive finite number.
 
     Example:
         >>> leaf, position = Blend([3, 1], key=0).lookup(np.arange(4096))
@@ -101,19 +103,19 @@ class Blend(Layout):
 
 
 class EpochBlend:
-    """Positions -> (leaf, position in the leaf's own stream), each leaf so many times an epoch.
+    """Blend with a number of repetitions for each leaf: positions -> (leaf, position in the leaf's own stream).
 
-    In epoch e a leaf of n samples with r repetitions has its samples ``floor(e * r * n) .. floor((e + 1) * r * n)``:
-    with fractions too, so the total is exact over any number of epochs, and the leaf goes through its own epochs one
-    by one.
+    In epoch e a leaf of n samples with r repetitions has its samples ``floor(e * r * n) .. floor((e + 1) * r * n)``,
+    also for fractional r. So the total is exact over any number of epochs, and the leaf finishes each of its own epochs
+    before the next.
 
     Args:
         lengths: samples of each leaf.
-        repetitions: of each leaf in an epoch, positive; fractions are fine.
-        key: 64 bits; decides the places inside an epoch.
+        repetitions: repetitions of each leaf in an epoch, positive; fractions are allowed.
+        key: 64 bits; determines the places inside an epoch.
 
     Raises:
-        UsageError: a repetition that is not a positive finite number, or an epoch without any sample.
+        UsageError: a repetition is not a positive finite number, or an epoch has no sample.
 
     Example:
         >>> blend = EpochBlend([100, 10], [1.5, 1], key=0)
@@ -135,11 +137,11 @@ class EpochBlend:
         self._epochs: dict[int, tuple[Layout, Ints]] = {}
 
     def bounds(self, epoch: int) -> tuple[int, int]:
-        """The positions of an epoch, as start and stop."""
+        """First position of an epoch, and its end, exclusive."""
         return sum(self._before(epoch)), sum(self._before(epoch + 1))
 
     def ends(self, start: int, stop: int) -> list[int]:
-        """The positions between two, without both, at which an epoch begins."""
+        """Positions between ``start`` and ``stop``, both excluded, at which an epoch begins."""
         ends, epoch = list[int](), self._epoch_of(start)
         while (end := self.bounds(epoch)[1]) < stop:
             ends.append(end)
@@ -150,7 +152,7 @@ class EpochBlend:
         """Leaf and position in the leaf's stream of each of ``positions`` (``[k]`` int64, any order)."""
         leaf, place = np.empty_like(positions), np.empty_like(positions)
         left = positions
-        while len(left):  # one round for each epoch that is asked for
+        while len(left):  # one round for each epoch that positions lie in
             epoch = self._epoch_of(int(left.min()))
             start, stop = self.bounds(epoch)
             here = (
@@ -165,13 +167,13 @@ class EpochBlend:
         return leaf, place
 
     def counts_before(self, position: int) -> Ints:
-        """How many samples of each leaf stand before ``position`` (``[leaves]`` int64)."""
+        """Number of samples of each leaf before ``position`` (``[leaves]`` int64)."""
         epoch = self._epoch_of(position)
         layout, before = self._layout(epoch)
         return before + layout.counts_before(position - self.bounds(epoch)[0])
 
     def _before(self, epoch: int) -> list[int]:
-        """Samples of each leaf before an epoch."""
+        """Number of samples of each leaf before an epoch, ``[leaves]``."""
         return [int(epoch * count) for count in self._per_epoch]
 
     def _epoch_of(self, position: int) -> int:
@@ -183,31 +185,31 @@ class EpochBlend:
         return epoch
 
     def _layout(self, epoch: int) -> tuple[Layout, Ints]:
-        found = self._epochs.get(epoch)
-        if found is None:
+        cached = self._epochs.get(epoch)
+        if cached is None:
             while len(self._epochs) >= 4:
                 self._epochs.pop(next(iter(self._epochs)), None)
             before, after = (np.array(self._before(e), dtype=np.int64) for e in (epoch, epoch + 1))
             layout = Layout(BlockCounts(after - before), hash_ints(self._key, epoch))
-            found = self._epochs[epoch] = (layout, before)
-        return found
+            cached = self._epochs[epoch] = (layout, before)
+        return cached
 
 
 def lay_out(range_: CountRange, entropy: int) -> Block:
-    """Spread each leaf's samples evenly over a block, at random inside its part."""
+    """Lay out a block: spread each leaf's samples evenly, each at a random place within its part of the block."""
     counts = range_.inside
     slots = np.arange(range_.length)
     leaf = np.repeat(np.arange(len(counts)), counts)
     start = np.cumsum(counts) - counts
     rank = slots - start.take(leaf)
     offset = mix64_array(np.uint64(entropy) + slots.view(np.uint64)) >> _32
-    # The rank-th of n samples falls into the rank-th of n equal parts of the block, at a random place of it. The
+    # The rank-th of n samples falls into the rank-th of n equal parts of the block, at a random place in it. The
     # division is exact in floats: its operands are below 2**44, its result below 2**32.
     rank <<= 32
     rank |= offset.view(np.int64)
     time = rank.astype(np.float64)
     time /= counts.astype(np.float64).take(leaf)
-    # Sorted by time, and by slot where times are equal: numpy sorts words faster than it finds the order of any.
+    # Sort by time, and by slot for equal times: numpy sorts integers faster than it computes an argsort.
     order = time.astype(np.int64)
     order <<= BLOCK_BITS
     order |= slots
@@ -220,8 +222,15 @@ def lay_out(range_: CountRange, entropy: int) -> Block:
 
 
 def blocks_of(positions: Ints, start: int = 0) -> Iterator[tuple[int, slice | Ints, slice | Ints]]:
-    """The blocks in which positions lie, which of the positions, and where these stand in their block, whose first
-    position is ``start`` if that is inside it."""
+    """Group positions by block.
+
+    Args:
+        positions: ``[k]`` int64, any order.
+        start: first position of the layout; it matters only for the block that it lies in.
+
+    Yields:
+        Block number, the indices of its positions in ``positions``, and their offsets in the block.
+    """
     if _are_consecutive(positions):
         first, stop = int(positions[0]), int(positions[-1]) + 1
         for number in range(first >> BLOCK_BITS, (stop - 1 >> BLOCK_BITS) + 1):
@@ -234,7 +243,7 @@ def blocks_of(positions: Ints, start: int = 0) -> Iterator[tuple[int, slice | In
 
 
 def _are_consecutive(positions: Ints) -> bool:
-    """As they mostly are in large requests; there is at least one then."""
+    """True for at least one position, each the successor of the one before, as in most large requests."""
     count = len(positions)
     if not count or int(positions[-1]) - int(positions[0]) != count - 1:
         return False
@@ -242,7 +251,7 @@ def _are_consecutive(positions: Ints) -> bool:
 
 
 def _by_block(positions: Ints) -> Iterator[tuple[int, slice | Ints]]:
-    """The blocks in which positions lie, and which of the positions."""
+    """Group positions by block: pairs of block number and indices in ``positions``."""
     if not len(positions):
         return
     block_of = positions >> BLOCK_BITS
@@ -260,8 +269,15 @@ def _by_block(positions: Ints) -> Iterator[tuple[int, slice | Ints]]:
 
 
 def integer_shares(weights: Sequence[float], total: int = 1 << 62, *, zero: bool = False) -> Ints:
-    """Integers in the proportion of ``weights`` that sum to exactly ``total`` (largest remainder; of equal remainders
-    the first get one more). ``zero``: some, not all, of the weights may be zero."""
+    """Integers in proportion to ``weights`` that sum to exactly ``total``, ``[leaves]``.
+
+    Rounding is by largest remainder; of equal remainders the first get one more.
+
+    Args:
+        weights: finite numbers above 0.
+        total: sum of the result.
+        zero: weights of 0 are allowed, but not for all.
+    """
     for place, weight in enumerate(weights):
         if not (weight > 0 or (zero and weight == 0)) or weight == float("inf"):
             raise UsageError(
@@ -269,7 +285,7 @@ def integer_shares(weights: Sequence[float], total: int = 1 << 62, *, zero: bool
             )
     if not len(weights):
         raise UsageError("a blend of nothing", fix="give at least one weight")
-    # Integers in the same proportion: nothing is rounded, and no fraction has to be reduced.
+    # Integers in the same proportion, without rounding or reduction of fractions.
     ratios = [(weight if isinstance(weight, float) else Fraction(weight)).as_integer_ratio() for weight in weights]
     scale = lcm(*(int(below) for _, below in ratios))
     exact = [int(above) * (scale // int(below)) for above, below in ratios]

@@ -1,9 +1,9 @@
-"""Sharing positions out by halving: how many samples of each leaf stand before any block, in logarithmic time.
+"""Counts of samples before a block, in logarithmic time, by repeated halving of the positions.
 
-A range of positions holds so many samples of each leaf. Its first half gets half of each leaf's samples, rounded so
-that each leaf is as near to its share at the middle as the others allow (largest remainder). Some fifty halvings lead
-from the largest range to one block; neighbouring blocks share most of the way, which is kept. Counts are integers and
-never run backwards, so a leaf's samples come in order and none is left out.
+A range of positions holds a number of samples of each leaf. Its first half gets half of each leaf's samples, rounded
+such that each leaf is as close to its share at the middle as the others allow (largest remainder). About fifty halvings
+lead from the largest range to one block; neighbouring blocks share most of that path, which is cached. Counts are
+integers and never decrease, so a leaf's samples come in order and none is left out.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ BLOCK = 1 << BLOCK_BITS
 Ints = NDArray[np.int64]
 
 _UNUSED = np.zeros(0)
-#: Numbers that are kept of ranges on the way to a block: 16 MiB. Of very many leaves only the last steps of it fit,
-#: and the range of about so many blocks, from which the others are found again.
-_KEPT, _SOME = 1 << 21, 1 << 10
-#: Both halves of a range have so many numbers of each leaf.
+#: Largest number of cached integers of ranges on the path to a block: 16 MiB. With very many leaves only the last steps
+#: of the path fit.
+_KEPT = 1 << 21
+#: Size, in blocks, of the range that stays cached then, as the start of the next search.
+_SOME = 1 << 10
+#: Integers per leaf that both halves of a range have.
 _OF_HALVES = 4
 
 
@@ -44,7 +46,7 @@ class CountRange(NamedTuple):
 
 
 class BlockCounts:
-    """The way from a range that is known to each of its blocks.
+    """Search for the counts of a block, from a known range.
 
     Args:
         counts: samples of each leaf in the whole range, ``[leaves]`` int64.
@@ -61,12 +63,13 @@ class BlockCounts:
         self._begin(CountRange(0, -(-length // BLOCK), length, np.zeros_like(counts), counts, zeros, zeros))
 
     def _begin(self, root: CountRange) -> None:
-        #: Ranges around the block asked for last, each half of the one before; and both halves of each.
+        #: Pairs of halves on the path to the block looked up last, and the path itself: each range is half of the
+        #: previous one.
         self._halves: list[tuple[CountRange, CountRange] | None] = []
         self._path = [root]
 
     def block(self, number: int) -> CountRange:
-        """The range that is just this block. Halves on the way to the block asked for last are not computed again."""
+        """The range of one block. Halves on the path to the block looked up last are not computed again."""
         if not 0 <= number < self._path[0].stop_block:
             raise UsageError(
                 f"block {number} of {self._path[0].stop_block}: the order ends before this position",
@@ -87,9 +90,9 @@ class BlockCounts:
         return path[-1]
 
     def _forget(self, steps: int) -> None:
-        """Let the first steps of the way go; they can be gone again."""
+        """Drop the first steps of the cached path; they can be computed again."""
         path = self._path
-        some = next((one for one in path[1:steps] if one.stop_block - one.first_block <= _SOME), None)
+        some = next((step for step in path[1:steps] if step.stop_block - step.first_block <= _SOME), None)
         first = [path[0]] if some is None else [path[0], some]
         path[:steps], self._halves[:steps] = first, [None] * len(first)
 
@@ -98,12 +101,11 @@ class BlockCounts:
 
 
 def _halves(range_: CountRange) -> tuple[CountRange, CountRange]:
-    """Both halves of a range.
+    """Split a range into its halves.
 
-    Where a leaf should be at the middle is its part of the range's samples, less the error that the straight line
-    between both ends has there. That is ``whole + rest``, an integer and a fraction below 1 or so. Everyone gets the
-    floor, and those with the largest fractions get one more until the half is full. Clipping keeps counts from running
-    backwards.
+    The ideal count of a leaf at the middle is its part of the range's samples, minus the linearly interpolated error of
+    both ends. That is ``whole + rest``, an integer and a fraction of about 1 or less. Every leaf gets the floor, and
+    the leaves with the largest fractions get one more until the half is full. Clipping keeps counts from decreasing.
     """
     middle = (range_.first_block + range_.stop_block) // 2
     length = (middle - range_.first_block) * BLOCK
@@ -131,8 +133,11 @@ def _halves(range_: CountRange) -> tuple[CountRange, CountRange]:
 
 
 def fill(counts: Ints, lag: NDArray[np.float64], most: Ints, length: int) -> None:
-    """Give one more (or less) to those that lag most (or least) until the sum is ``length``, none less than zero or
-    more than ``most``; both arrays are changed."""
+    """Adjust counts, in place, until their sum is ``length``.
+
+    Counts of the largest lags are raised by one, or those of the smallest lowered; none leaves the range from 0 to
+    ``most``. ``lag`` is adjusted, too.
+    """
     while missing := length - int(counts.sum()):
         step = 1 if missing > 0 else -1
         able = counts < most if step > 0 else counts > 0
@@ -142,7 +147,7 @@ def fill(counts: Ints, lag: NDArray[np.float64], most: Ints, length: int) -> Non
 
 
 def largest(values: NDArray[np.float64], count: int) -> Ints:
-    """1 at the ``count`` largest values but minus infinity, 0 elsewhere; of equal ones, the first are taken."""
+    """Indicator of the ``count`` largest finite values: 1 for them, 0 elsewhere; of equal ones, the first count."""
     count = min(count, len(values))
     bound = np.partition(values, -count)[-count]
     chosen = values >= bound
@@ -154,7 +159,7 @@ def largest(values: NDArray[np.float64], count: int) -> Ints:
 
 
 def _portion(n: Ints, length: int, total: int) -> tuple[Ints, NDArray[np.float64]]:
-    """``n * length / total`` as an integer and a fraction; exact where the halves are equal."""
+    """``n * length / total`` as an integer and a fraction; exact if the halves are equal."""
     if 2 * length == total:
         return np.right_shift(n, 1), np.multiply(n & 1, 0.5, dtype=np.float64)
     if total < 1 << 31:  # then the products fit

@@ -1,8 +1,8 @@
-"""The permutations that many leaves are in, with what belongs to a leaf or to its epoch kept for the next call.
+"""Epoch permutations of many leaves, with cached values for each leaf and for its current epoch.
 
-A batch of a blend of 1,000 leaves has about one sample of each. So it does not pay to group by leaf; but from batch to
-batch nothing changes except for the place in the epoch. The radices of each leaf are computed once, its round keys once
-an epoch.
+A batch of a blend of 1,000 leaves has about one sample of each, so grouping by leaf does not pay. But from batch to
+batch only the place in the epoch changes. The radices of each leaf are computed once, its round keys once for each
+epoch.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ __all__ = ["EpochPermutations", "epoch_keys"]
 Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
 
-#: With more leaves, what is kept would cost more memory and copying than it saves.
+#: With more leaves, the cache would cost more memory and copying than it saves.
 _MOST_LEAVES = 1 << 14
 
 
 def epoch_keys(leaf_keys: Keys, epoch: Ints) -> Keys:
-    """The key of an epoch of a leaf, of each of ``k`` pairs."""
+    """Permutation keys of ``k`` pairs of leaf and epoch, ``[k]`` uint64."""
     return mix64_array(leaf_keys ^ mix64_array(epoch.astype(np.uint64)))
 
 
 class EpochPermutations:
-    """One permutation for each epoch of each leaf: the same as ``permute_array`` with :func:`epoch_keys`.
+    """Permutations of each epoch of each leaf, equal to ``permute_array`` with :func:`epoch_keys`.
 
     Args:
-        lengths: samples in an epoch of each leaf.
-        keys: of the leaves.
+        lengths: samples in an epoch of each leaf, ``[leaves]``.
+        keys: keys of the leaves, ``[leaves]``.
     """
 
     def __init__(self, lengths: Ints, keys: Keys):
@@ -42,14 +42,14 @@ class EpochPermutations:
         self._kinds = sorted(set(self._rounds.tolist()))
         kept = len(lengths) if len(lengths) <= _MOST_LEAVES else 0
         self._radices = radices(lengths[:kept])
-        # Never changed, only replaced, so that a thread that looks up meanwhile sees one state or the other.
+        # Replaced as a whole, never changed in place, so that a concurrent look-up sees a consistent state.
         self._known = (
             np.full(kept, -1, dtype=np.int64),
             np.zeros((max(self._kinds, default=0), kept), dtype=np.uint32),
         )
 
     def lookup(self, leaf: Ints, epoch: Ints, place: Ints) -> Ints:
-        """Which sample stands at ``place`` of ``epoch`` of ``leaf``, for each of ``k``."""
+        """Index of the sample at ``place`` of ``epoch`` of ``leaf``, for each of ``k`` triples."""
         if len(place) <= CHUNK:
             return self._any_kind(leaf, epoch, place)
         out = np.empty_like(place)
@@ -75,7 +75,7 @@ class EpochPermutations:
         return cycle_walk(place, n, self._radices.take(leaf), self._round_keys(rounds, leaf, epoch), 1)
 
     def _round_keys(self, rounds: int, leaf: Ints, epoch: Ints) -> list[NDArray[np.uint32]]:
-        """``[rounds]`` arrays ``[k]``; the epochs asked for are those kept for the next call."""
+        """Round keys, ``[rounds]`` arrays ``[k]``; those of the requested epochs are cached for the next call."""
         known_epoch, known = self._known
         keys = [row.take(leaf) for row in known[:rounds]]
         new = np.flatnonzero(known_epoch.take(leaf) != epoch)
@@ -84,7 +84,7 @@ class EpochPermutations:
             mixed = epoch_keys(self._leaf_keys[leaf], epoch)
             known_epoch, known = known_epoch.copy(), known.copy()
             known_epoch[leaf] = epoch
-            # Of several epochs of a leaf one has been written above; keep the keys of the same one.
+            # If a leaf occurs with several epochs, one of them was written above; cache the keys of the same one.
             kept = known_epoch[leaf] == epoch
             for round_ in range(rounds):
                 keys[round_][new] = fresh = round_keys(mixed, round_)

@@ -1,10 +1,10 @@
-"""Feistel networks on mixed radices, one index at a time and many at once: the inner loop of every shuffle.
+"""Feistel networks on mixed radices, for one index or many: the inner loop of every shuffle.
 
 An index below ``n`` is written as ``left * b + right`` with ``a * b >= n``; a round adds a keyed hash of one digit to
-the other, modulo its radix (see :mod:`energon_lite.order.permutation`). A batch is some thousand indices, so the time
-goes into the number of numpy calls more than into arithmetic: constants are arrays of no dimension (numpy would
-convert a scalar in each call), results go into buffers that are there already, and what only depends on the domain or
-on the key is computed by the caller, once.
+the other, modulo its radix (see :mod:`energon_lite.order.permutation`). A batch has some thousand indices, so the time
+depends on the number of numpy calls more than on arithmetic: constants are zero-dimensional arrays (numpy would convert
+a scalar in each call), results go into existing buffers, and the caller computes once whatever depends only on the
+domain or on the key.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _MASK32 = (1 << 32) - 1
 _HIGH = 1 if sys.byteorder == "little" else 0  # the upper half of a 64-bit word
 _15, _16, _32 = np.array(15, np.uint32), np.array(16, np.uint32), np.array(32, np.uint64)
 _M1, _M2 = np.array(0x7FEB352D, np.uint32), np.array(0x846CA68B, np.uint32)
-#: Below, quotients of integers are exact when they are computed in floats.
+#: Bound below which quotients of integers are exact when they are computed in floats.
 _EXACT = 1 << 51
-#: So few indices that fall outside of their domain are walked one by one.
+#: Up to this number of indices outside of their domain, each is walked separately.
 _FEW = 12
 
 # -- one ------------------------------------------------------------------------------------------------------------
 
 
 def round_key(key: int, round_: int) -> int:
-    """The 32 bits with which a round is keyed."""
+    """Round key: 32 bits derived from the key of a permutation."""
     return mix64((key + round_ * GOLDEN) & MASK64) >> 32
 
 
 def cycle_walk_one(index: int, n: int, keys: Sequence[int], direction: Direction) -> int:
-    """Through the network until the result is below ``n`` (at once, but for one in ``sqrt(n)``)."""
+    """Apply the network until the result is below ``n``; a repetition is needed with probability ``1 / sqrt(n)``."""
     a = isqrt(n - 1) + 1
     b = -(-n // a)
     while True:
@@ -70,7 +70,7 @@ def cycle_walk_one(index: int, n: int, keys: Sequence[int], direction: Direction
 
 
 def _below(x: int, limit: int) -> int:
-    """A hash of 32 bits, reduced to [0, limit) by multiplication (Lemire 2019)."""
+    """Hash of 32 bits, reduced to [0, limit) by multiplication (Lemire 2019)."""
     x ^= x >> 16
     x = (x * 0x7FEB352D) & _MASK32
     x ^= x >> 15
@@ -83,7 +83,7 @@ def _below(x: int, limit: int) -> int:
 
 
 class Radices(NamedTuple):
-    """The two radices of each of ``k`` domains, in both widths that the rounds need."""
+    """Radices of ``k`` domains, in both integer widths that the rounds need."""
 
     a: U64
     b: U64
@@ -91,13 +91,13 @@ class Radices(NamedTuple):
     b32: U32
 
     def take(self, which: Ints) -> Radices:
-        """Those of some of the domains."""
+        """Radices of a selection of the domains."""
         a, b = self.a.take(which), self.b.take(which)
         return Radices(a, b, a.astype(np.uint32), b.astype(np.uint32))
 
 
 def radices(n: Ints) -> Radices:
-    """``a = ceil(sqrt(n))`` and ``b = ceil(n / a)`` of each ``n``."""
+    """Radices ``a = ceil(sqrt(n))`` and ``b = ceil(n / a)`` of each ``n``."""
     root = np.sqrt((n - 1).astype(np.float64)).astype(np.int64)
     root -= root * root > n - 1  # the float root may be one too large,
     root += (root + 1) * (root + 1) <= n - 1  # or one too small
@@ -107,23 +107,23 @@ def radices(n: Ints) -> Radices:
 
 
 def radices_of_one(n: int) -> Radices:
-    """The same of one domain, as arrays of no dimension."""
+    """Radices of a single domain, as zero-dimensional arrays."""
     a = isqrt(n - 1) + 1
     b = -(-n // a)
     return Radices(np.array(a, np.uint64), np.array(b, np.uint64), np.array(a, np.uint32), np.array(b, np.uint32))
 
 
 def round_keys(keys: U64, round_: int) -> U32:
-    """:func:`round_key` of each of many keys."""
+    """Round keys of many permutation keys, ``[k]`` uint32; see :func:`round_key`."""
     mixed = mix64_array(keys + np.uint64((round_ * GOLDEN) & MASK64))
     return (mixed >> _32).astype(np.uint32)
 
 
 def quotient(x: Ints, divisor: U64 | Ints) -> Ints:
-    """``x // divisor`` for ``x >= 0``, through floats where these are exact (64-bit division is slow).
+    """``x // divisor`` for ``x >= 0``, computed in floats where these are exact (64-bit division is slow).
 
-    Two integers up to 2**51 differ from the next multiple by at least 2**-51 of the quotient; a float division is off
-    by 2**-53 of it.
+    The quotient of two integers up to 2**51 differs from the next integer by at least 2**-51 of itself; the error of a
+    float division is at most 2**-53 of it.
     """
     if len(x) and int(x.max()) > _EXACT:
         return x // divisor.astype(np.int64)
@@ -131,13 +131,13 @@ def quotient(x: Ints, divisor: U64 | Ints) -> Ints:
 
 
 def cycle_walk(index: Ints, n: int | Ints, sizes: Radices, keys: Sequence[U32], direction: Direction) -> Ints:
-    """Places of ``index`` in their permutations.
+    """Permute each of ``index`` by its own network, with cycle walking.
 
     Args:
         index: ``[k]``, each below its ``n``.
-        n: ``[k]``, or one for all.
+        n: ``[k]``, or one integer for all.
         sizes: the radices of ``n``.
-        keys: of each round, ``[k]`` or of no dimension.
+        keys: keys of each round, ``[k]`` or zero-dimensional.
         direction: 1, or -1 for the inverse.
     """
     if not len(index):
@@ -161,7 +161,7 @@ def cycle_walk(index: Ints, n: int | Ints, sizes: Radices, keys: Sequence[U32], 
 
 
 def _scramble(index: Ints, sizes: Radices, keys: Sequence[U32], direction: Direction) -> Ints:
-    """All rounds, once. Results may be as large as ``a * b - 1``."""
+    """Apply all rounds once. Results are at most ``a * b - 1``."""
     a, b, a32, b32 = sizes
     quotients = quotient(index, b).view(np.uint64)
     left = quotients.astype(np.uint32)
@@ -170,14 +170,14 @@ def _scramble(index: Ints, sizes: Radices, keys: Sequence[U32], direction: Direc
     wide = np.empty(len(left), dtype=np.uint64)
     high = wide.view(np.uint32)[_HIGH::2]
     for round_ in range(len(keys))[::direction]:
-        # Digits change places after each round.
+        # The digits swap roles after each round.
         (to, of, radix, radix32) = (left, right, a, a32) if round_ % 2 == 0 else (right, left, b, b32)
         np.bitwise_xor(of, keys[round_], out=hash_)
         _mix(hash_, shifted)
         # Reduced to [0, radix) by multiplication: the upper half of a 64-bit product.
         np.copyto(wide, hash_)
         np.multiply(wide, radix, out=wide)
-        # Radices are below 2**31, so the wrong one of the two sums wraps to a larger value.
+        # Radices are below 2**31, so the wrong one of the two sums wraps around to a larger value.
         if direction == 1:
             np.add(to, high, out=to)
             np.subtract(to, radix32, out=hash_)

@@ -1,7 +1,7 @@
 """Keyed integer hashes: the only source of randomness in the order.
 
-Everything random about the order is a hash of integers (seed, leaf, epoch, position), never the next number of a
-generator: so any position can be computed alone, in any process, and gives the same value for ever. All functions are
+Every random decision of the order is a hash of integers (seed, leaf, epoch, position), never the next number of a
+generator: so any position can be computed alone, in any process, and always gives the same value. All functions are
 plain 64-bit integer arithmetic and do not depend on the release of numpy, on the machine or on the byte order.
 
 The mixer is the finaliser of SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators").
@@ -20,7 +20,7 @@ MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _M1 = 0xBF58476D1CE4E5B9
 _M2 = 0x94D049BB133111EB
-# Arrays of no dimension: numpy would convert a scalar in each call.
+# Zero-dimensional arrays: numpy would convert a scalar in each call.
 _GOLDEN_ARRAY, _M1_ARRAY, _M2_ARRAY = (np.array(value, np.uint64) for value in (_GOLDEN, _M1, _M2))
 _27, _30, _31 = (np.array(value, np.uint64) for value in (27, 30, 31))
 
@@ -39,7 +39,7 @@ def mix64(x: int) -> int:
 
 
 def mix64_array(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """:func:`mix64` of every element of a uint64 array."""
+    """Scramble every element of a uint64 array; see :func:`mix64`."""
     x = x + _GOLDEN_ARRAY
     shifted = x >> _30
     x ^= shifted
@@ -53,7 +53,7 @@ def mix64_array(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def hash_ints(*values: int) -> int:
-    """64-bit hash of a sequence of integers; negative and larger ones count modulo 2**64.
+    """64-bit hash of a sequence of integers; negative and larger ones are reduced modulo 2**64.
 
     Example:
         >>> hash_ints(1, 2) != hash_ints(2, 1)
@@ -66,13 +66,13 @@ def hash_ints(*values: int) -> int:
 
 
 def hash_next(state: int, value: int) -> int:
-    """:func:`hash_ints` of one integer more, where ``state`` is the hash of those before it.
+    """Extend a hash by one integer: :func:`hash_ints` of a sequence, from the hash of all but the last.
 
     Example:
         >>> hash_next(hash_ints(1, 2), 3) == hash_ints(1, 2, 3)
         True
     """
-    for word in (0, state):  # mix64(state ^ mix64(value)), without calls: there are some for every sample
+    for word in (0, state):  # mix64(state ^ mix64(value)), inlined because it runs for every sample
         value = (((value ^ word) & MASK64) + _GOLDEN) & MASK64
         value = ((value ^ (value >> 30)) * _M1) & MASK64
         value = ((value ^ (value >> 27)) * _M2) & MASK64
@@ -81,7 +81,7 @@ def hash_next(state: int, value: int) -> int:
 
 
 def hash_next_array(state: int, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """:func:`hash_next` of each of some integers.
+    """Extend a hash by each of ``k`` integers separately, ``[k]`` uint64; see :func:`hash_next`.
 
     Example:
         >>> int(hash_next_array(hash_ints(1, 2), np.array([3], dtype=np.uint64))[0]) == hash_ints(1, 2, 3)
@@ -91,5 +91,5 @@ def hash_next_array(state: int, values: NDArray[np.uint64]) -> NDArray[np.uint64
 
 
 def hash_text(text: str) -> int:
-    """64-bit hash of a text, the same on every machine and in every run (unlike ``hash(text)``)."""
+    """64-bit hash of a text, equal on every machine and in every run (unlike ``hash(text)``)."""
     return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "little")

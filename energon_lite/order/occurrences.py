@@ -1,10 +1,10 @@
-"""Where a sample stands in an order: the inverse of :mod:`energon_lite.order.orders`, by arithmetic.
+"""Positions of a sample in an order: the inverse of :mod:`energon_lite.order.orders`, by arithmetic.
 
-A sample's places in its leaf's stream come from the inverse permutation of each epoch; a place in the stream is at one
-position of the blend, which is searched for: how many samples of a leaf stand before a position is known in closed
-form, and grows with the position. So how often a sample was shown before position 10**12, and where, is known at once.
+A sample's places in its leaf's stream come from the inverse permutation of each epoch. A place in the stream has one
+position in the blend, which is found by search: the number of samples of a leaf before a position is known in closed
+form, and grows with the position. So the occurrences of a sample before position 10**12 are found without a scan.
 
-Samples that are drawn with replacement are the exception: their draws have no inverse, and are gone through.
+Samples that are drawn with replacement are the exception: their draws have no inverse, and are scanned.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ __all__ = ["Occurrences", "StreamPlaces", "pass_at"]
 
 Ints = NDArray[np.int64]
 
-#: Cycles whose permutations are inverted at once, and drawn positions that are looked at at once.
-_CYCLES, _DRAWS = 1 << 10, 1 << 20
+#: Cycles whose permutations are inverted at once.
+_CYCLES = 1 << 10
+#: Drawn positions that are scanned at once.
+_DRAWS = 1 << 20
 
 
 class StreamPlaces:
-    """The places of a sample in the stream of its leaf.
+    """Places of a sample in the stream of its leaf.
 
     Args:
-        leaves: the streams.
-        leaf, index: of the sample.
+        leaves: the streams of all leaves.
+        leaf, index: leaf and index of the sample.
 
     Example:
         >>> places = StreamPlaces(Leaves([LeafOrder(length=5, key=1, copies=None)]), leaf=0, index=3)
@@ -41,11 +43,13 @@ class StreamPlaces:
     """
 
     def __init__(self, leaves: Leaves, leaf: int, index: int):
-        self._leaves, self._leaf, self._index = leaves, leaf, index
+        self._leaves = leaves
+        self._leaf = leaf
+        self._index = index
         self._length = leaves.cycle_length(leaf)
 
     def count(self, stop: int) -> int:
-        """How often the sample stands before a place."""
+        """Number of occurrences of the sample before a place."""
         if self._length is None:
             return sum(1 for _ in self.between(0, stop))
         cycles, rest = divmod(stop, self._length)
@@ -53,34 +57,34 @@ class StreamPlaces:
         return cycles * len(of_cycle) + int((of_cycle < rest).sum())
 
     def between(self, start: int, stop: int, *, newest: bool = False) -> Iterator[int]:
-        """The places from ``start`` on and before ``stop``, ascending; with ``newest``, from the last one on."""
+        """Places from ``start`` on and before ``stop``, ascending; with ``newest``, descending."""
         length, size = (_DRAWS, 1) if self._length is None else (self._length, _CYCLES)
         last = -(-stop // length)
         turns = range(start // length, last, size)
         for turn in reversed(turns) if newest else turns:
             cycles = np.arange(turn, min(turn + size, last), dtype=np.int64)
-            found = np.sort(self._places(cycles).ravel())
-            found = found[(found >= start) & (found < stop)]
-            yield from (found[::-1] if newest else found).tolist()
+            places = np.sort(self._places(cycles).ravel())
+            places = places[(places >= start) & (places < stop)]
+            yield from (places[::-1] if newest else places).tolist()
 
     def _places(self, cycles: Ints) -> Ints:
-        """Those of some cycles, ``[cycles, places]``; of draws, of so many at once."""
+        """Places in some cycles, ``[cycles, places]``; for draws, a cycle is a block of ``_DRAWS`` draws."""
         if self._length is not None:
             return self._leaves.places(self._leaf, self._index, cycles)
-        drawn = np.concatenate([np.arange(one * _DRAWS, (one + 1) * _DRAWS) for one in cycles.tolist()])
+        drawn = np.concatenate([np.arange(block * _DRAWS, (block + 1) * _DRAWS) for block in cycles.tolist()])
         index, _ = self._leaves.lookup(np.full(len(drawn), self._leaf, dtype=np.int64), drawn)
         return drawn[index == self._index].reshape(1, -1)
 
 
 class Occurrences:
-    """The positions of an order at which a sample stands.
+    """Positions of an order at which a sample occurs.
 
     Args:
         order: the order.
-        leaf, index: of the sample.
+        leaf, index: leaf and index of the sample.
 
     Attributes:
-        before_rebase: how often it was shown by another blend, before this one began in the middle of the run.
+        before_rebase: number of occurrences in other blends, before this one began in the middle of the run.
 
     Example:
         >>> order = BlendOrder([LeafOrder(10**9, 1), LeafOrder(10**6, 2)], [3, 1], key=0)
@@ -93,7 +97,7 @@ class Occurrences:
     def __init__(self, order: Order, leaf: int, index: int):
         self._order, self._leaf, self._index = order, leaf, index
         self.before_rebase = 0
-        self._block: dict[int, int] | None = None  # positions of places of the leaf's stream that were looked up last
+        self._block: dict[int, int] | None = None  # place in the leaf's stream -> position, for the last block
         if isinstance(order, ConcatOrder):
             self._alone: int | None = order.position(leaf, index)
             return
@@ -106,14 +110,16 @@ class Occurrences:
         self.before_rebase = self._stream.count(self._begun)
 
     def count(self, stop: int) -> int:
-        """How often the sample stands before a position, also before a rebase."""
+        """Number of occurrences of the sample before a position, including those before a rebase."""
         if self._alone is not None:
             return int(self._alone < stop)
         return self._stream.count(self._shown(stop)) if stop > self._first else self.before_rebase
 
     def between(self, start: int, stop: int, *, newest: bool = False) -> Iterator[int]:
-        """The positions from ``start`` on and before ``stop``, ascending; with ``newest``, from the last one on. Those
-        before a rebase were another blend's, and are not known."""
+        """Positions from ``start`` on and before ``stop``, ascending; with ``newest``, descending.
+
+        Positions before a rebase belong to another blend, and are unknown.
+        """
         if self._alone is not None:
             if start <= self._alone < stop:
                 yield self._alone
@@ -125,20 +131,20 @@ class Occurrences:
             yield self._position_of(place, start, stop)
 
     def _shown(self, position: int) -> int:
-        """Samples of the leaf's stream before a position."""
+        """Number of samples of the leaf's stream before a position."""
         return int(self._mixed.counts_before(position)[self._leaf])
 
     def _position_of(self, place: int, low: int, high: int) -> int:
-        """The position of a place of the leaf's stream that is known to be between two."""
+        """The position of a place of the leaf's stream, which is known to be from ``low`` on and before ``high``."""
         order = self._mixed
         if order.blend is None:
             return self._first + place - self._begun
-        if self._block is not None and place in self._block:  # neighbours often are in one block
+        if self._block is not None and place in self._block:  # consecutive places are often in one block
             return self._block[place]
         before, behind = self._shown(low), self._shown(high)
         tried = 0
         while high - low > BLOCK:
-            # Counts are near to a straight line: two positions around where the place should be. Else, the middle.
+            # Counts are nearly linear: try two positions around the interpolated one. Every third time, bisect.
             apart = (high - low) // max(1, behind - before) + BLOCK
             guess = low + (high - low) * (place - before) // max(1, behind - before)
             wanted = [guess - apart, guess + apart] if tried % 3 == 0 else [(low + high) // 2]
@@ -164,7 +170,7 @@ class Occurrences:
 
 
 def pass_at(order: Order, position: int) -> int:
-    """The pass that a position is in, of an order whose passes go on where the one before ended."""
+    """Number of the pass that contains a position, in an order whose passes are consecutive."""
     if order.bounds(0) is None or isinstance(order, ConcatOrder):
         return 0
     low, high = 0, 1

@@ -1,8 +1,8 @@
-"""The order of a whole run: global position -> address of a sample.
+"""Order of a whole run: global position -> address of a sample.
 
-An :class:`Order` is a :class:`BlendOrder` (leaves by weight, for ever, or one leaf through all of its epochs), an
-:class:`EpochBlendOrder` (each leaf so many times an epoch) or a :class:`ConcatOrder` (validation: one leaf after the
-other, once). All are pure functions of positions.
+An :class:`Order` is a :class:`BlendOrder` (leaves by weight, endlessly, or one leaf through all of its epochs), an
+:class:`EpochBlendOrder` (each leaf a given number of times an epoch) or a :class:`ConcatOrder` (validation: one leaf
+after the other, once). All are pure functions of positions.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["Addresses", "BlendOrder", "ConcatOrder", "EpochBlendOrder", "Order"]
 
 Ints = NDArray[np.int64]
 
-#: Positions asked for in each of the blocks they lie in, so that all of these blocks' addresses are computed.
+#: Number of requested positions, for each block they lie in, from which whole blocks are computed and cached.
 _ENOUGH = BLOCK // 8
-#: Larger requests are worked on in pieces.
+#: Larger requests are processed in pieces of this size.
 _AT_ONCE = 2 * BLOCK
-#: Keeps the hashes for different purposes apart.
+#: Tag of the hashes for rebased blends, which keeps them apart from hashes for other purposes.
 _REBASE = 2
 
 
@@ -43,20 +43,20 @@ class Addresses:
     epoch: Ints
 
     def columns(self) -> tuple[Ints, Ints, Ints]:
-        """Leaf, index and epoch."""
+        """The arrays of leaf, index and epoch."""
         return self.leaf, self.index, self.epoch
 
     def rows(self) -> list[tuple[int, int, int]]:
-        """The same as a list of ``(leaf, index, epoch)``."""
+        """The addresses as a list of ``(leaf, index, epoch)``."""
         return list(zip(*(column.tolist() for column in self.columns()), strict=True))
 
 
 class _WholeBlocks:
-    """Computes addresses in whole blocks where most of a block is asked for anyway, and keeps the last few.
+    """Cache of the last few blocks of addresses, filled where a request covers much of a block.
 
-    A numpy call on 1,000 elements takes half as long as one on 4,000. So a request for an eighth of its blocks pays
-    for the rest of them, which the next requests then find. Smaller requests compute what they ask for and no more: a
-    rank among a thousand is not interested in its neighbours' samples.
+    A numpy call on 1,000 elements takes half as long as one on 4,000. So for a request of an eighth of its blocks it
+    pays to compute the rest of them, which the next requests use. Smaller requests compute only what they need: a rank
+    among a thousand does not use its neighbours' samples.
     """
 
     def __init__(self, compute: Callable[[Ints], Addresses]):
@@ -72,28 +72,28 @@ class _WholeBlocks:
         whole = len(positions) >= _ENOUGH * len(parts)
         if not (whole or any(number in self._blocks for number, _, _ in parts)):
             return self._compute(positions)
-        found = Addresses(*(np.empty(len(positions), dtype=np.int64) for _ in range(3)))
+        addresses = Addresses(*(np.empty(len(positions), dtype=np.int64) for _ in range(3)))
         for number, here, slots in parts:
             block = self._block(number, whole)
             if block is None:
                 block, slots = self._compute(positions[here]), slice(None)
-            for column, values in zip(found.columns(), block.columns(), strict=True):
+            for column, values in zip(addresses.columns(), block.columns(), strict=True):
                 column[here] = values[slots]
-        return found
+        return addresses
 
     def _large(self, positions: Ints) -> Addresses:
-        """In pieces whose intermediate arrays stay in the processor's cache."""
-        if (positions[1:] < positions[:-1]).any():  # pieces would come back to the same blocks again and again
+        """Look up a large request in pieces, so that intermediate arrays stay in the processor's cache."""
+        if (positions[1:] < positions[:-1]).any():  # pieces would need the same blocks repeatedly
             return self._compute(positions)
-        found = Addresses(*(np.empty(len(positions), dtype=np.int64) for _ in range(3)))
+        addresses = Addresses(*(np.empty(len(positions), dtype=np.int64) for _ in range(3)))
         for start in range(0, len(positions), _AT_ONCE):
             piece = slice(start, start + _AT_ONCE)
-            for column, values in zip(found.columns(), self._compute(positions[piece]).columns(), strict=True):
+            for column, values in zip(addresses.columns(), self._compute(positions[piece]).columns(), strict=True):
                 column[piece] = values
-        return found
+        return addresses
 
     def _block(self, number: int, whole: bool) -> Addresses | None:
-        """All addresses of a block; None if they are not there, and should not be made."""
+        """All addresses of a block; None if they are not cached and ``whole`` is False."""
         block = self._blocks.get(number)
         if block is None and whole:
             while len(self._blocks) >= 4:
@@ -103,36 +103,41 @@ class _WholeBlocks:
 
 
 class Order(Protocol):
-    """A sequence of sample addresses, by position."""
+    """Sequence of sample addresses, by position."""
 
     def bounds(self, pass_number: int) -> tuple[int, int] | None:
-        """The positions of a pass, as start and stop; None: the order never ends, and there is only one pass."""
+        """First position of a pass, and its end, exclusive; None: the order is endless, and has a single pass."""
 
     def lookup(self, positions: Ints) -> Addresses:
         """Addresses at ``positions`` (``[k]`` int64, any order)."""
 
     def epoch_ends(self, start: int, stop: int) -> list[int]:
-        """The positions between ``start`` and ``stop``, without both, at which an epoch of everything begins: one of
-        the only leaf, or of the blend. Leaves that are mixed by weight end their epochs at positions of their own."""
+        """Positions between ``start`` and ``stop``, both excluded, at which an epoch of the whole order begins.
+
+        That is an epoch of the only leaf, or of the blend. Leaves that are mixed by weight end their epochs at
+        positions of their own, which do not count.
+        """
 
     def cycles(self, addresses: Addresses) -> Ints:
-        """In which turn of its leaf each sample is: its epoch, or as many epochs as are mixed on purpose."""
+        """Cycle of each sample in its leaf, ``[k]``: its epoch, or the group of epochs that are mixed on purpose."""
 
     def rebased(self, rebase: Rebase) -> Order:
-        """The same order, beginning in the middle of a run; one whose passes begin anew stays as it is."""
+        """The same order, started in the middle of a run; an order whose passes all restart is returned unchanged."""
 
 
 class _MixedOrder:
-    """What orders of blends have in common.
+    """Base class of orders of blends.
 
     Args:
-        blend: ``(leaf, position in the leaf's stream)`` at positions; None for a single leaf, which needs no mixing.
+        blend: maps positions to ``(leaf, position in the leaf's stream)``; None for a single leaf.
         leaves: the leaves' streams.
-        rebase: the blend begins in the middle of a run.
+        rebase: start of the blend in the middle of a run; None: it starts at position 0.
     """
 
     def __init__(self, blend: Blend | StagedBlend | EpochBlend | None, leaves: Leaves, rebase: Rebase | None):
-        self.blend, self.leaves, self.rebase = blend, leaves, rebase
+        self.blend = blend
+        self.leaves = leaves
+        self.rebase = rebase
         self._first = 0 if rebase is None else rebase.position
         self._starts = None if rebase is None else np.array(rebase.starts, dtype=np.int64)
         self._blocks = _WholeBlocks(self._compute)
@@ -148,8 +153,10 @@ class _MixedOrder:
         return self._blocks.lookup(positions)
 
     def counts_before(self, position: int) -> Ints:
-        """How many samples of each leaf's stream were shown before ``position`` (``[leaves]`` int64), those that were
-        shown before a rebase included."""
+        """Number of samples of each leaf's stream before ``position``, ``[leaves]`` int64.
+
+        Samples before a rebase are included.
+        """
         within = position - self._first
         if self.blend is None:
             counts = np.array([within], dtype=np.int64)
@@ -171,14 +178,14 @@ class _MixedOrder:
 
 
 class BlendOrder(_MixedOrder):
-    """Leaves mixed by weight, each repeated for as long as asked for; passes go on where the one before ended.
+    """Order of leaves mixed by weight, each repeated without end; passes are consecutive.
 
     Args:
         leaves: the leaves' own orders.
-        weights: one a leaf; only ratios count. Or stages, where they change along the run.
+        weights: one for each leaf; only ratios matter. Or stages, if they change during the run.
         key: 64 bits for the mixing.
         run, window: see :class:`~energon_lite.order.shuffle.Leaves`.
-        length: positions of a pass; None: it never ends.
+        length: positions of a pass; None: it is endless.
         rebase: see :meth:`rebased`.
 
     Example:
@@ -214,8 +221,10 @@ class BlendOrder(_MixedOrder):
         return list(range(shift + ((start - shift) // length + 1) * length, stop, length))
 
     def rebased(self, rebase: Rebase) -> BlendOrder:
-        """This blend, beginning in the middle of a run whose blend was another one before. Stages stay where they are
-        in the run; those before have no part in it."""
+        """This blend, started in the middle of a run that had another blend before.
+
+        Stages keep their positions in the run; stages that ended before the start are dropped.
+        """
         stages = [stage for stage in self._weights if isinstance(stage, WeightStage)]
         return BlendOrder(
             self.leaves.leaves,
@@ -229,7 +238,7 @@ class BlendOrder(_MixedOrder):
 
 
 def _blend(weights: Sequence[float] | Sequence[WeightStage], leaves: int, key: int) -> Blend | StagedBlend | None:
-    """None for a single leaf, which needs no mixing."""
+    """The blend of some leaves; None for a single leaf, which needs no mixing."""
     stages = [stage for stage in weights if isinstance(stage, WeightStage)]
     numbers = [weight for weight in weights if not isinstance(weight, WeightStage)]
     if stages and numbers:
@@ -243,14 +252,14 @@ def _blend(weights: Sequence[float] | Sequence[WeightStage], leaves: int, key: i
 
 
 class EpochBlendOrder(_MixedOrder):
-    """Leaves mixed so that each is shown so many times an epoch.
+    """Order of leaves with a number of repetitions of each in an epoch.
 
     Args:
         leaves: the leaves' own orders.
-        repetitions: of each leaf in an epoch.
+        repetitions: repetitions of each leaf in an epoch.
         key: 64 bits for the mixing.
         run, window: see :class:`~energon_lite.order.shuffle.Leaves`.
-        repeat: go on for ever; else each pass is one epoch.
+        repeat: True: endless; False: each pass is one epoch.
         rebase: see :meth:`rebased`.
     """
 
@@ -279,7 +288,7 @@ class EpochBlendOrder(_MixedOrder):
         return [self._first + end for end in ends]
 
     def rebased(self, rebase: Rebase) -> EpochBlendOrder:
-        """This blend, its first epoch beginning in the middle of a run whose blend was another one before."""
+        """This blend, with its first epoch started in the middle of a run that had another blend before."""
         return EpochBlendOrder(
             self.leaves.leaves,
             self._repetitions,
@@ -292,11 +301,11 @@ class EpochBlendOrder(_MixedOrder):
 
 
 class ConcatOrder:
-    """Leaves one after the other, unshuffled, once; all passes are the same.
+    """Order of leaves one after the other, unshuffled, once; all passes are equal.
 
     Args:
         lengths: samples of each leaf.
-        length: end after so many positions, if that is earlier.
+        length: end after this number of positions, if that is earlier.
     """
 
     def __init__(self, lengths: Sequence[int], *, length: int | None = None):
@@ -317,7 +326,7 @@ class ConcatOrder:
         return self
 
     def position(self, leaf: int, index: int) -> int:
-        """Where a sample of a leaf stands."""
+        """Position of a sample of a leaf."""
         return index + (int(self._stops[leaf - 1]) if leaf else 0)
 
     def lookup(self, positions: Ints) -> Addresses:

@@ -1,18 +1,19 @@
-"""Keyed permutations of [0, n): any element in constant time, nothing stored.
+"""Keyed permutations of [0, n): any element in constant time, without storage.
 
-Three kinds, chosen by ``n`` alone, all bijections for every key:
+There are three kinds, chosen by ``n`` alone, all bijections for every key:
 
 * ``n > 65,535``: a Feistel network of 6 rounds on a mixed radix. An index is written as ``left * b + right`` with
   ``a * b >= n`` and ``a, b`` near ``sqrt(n)``; the rounds add a keyed hash of one half to the other half, modulo its
-  radix. The few values of ``a * b`` that are not below ``n`` are walked over (at most one in ``sqrt(n)``).
+  radix. The few of the ``a * b`` values that are not below ``n`` are skipped by cycle walking (at most one in
+  ``sqrt(n)``).
 * ``1,024 < n <= 65,535``: the same with 12 rounds, because a round mixes less when the halves are short.
-* ``n <= 1,024``: a table, the argsort of keyed hashes, which is uniform over all permutations as far as the hash is.
+* ``n <= 1,024``: a table, the argsort of keyed hashes, which is as uniform over all permutations as the hash is.
 
-The scalar and the vectorised forms give equal values; below some 32 indices the scalar one is faster.
+The scalar and the vectorised forms give equal values; below about 32 indices the scalar one is faster.
 
 Feistel networks on arbitrary domains, with cycle walking: Black and Rogaway 2002, "Ciphers with arbitrary finite
-domains". The round hash is Wellons' ``lowbias32``. That two multiplications a round are needed, and that three rounds
-are too few, is measured in ``tests/order/test_permutation.py``.
+domains". The round hash is Wellons' ``lowbias32``. ``tests/order/test_permutation.py`` measures that a round needs two
+multiplications, and that three rounds are too few.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ __all__ = ["MAX_LENGTH", "permute", "permute_array", "unpermute", "unpermute_arr
 
 #: The largest domain: both halves of an index then fit into 31 bits.
 MAX_LENGTH = 1 << 62
-#: Up to here a permutation is a table of two bytes an element.
+#: Largest domain whose permutation is a table, of two bytes for each element.
 TABLE_LENGTH = 1024
-#: Elements worked on at once, so that all intermediate arrays stay in the processor's cache.
+#: Elements that are processed at once, so that all intermediate arrays stay in the processor's cache.
 CHUNK = 1 << 13
 
 Ints = NDArray[np.int64]
@@ -47,22 +48,22 @@ Keys = NDArray[np.uint64]
 
 
 def rounds_for(n: int) -> int:
-    """Number of Feistel rounds used for a domain of ``n`` elements; 0: it is a table."""
+    """Number of Feistel rounds for a domain of ``n`` elements; 0 for a table."""
     return 6 if n > 0xFFFF else 12 if n > TABLE_LENGTH else 0
 
 
 def rounds_of_each(n: Ints) -> Ints:
-    """:func:`rounds_for` of many sizes."""
+    """Numbers of rounds for many domains, ``[k]``; see :func:`rounds_for`."""
     return np.where(n <= TABLE_LENGTH, 0, np.where(n > 0xFFFF, 6, 12))
 
 
 def permute(index: int, n: int, key: int) -> int:
-    """The place of ``index`` in the permutation of [0, n) that belongs to ``key``.
+    """Image of ``index`` under the permutation of [0, n) that belongs to ``key``.
 
     Args:
         index: 0 <= index < n.
         n: size of the domain, at most 2**62.
-        key: 64 bits; each key gives another permutation.
+        key: 64 bits; each key gives a different permutation.
 
     Example:
         >>> sorted(permute(i, 10, key=7) for i in range(10)) == list(range(10))
@@ -74,7 +75,7 @@ def permute(index: int, n: int, key: int) -> int:
 
 
 def unpermute(index: int, n: int, key: int) -> int:
-    """Inverse of :func:`permute`: ``unpermute(permute(i, n, key), n, key) == i``."""
+    """Invert :func:`permute`: ``unpermute(permute(i, n, key), n, key) == i``."""
     if n <= TABLE_LENGTH:
         return int(_inverse_table(n, key)[index])
     return cycle_walk_one(index, n, _keys_of(n, key), -1)
@@ -85,7 +86,7 @@ def _keys_of(n: int, key: int) -> list[int]:
 
 
 def permute_array(index: Ints, n: int | Ints, key: int | Keys) -> Ints:
-    """:func:`permute` of many indices at once.
+    """Permute many indices at once; see :func:`permute`.
 
     Args:
         index: ``[k]`` int64.
@@ -99,7 +100,7 @@ def permute_array(index: Ints, n: int | Ints, key: int | Keys) -> Ints:
 
 
 def unpermute_array(index: Ints, n: int | Ints, key: int | Keys) -> Ints:
-    """:func:`unpermute` of many indices at once; arguments as for :func:`permute_array`."""
+    """Invert :func:`permute_array`, with the same arguments."""
     return _dispatch(index, n, key, -1)
 
 
@@ -118,7 +119,7 @@ def _inverse_table(n: int, key: int) -> NDArray[np.uint16]:
 
 
 def _look_up(index: Ints, n: Ints, key: Keys, direction: Direction) -> Ints:
-    """Table permutations where each index may have its own size and key: one table for each different pair."""
+    """Table permutations for indices with their own sizes and keys: one table for each distinct pair."""
     if not len(index):
         return index.copy()
     table = _table if direction == 1 else _inverse_table
@@ -126,7 +127,7 @@ def _look_up(index: Ints, n: Ints, key: Keys, direction: Direction) -> Ints:
     n, key = n[order], key[order]
     starts = np.flatnonzero(np.r_[True, (n[1:] != n[:-1]) | (key[1:] != key[:-1])])
     sizes = n[starts]
-    # One table behind the other, and one look-up in all of them.
+    # All tables in one array, and a single look-up in it.
     tables = np.concatenate([table(*pair) for pair in zip(sizes.tolist(), key[starts].tolist(), strict=True)])
     offset = np.repeat(np.cumsum(sizes) - sizes, np.diff(np.r_[starts, len(order)]))
     out = np.empty_like(index)
@@ -144,8 +145,8 @@ def _dispatch(index: Ints, n: int | Ints, key: int | Keys, direction: Direction)
         kinds = {rounds_for(n): slice(None)}
     else:
         of = rounds_of_each(n)
-        found = [kind for kind in (0, 6, 12) if (of == kind).any()]  # not np.unique, whose first call is slow
-        kinds = {k: np.flatnonzero(of == k) if len(found) > 1 else slice(None) for k in found}  # type: ignore[misc]
+        present = [kind for kind in (0, 6, 12) if (of == kind).any()]  # not np.unique, whose first call is slow
+        kinds = {k: np.flatnonzero(of == k) if len(present) > 1 else slice(None) for k in present}  # type: ignore[misc]
     out = np.empty_like(index)
     for kind, where in kinds.items():
         i = index[where]

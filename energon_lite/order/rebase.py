@@ -1,8 +1,8 @@
-"""Another blend from some position of a run on, in closed form: each leaf's stream goes on where it was.
+"""Change of the blend at some position of a run, in closed form: each leaf's stream continues without a gap.
 
-What stands before the position was counted once, when the blend was changed. The new blend then begins there as if it
-were position 0, and each leaf's place in it is added to what the leaf had given before. So a position costs no more
-than before, and a leaf's stream is that of an undisturbed run, whatever the blend around it was.
+The samples before the position were counted once, when the blend was changed. The new blend then starts there as if it
+were position 0, and each leaf's place in it is added to the leaf's earlier count. So a look-up takes no longer than
+before, and a leaf's stream equals that of an undisturbed run, for any blends.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["Rebase", "stages_from"]
 
 @dataclass(frozen=True)
 class Rebase:
-    """Where a changed blend begins.
+    """Start of a changed blend.
 
     Args:
-        position: the first of its positions in the run.
-        starts: for each of its leaves, the samples of the leaf's stream that were shown before.
+        position: its first position in the run.
+        starts: for each of its leaves, the number of samples of the leaf's stream before that position.
 
     Example:
-        >>> rebase = Rebase(1000, (600, 0))  # leaf 0 goes on with its sample 600, leaf 1 is new
+        >>> rebase = Rebase(1000, (600, 0))  # leaf 0 continues with its sample 600, leaf 1 is new
     """
 
     position: int
@@ -33,7 +33,7 @@ class Rebase:
 
 
 def stages_from(stages: Sequence[WeightStage], position: int) -> list[WeightStage]:
-    """What of some stages lies from a position on, which becomes position 0.
+    """Stages from a position on, shifted such that it becomes position 0.
 
     Example:
         >>> ramp = [WeightStage(0, (0.0, 1.0), last=(1.0, 0.0)), WeightStage(100, (1.0, 0.0))]

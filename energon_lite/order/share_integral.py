@@ -1,10 +1,10 @@
-"""How many samples of each leaf should stand before a position while the shares move: integrals in fixed point.
+"""Ideal counts of samples of each leaf before a position while the shares change: integrals in fixed point.
 
-Over one stretch of positions the share of a leaf goes in a straight line, from ``first`` to ``last``. Its integral from
-the start of the stretch to ``x`` positions further is ``first * (x - v) + last * v`` with ``v = x^2 / (2 * length)``.
+Within a stretch of positions the share of a leaf changes linearly from ``first`` to ``last``. Its integral from the
+start of the stretch to ``x`` positions further is ``first * (x - v) + last * v`` with ``v = x^2 / (2 * length)``.
 Shares are integers that sum to 2**62, and ``v`` is one number for all leaves, rounded to 2**-31. So the integrals of
-all leaves sum to ``x`` whatever that rounding was, and the rest is the multiplication of large integers, in pieces of
-31 bits: exact to 2**-62 at every position below 2**62, and the same on every machine.
+all leaves sum to ``x`` for any rounding of it, and the rest is multiplication of large integers in limbs of 31 bits:
+exact to 2**-62 at every position below 2**62, and equal on every machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["FRACTION_BITS", "Ideal", "ShareIntegral", "begin"]
 
 Ints = NDArray[np.int64]
 
-#: Bits behind the point of an :class:`Ideal`, and of a share.
+#: Fractional bits of an :class:`Ideal`, and of a share.
 FRACTION_BITS = 62
 _LIMB = 31
 _LIMB_MASK = (1 << _LIMB) - 1
@@ -26,36 +26,37 @@ _FRACTION_MASK = np.uint64((1 << FRACTION_BITS) - 1)
 
 
 class Ideal(NamedTuple):
-    """A number of samples for each leaf that need not be whole: ``whole + fraction / 2**62``."""
+    """Fractional number of samples for each leaf: ``whole + fraction / 2**62``, ``[leaves]`` each."""
 
     whole: Ints
     fraction: NDArray[np.uint64]
 
     def plus(self, other: Ideal) -> Ideal:
+        """The sum of two counts, leaf by leaf."""
         fraction = self.fraction + other.fraction
         carry = (fraction >> np.uint64(FRACTION_BITS)).view(np.int64)
         return Ideal(self.whole + other.whole + carry, fraction & _FRACTION_MASK)
 
     def total(self, which: NDArray[np.bool_]) -> int:
-        """The nearest integer to the sum over some leaves."""
-        halves = (self.fraction[which] >> np.uint64(_LIMB)).sum(dtype=np.uint64)  # a leaf's last bits do not count here
+        """The sum over some leaves, rounded to the nearest integer."""
+        halves = (self.fraction[which] >> np.uint64(_LIMB)).sum(dtype=np.uint64)  # the lower bits are negligible
         return int(self.whole[which].sum()) + ((int(halves) + (1 << (_LIMB - 1))) >> _LIMB)
 
 
 def begin(leaves: int) -> Ideal:
-    """Nothing of any leaf."""
+    """Ideal counts of 0 for each leaf."""
     return Ideal(np.zeros(leaves, dtype=np.int64), np.zeros(leaves, dtype=np.uint64))
 
 
 class ShareIntegral:
-    """The ideal counts along one stretch.
+    """Ideal counts along one stretch of positions.
 
     Args:
-        start: position at which it begins.
+        start: first position of the stretch.
         base: ideal counts before it.
         first: shares at its start, integers that sum to 2**62.
-        last: shares at its end; None: they stay.
-        length: positions; of no meaning where shares stay.
+        last: shares at its end; None: they are constant.
+        length: positions of the stretch; unused if shares are constant.
 
     Example:
         >>> half = 1 << 61
@@ -65,16 +66,18 @@ class ShareIntegral:
     """
 
     def __init__(self, start: int, base: Ideal, first: Ints, last: Ints | None, length: int):
-        self.start, self._base, self.length = start, base, length
+        self.start = start
+        self.length = length
+        self._base = base
         self._first, self._last = first, last
 
     @property
     def constant(self) -> bool:
-        """Whether shares stay."""
+        """True if the shares are constant."""
         return self._last is None
 
     def before(self, position: int) -> Ideal:
-        """Ideal counts before a position of the stretch, from the beginning of the run."""
+        """Ideal counts before a position of the stretch, counted from the start of the run."""
         x = position - self.start
         if self._last is None:
             return self._base.plus(_times(self._first, x << _LIMB))
@@ -83,7 +86,7 @@ class ShareIntegral:
         return done.plus(_times(self._last, v))
 
     def idle(self) -> NDArray[np.bool_]:
-        """The leaves that have no share anywhere in the stretch."""
+        """Mask of the leaves without a share anywhere in the stretch, ``[leaves]``."""
         idle: NDArray[np.bool_] = self._first == 0
         return idle if self._last is None else idle & (self._last == 0)
 
@@ -93,7 +96,7 @@ def _times(shares: Ints, x: int) -> Ideal:
     low, high = (shares & _LIMB_MASK).view(np.uint64), (shares >> _LIMB).view(np.uint64)
     x0, x1, x2 = (np.uint64(part) for part in (x & _LIMB_MASK, x >> _LIMB & _LIMB_MASK, x >> 2 * _LIMB))
     limb, mask = np.uint64(_LIMB), np.uint64(_LIMB_MASK)
-    # Products of limbs are at most 2**62: two of them and a carry fit into a word.
+    # Products of limbs are at most 2**62: two of them and a carry fit into 64 bits.
     digit = high * x0 + low * x1 + (low * x0 >> limb)
     upper = high * x1 + low * x2 + (digit >> limb)
     whole = high * x2 + (upper >> limb)

@@ -1,10 +1,10 @@
-"""The order inside each leaf: position in the leaf's stream -> (sample, epoch).
+"""Order inside each leaf: position in the leaf's stream -> (sample, epoch).
 
-The stream of a leaf of ``n`` samples is its epochs, one after the other, each a permutation of [0, n) under a key of
-its own. Two numbers bound how far apart neighbours in the stream may lie on disk: ``max_samples_per_sequence`` keeps
-runs of so many neighbours together, ``shuffle_buffer_size`` is the window of the stream inside which runs are mixed.
-Both are closed forms: the runs are permuted, then the places inside each window. With either left out (or runs of one
-sample), an epoch is one full permutation.
+The stream of a leaf of ``n`` samples consists of its epochs, one after the other, each a permutation of [0, n) under a
+key of its own. Two numbers bound the distance on disk of neighbours in the stream: ``max_samples_per_sequence`` keeps
+sequences of this number of neighbours together, ``shuffle_buffer_size`` is the window of the stream inside which
+sequences are mixed. Both are closed forms: the sequences are permuted, then the places inside each window. If either is
+not given (or sequences have one sample), an epoch is one full permutation.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _DRAWS = np.uint64(hash_ints(3))
 
 @dataclass(frozen=True)
 class LeafOrder:
-    """How the samples of one leaf are ordered.
+    """Order of the samples of one leaf.
 
     Args:
         length: number of samples, at least 1.
-        key: 64 bits; another key, another order.
-        copies: what a permutation covers. 1: one epoch. k > 1: k epochs mixed together. -1: nothing, each sample is
-            drawn independently, with replacement. None: no shuffling, each epoch is 0, 1, 2, ...
-            (``shuffle_over_epochs_multiplier``).
+        key: 64 bits; each key gives a different order.
+        copies: number of epochs that a permutation covers (``shuffle_over_epochs_multiplier``). 1: one epoch. k > 1:
+            k epochs mixed together. -1: no permutation, each sample is drawn independently, with replacement. None: no
+            shuffling, each epoch is 0, 1, 2, ...
     """
 
     length: int
@@ -60,12 +60,12 @@ class LeafOrder:
 
 
 class LeafOrders(Sequence[LeafOrder]):
-    """The orders of many leaves, of which each is an object when it is asked for.
+    """Orders of many leaves as arrays; the object of a single leaf is made on access.
 
     Args:
         lengths: ``[leaves]`` int64.
         keys: ``[leaves]`` uint64.
-        copies: ``[leaves]`` int64; 0 where a :class:`LeafOrder` has None.
+        copies: ``[leaves]`` int64; 0 for None in a :class:`LeafOrder`.
 
     Raises:
         UsageError: as :class:`LeafOrder`.
@@ -76,24 +76,26 @@ class LeafOrders(Sequence[LeafOrder]):
         most = np.maximum(copies, 1)
         wrong = (lengths < 1) | (lengths > MAX_LENGTH // most) | (copies < -1)
         for number in np.flatnonzero(wrong)[:1]:
-            self[int(number)]  # which says what is wrong
+            self[int(number)]  # raises the error
 
     @classmethod
     def of(cls, orders: Sequence[LeafOrder]) -> LeafOrders:
-        """The same orders, which may be in a list."""
+        """Convert a sequence of orders."""
         if isinstance(orders, LeafOrders):
             return orders
-        lengths = np.array([one.length for one in orders], dtype=np.int64)
-        keys = np.array([one.key & MASK64 for one in orders], dtype=np.uint64)
-        return cls(lengths, keys, np.array([one.copies or 0 for one in orders], dtype=np.int64))
+        lengths = np.array([order.length for order in orders], dtype=np.int64)
+        keys = np.array([order.key & MASK64 for order in orders], dtype=np.uint64)
+        return cls(lengths, keys, np.array([order.copies or 0 for order in orders], dtype=np.int64))
 
     @classmethod
     def seeded(cls, lengths: Ints, keys: Keys, copies: Sequence[int | None], seed: int) -> LeafOrders:
-        """The orders of leaves with these keys in a run with a seed."""
-        if any(one is not None and (not -1 <= one <= MAX_LENGTH or not one) for one in copies):
-            for length, one in zip(lengths.tolist(), copies, strict=True):
-                LeafOrder(length, 0, one)  # which says what is wrong
-        counts = np.array([one or 0 for one in copies], dtype=np.int64)
+        """The orders of leaves with the given keys, in a run with a seed."""
+        if any(
+            multiplier is not None and (not -1 <= multiplier <= MAX_LENGTH or not multiplier) for multiplier in copies
+        ):
+            for length, multiplier in zip(lengths.tolist(), copies, strict=True):
+                LeafOrder(length, 0, multiplier)  # raises the error
+        counts = np.array([multiplier or 0 for multiplier in copies], dtype=np.int64)
         return cls(lengths, hash_next_array(hash_ints(seed), keys), counts)
 
     def __len__(self) -> int:
@@ -112,12 +114,12 @@ class LeafOrders(Sequence[LeafOrder]):
 
 
 class Leaves:
-    """The orders of all leaves as arrays, so that positions of many leaves are looked up in one go.
+    """Orders of all leaves as arrays, so that positions of many leaves are looked up in one call.
 
     Args:
-        leaves: one order a leaf.
-        run: ``max_samples_per_sequence``: length of the runs that stay together, or None.
-        window: ``shuffle_buffer_size``: length of the windows inside which runs are mixed, or None.
+        leaves: one order for each leaf.
+        run: ``max_samples_per_sequence``: length of the sequences that stay together, or None.
+        window: ``shuffle_buffer_size``: length of the windows inside which sequences are mixed, or None.
 
     Example:
         >>> leaves = Leaves([LeafOrder(length=5, key=1)])
@@ -141,7 +143,7 @@ class Leaves:
         """Sample number and epoch at ``position`` of ``leaf``'s stream.
 
         Args:
-            leaf: ``[k]`` which leaf.
+            leaf: ``[k]`` leaf of each position.
             position: ``[k]`` position in that leaf's stream, from 0.
 
         Returns:
@@ -162,25 +164,25 @@ class Leaves:
         return index, epoch
 
     def cycles(self, leaf: Ints, epoch: Ints) -> Ints:
-        """In which turn each of ``k`` samples is: the epoch, or that of all copies together; 0 if it was drawn."""
+        """Cycle of each of ``k`` samples: the epoch, or the group of epochs that are mixed; 0 if it was drawn."""
         if self._only_plain:
             return epoch
         copies = self._copies[leaf]
         return np.where(copies < 0, 0, epoch // np.maximum(copies, 1))
 
     def cycle_length(self, leaf: int) -> int | None:
-        """Samples of a turn of a leaf; None: they are drawn."""
+        """Number of samples in a cycle of a leaf; None: they are drawn."""
         return None if self._copies[leaf] < 0 else int(self._cycle_lengths[leaf])
 
     def places(self, leaf: int, index: int, cycles: Ints) -> Ints:
-        """The inverse of :meth:`lookup`: where a sample stands in the stream of its leaf, in some turns of it.
+        """Invert :meth:`lookup`: positions of a sample in the stream of its leaf, in some cycles.
 
         Args:
-            leaf, index: of the sample; one that is not drawn.
-            cycles: ``[k]`` numbers of turns.
+            leaf, index: leaf and index of the sample; the leaf is not drawn.
+            cycles: ``[k]`` numbers of cycles.
 
         Returns:
-            ``[k, copies]`` int64 positions, in no order.
+            ``[k, copies]`` int64 positions, unordered.
         """
         order = self.leaves[leaf]
         if order.copies is None:

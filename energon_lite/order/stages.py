@@ -1,17 +1,17 @@
-"""Blends whose weights change along the run, still in closed form: a stage is a stretch of constant or sloping shares.
+"""Blends whose weights change during the run, in closed form: a stage has constant or linearly changing shares.
 
-In a stage the share of each leaf stays, or goes in a straight line to another one. How many samples of each leaf should
-stand before a position is an integral (:mod:`energon_lite.order.share_integral`). As in a constant blend, a range of
+In a stage the share of each leaf is constant, or changes linearly to another one. The ideal number of samples of each
+leaf before a position is an integral (:mod:`energon_lite.order.share_integral`). As in a constant blend, a range of
 positions is halved until a block is left, and at each middle every leaf is rounded to within one sample of its
 integral.
 
-What stands before the end of a stage does not depend on what comes after it, so the stages ahead of a run may be
-edited while it goes on. A constant stage is halved as if it never ended; only the counts of its last, cut block depend
-on where it ends. A leaf that has no share in a stage has no sample in it. For that, the counts at the end of the stage
-before are rounded so that the leaves that leave are, together, as near to their integral as the others: a second thing
-that the last block, and only it, knows of the future.
+The samples before the end of a stage do not depend on later stages, so the stages ahead may be edited during a run. A
+constant stage is halved as if it were endless; only the counts of its last, cut block depend on its end. A leaf without
+a share in a stage has no sample in it. For that, the counts at the end of the previous stage are rounded such that the
+leaves that leave are, together, as close to their integral as the others: a second way in which the last block, and
+only it, depends on the next stage.
 
-Mixtures in stages with a closed form are also in Levanter, whose stages start at multiples of a block and are constant.
+Levanter has mixtures in stages with a closed form, too; its stages start at multiples of a block and are constant.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class WeightStage:
-    """The weights from one position on, up to the next stage.
+    """Weights of a blend from one position to the next stage.
 
     Args:
         start: position of its first sample.
-        weights: one a leaf, at the start; not negative, and not all zero. Only ratios count.
-        last: the same at the end of the stage. In between, each leaf's share (its weight divided by their sum) goes in
-            a straight line. None: weights stay as they are.
+        weights: one for each leaf, at the start; not negative, and not all zero. Only ratios matter.
+        last: the weights at the end of the stage. In between, each leaf's share (its weight divided by their sum)
+            changes linearly. None: weights are constant.
 
     Example:
         >>> ramp = [WeightStage(0, (0.9, 0.1), last=(0.1, 0.9)), WeightStage(1_000_000, (0.1, 0.9))]
@@ -55,20 +55,20 @@ class WeightStage:
 
 
 def check_stages(stages: Sequence[WeightStage], leaves: int) -> None:
-    """Refuse what cannot be blended.
+    """Refuse stages that cannot be blended.
 
     Raises:
-        UsageError: no stage, a first one that does not start at 0, starts that do not increase, a number of weights
-            that is not that of the leaves, bad weights, or a last stage that slopes without an end.
+        UsageError: there is no stage, the first one does not start at 0, starts do not increase, a stage has a wrong
+            number of weights or bad weights, or the last stage has changing shares without an end.
     """
     if not stages:
         raise UsageError("a blend without a stage", fix="give at least one, which starts at 0")
     if stages[0].start != 0:
         raise UsageError(f"the first stage starts at {stages[0].start}", fix="let it start at position 0")
-    for one, following in pairwise(stages):
-        if following.start <= one.start:
+    for stage, following in pairwise(stages):
+        if following.start <= stage.start:
             raise UsageError(
-                f"a stage that starts at {following.start} after one that starts at {one.start}",
+                f"a stage that starts at {following.start} after one that starts at {stage.start}",
                 fix="give stages in the order of their positions",
             )
     if stages[-1].start >= MAX_LENGTH:
@@ -95,20 +95,20 @@ def check_stages(stages: Sequence[WeightStage], leaves: int) -> None:
 
 
 def last_position(end: int) -> int:
-    """The first of the positions whose samples depend on where their stage ends, if it ends at ``end``."""
+    """First of the positions whose samples depend on the end of their stage, if it ends at ``end``."""
     return (end - 1) // BLOCK * BLOCK
 
 
 class StagedBlend:
-    """Positions -> (leaf, position in the leaf's own stream), with weights that change from stage to stage.
+    """Blend with stages of weights: positions -> (leaf, position in the leaf's own stream).
 
-    Each leaf's stream goes on from stage to stage without a gap. With a single constant stage this is exactly
+    Each leaf's stream continues from stage to stage without a gap. With a single constant stage this is exactly
     :class:`~energon_lite.order.blend.Blend`.
 
     Args:
         stages: in the order of their starts.
-        key: 64 bits; decides the places inside the blocks.
-        length: positions in all; at the end, too, counts are within one sample of the integrals.
+        key: 64 bits; determines the places inside the blocks.
+        length: total number of positions; at its end, too, counts are within one sample of the integrals.
 
     Raises:
         UsageError: see :func:`check_stages`.
@@ -122,7 +122,9 @@ class StagedBlend:
 
     def __init__(self, stages: Sequence[WeightStage], key: int, length: int = MAX_LENGTH):
         check_stages(stages, len(stages[0].weights) if stages else 0)
-        self._stages, self._key, self._length = tuple(stages), key, length
+        self._stages = tuple(stages)
+        self._key = key
+        self._length = length
         self._starts = np.array([stage.start for stage in stages])
         self._all_counts: list[StageCounts] = []
         self._layouts: dict[int, Layout] = {}
@@ -142,11 +144,11 @@ class StagedBlend:
         return leaf, place
 
     def counts_before(self, position: int) -> Ints:
-        """How many samples of each leaf stand before ``position`` (``[leaves]`` int64)."""
+        """Number of samples of each leaf before ``position`` (``[leaves]`` int64)."""
         return self._layout(self._stage_of(position)).counts_before(position)
 
     def ideal_before(self, position: int) -> Ideal:
-        """The integral of each leaf's share up to ``position``."""
+        """Integral of each leaf's share up to ``position``."""
         return self._counts_of(self._stage_of(position)).integral.before(position)
 
     def _stage_of(self, position: int) -> int:
@@ -159,7 +161,7 @@ class StagedBlend:
         return layout
 
     def _counts_of(self, number: int) -> StageCounts:
-        """Counts at the start of a stage come from the stages before it, which are looked at once."""
+        """Counts of a stage. Its initial counts come from the stages before it, which are computed once."""
         while len(self._all_counts) <= number:
             self._all_counts.append(self._next_counts())
         return self._all_counts[number]
@@ -182,7 +184,7 @@ class StagedBlend:
 
 
 def _idle(stage: WeightStage) -> Flags | None:
-    """The leaves that have no share in a stage; None: there are none."""
+    """Mask of the leaves without a share in a stage, ``[leaves]``; None: all have one."""
     idle = np.array(stage.weights) == 0
     if stage.last is not None:
         idle &= np.array(stage.last) == 0
@@ -190,18 +192,21 @@ def _idle(stage: WeightStage) -> Flags | None:
 
 
 class StageCounts(BlockCounts):
-    """The way from a stage to each of its blocks.
+    """Counts of the blocks of one stage.
 
     Args:
-        integral: its integrals.
-        before: samples of each leaf before it.
+        integral: integrals of the stage.
+        before: samples of each leaf before the stage.
         end: the position after its last one.
-        leaving: the leaves that have no share in the next stage, if there are any.
+        leaving: mask of the leaves without a share in the next stage; None: there are none.
     """
 
     def __init__(self, integral: ShareIntegral, before: Ints, end: int, leaving: Flags | None):
-        self.integral, self._start, self._end, self._leaving = integral, integral.start, end, leaving
-        # A constant stage is halved as if it went on to the end of all positions.
+        self.integral = integral
+        self._start = integral.start
+        self._end = end
+        self._leaving = leaving
+        # A constant stage is halved as if it extended to the end of all positions.
         start, stop = integral.start, MAX_LENGTH if integral.constant else integral.start + integral.length
         most = np.where(integral.idle(), 0, MAX_LENGTH)
         inside = _rounded(integral.before(stop), before, most, stop - start)
@@ -216,7 +221,7 @@ class StageCounts(BlockCounts):
         return super().block(number)
 
     def at_end(self) -> tuple[Ints, Ideal]:
-        """Samples of each leaf before the end, and what they should be."""
+        """Actual and ideal number of samples of each leaf before the end of the stage."""
         last = self.block(last_position(self._end) // BLOCK)
         return last.before + last.inside, self.integral.before(self._end)
 
@@ -232,7 +237,7 @@ class StageCounts(BlockCounts):
         )
 
     def _cut(self, block: CountRange) -> CountRange:
-        """The last block of the stage, with the counts that are right at the stage's end."""
+        """Cut the last block of the stage at the stage's end, with exact counts there."""
         ideal = self.integral.before(self._end)
         length = self._end - max(block.first_block * BLOCK, self._start)
         most = np.where(self.integral.idle(), 0, length)
@@ -244,10 +249,10 @@ class StageCounts(BlockCounts):
 
 
 def _rounded(ideal: Ideal, before: Ints, most: Ints, length: int) -> Ints:
-    """Samples of each leaf in ``length`` positions, so that with those before them they are near to ``ideal``.
+    """Samples of each leaf in ``length`` positions, such that the total with those before is close to ``ideal``.
 
-    Everyone gets the floor, and those with the largest fractions get one more until the sum is right; none gets less
-    than zero or more than ``most``.
+    Every leaf gets the floor, and the leaves with the largest fractions get one more until the sum is right; none gets
+    less than 0 or more than ``most``.
     """
     wanted = ideal.whole - before
     counts = np.clip(wanted, 0, most)
@@ -257,8 +262,10 @@ def _rounded(ideal: Ideal, before: Ints, most: Ints, length: int) -> Ints:
 
 
 def _rounded_apart(ideal: Ideal, before: Ints, most: Ints, length: int, leaving: Flags) -> Ints:
-    """The same, with the sum over those that leave rounded by itself: they cannot make up for it later, nor can the
-    others make up for them."""
+    """Round like :func:`_rounded`, but the sum over the leaves that leave separately.
+
+    They cannot compensate for an error later, nor can the others compensate for theirs.
+    """
     counts = np.empty_like(before)
     share = min(max(ideal.total(leaving) - int(before[leaving].sum()), 0), length, int(most[leaving].sum()))
     share = max(share, length - int(most[~leaving].sum()))

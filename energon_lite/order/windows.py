@@ -1,10 +1,11 @@
-"""Runs of neighbours that stay together, and the windows in which they are mixed.
+"""Sequences of neighbours that stay together, and the windows in which they are mixed.
 
-An epoch of ``n`` samples is cut into runs of ``run`` neighbours, which are permuted; the resulting sequence is cut into
-windows of ``window`` places, and the places inside each window are permuted. All keys come from that of the epoch.
+An epoch of ``n`` samples is cut into sequences of ``run`` neighbours, which are permuted; the result is cut into
+windows of ``window`` places, and the places inside each window are permuted. All keys are derived from that of the
+epoch.
 
-Most requests are for many neighbouring places of few epochs. Then what belongs to an epoch or to a window is computed
-once for it, and each run is looked up once, not once for each of its samples. Others are computed place by place.
+Most requests are for many neighbouring places of few epochs. Then values of an epoch or of a window are computed once,
+and each sequence is looked up once, not once for each of its samples. Other requests are computed place by place.
 """
 
 from __future__ import annotations
@@ -21,27 +22,29 @@ Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
 
 _RUNS, _WINDOWS = (np.uint64(hash_ints(tag)) for tag in (1, 2))
-#: Places that must have an epoch, or a window, in common, on the average, to be worth numpy calls of their own.
-_EPOCH, _WINDOW = 700, 128
-#: That there are many epochs shows in the first few places already.
+#: Average number of places in an epoch from which numpy calls for each epoch pay.
+_EPOCH = 700
+#: The same for windows.
+_WINDOW = 128
+#: Number of first places that are checked for distinct epochs before all are.
 _FIRST = 64
 
 
 def runs_in_windows(place: Ints, n: Ints, keys: Keys, run: int, window: int) -> Ints:
-    """The samples at places of epochs.
+    """Samples at places of epochs, ``[k]`` int64.
 
     Args:
         place: ``[k]``, from 0 to ``n - 1``.
         n: ``[k]`` samples in the epoch.
-        keys: ``[k]`` of the epochs.
-        run: samples that stay together.
-        window: places that are mixed.
+        keys: ``[k]`` keys of the epochs.
+        run: samples in a sequence that stays together.
+        window: places in a window that is mixed.
 
     Returns:
-        ``[k]`` int64.
+        ``[k]`` int64 indices of samples.
     """
     groups = _groups(keys)
-    # Leaves of different lengths may have been given one key.
+    # Leaves of different lengths may have the same key.
     if groups is None or any((n[here] != n[here][0]).any() for _, here in groups):
         return _shuffle_runs(_mix_windows(place, n, keys, window), n, keys, run)
     out = np.empty_like(place)
@@ -53,19 +56,19 @@ def runs_in_windows(place: Ints, n: Ints, keys: Keys, run: int, window: int) -> 
 
 
 def places_in_windows(sample: Ints, n: Ints, keys: Keys, run: int, window: int) -> Ints:
-    """The inverse of :func:`runs_in_windows`: the places of epochs at which samples are.
+    """Invert :func:`runs_in_windows`: places in the epochs at which samples are.
 
     Args:
         sample: ``[k]``, from 0 to ``n - 1``.
-        n, keys, run, window: as there.
+        n, keys, run, window: see :func:`runs_in_windows`.
 
     Returns:
-        ``[k]`` int64.
+        ``[k]`` int64 places.
     """
     count, run_keys = -(-n // run), mix64_array(keys ^ _RUNS)
     number = sample // run
     slot = unpermute_array(number, count, run_keys)
-    # Behind the short run, places come so much earlier.
+    # After the short sequence, places come earlier by the samples that it lacks.
     is_behind = slot > unpermute_array(count - 1, count, run_keys)
     place = slot * run + (sample - number * run) - np.where(is_behind, run - ((n - 1) % run + 1), 0)
     if window <= 1:
@@ -75,7 +78,7 @@ def places_in_windows(sample: Ints, n: Ints, keys: Keys, run: int, window: int) 
 
 
 def _groups(keys: Keys) -> list[tuple[int, Ints | slice]] | None:
-    """Each different key, and where it is; None: there are too many of them."""
+    """Group positions by key: each distinct key with its indices; None if there are too many keys."""
     if not len(keys):
         return None
     if (keys == keys[0]).all():
@@ -98,14 +101,14 @@ def _mix_windows(place: Ints, n: Ints, keys: Keys, window: int) -> Ints:
 
 
 def _window_of(place: Ints, n: Ints, keys: Keys, window: int) -> tuple[Ints, Ints, Keys]:
-    """Where the window of each place begins, its length, and its key."""
+    """First place, length and key of the window of each place, ``[k]`` each."""
     number = place // window
     start = number * window
     return start, np.minimum(window, n - start), mix64_array(keys ^ _WINDOWS ^ mix64_array(number.astype(np.uint64)))
 
 
 def _shuffle_runs(place: Ints, n: Ints, keys: Keys, run: int) -> Ints:
-    """Permute the runs. The last one may be shorter, and stands wherever the permutation puts it."""
+    """Permute the sequences. The last one may be shorter, at any slot of the permutation."""
     count = -(-n // run)
     run_keys = mix64_array(keys ^ _RUNS)
     slot, offset = _slots(place, n, unpermute_array(count - 1, count, run_keys), run)
@@ -113,9 +116,9 @@ def _shuffle_runs(place: Ints, n: Ints, keys: Keys, run: int) -> Ints:
 
 
 def _slots(place: Ints, n: Ints | int, last: Ints | int, run: int) -> tuple[Ints, Ints]:
-    """The slot that a place is in, and where in it, if the last run of ``n`` samples stands in slot ``last``."""
+    """Slot of each place, and the offset in it, if the last sequence of ``n`` samples is in slot ``last``."""
     short, start = (n - 1) % run + 1, last * run
-    # Places after the short run are read as if it had the full length.
+    # Places after the short sequence are shifted as if it had the full length.
     shifted = np.where(place >= start + short, place + (run - short), place)
     slot = shifted // run
     return slot, shifted - slot * run
@@ -125,7 +128,7 @@ def _slots(place: Ints, n: Ints | int, last: Ints | int, run: int) -> tuple[Ints
 
 
 def _mix_windows_of_one(place: Ints, n: int, key: int, window: int) -> Ints:
-    """:func:`_mix_windows` of one epoch."""
+    """Permute the places inside each window of one epoch; see :func:`_mix_windows`."""
     if window <= 1:
         return place
     number = place // window
@@ -133,16 +136,16 @@ def _mix_windows_of_one(place: Ints, n: int, key: int, window: int) -> Ints:
     if len(windows) * _WINDOW > len(place):
         return _mix_windows(place, np.full(len(place), n), np.full(len(place), key, dtype=np.uint64), window)
     out = np.empty_like(place)
-    for one in windows:
-        start = one * window
-        here = np.flatnonzero(number == one) if len(windows) > 1 else slice(None)
-        window_key = mix64(key ^ int(_WINDOWS) ^ mix64(one))
+    for window_number in windows:
+        start = window_number * window
+        here = np.flatnonzero(number == window_number) if len(windows) > 1 else slice(None)
+        window_key = mix64(key ^ int(_WINDOWS) ^ mix64(window_number))
         out[here] = permute_array(place[here] - start, min(window, n - start), window_key) + start
     return out
 
 
 def _shuffle_runs_of_one(place: Ints, n: int, key: int, run: int) -> Ints:
-    """:func:`_shuffle_runs` of one epoch."""
+    """Permute the sequences of one epoch; see :func:`_shuffle_runs`."""
     count = -(-n // run)
     run_key = mix64(key ^ int(_RUNS))
     slot, offset = _slots(place, n, unpermute(count - 1, count, run_key), run)

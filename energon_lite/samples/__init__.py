@@ -1,8 +1,8 @@
 """Sample, Batch and the modalities.
 
 The names and fields are those of Megatron-Energon, so that task encoders written for it work unchanged. Every sample
-carries where it came from (``__key__``, ``__sources__``), how to make it again (``__restore_key__``) and the labels its
-data set was given in the YAML (``__subflavors__``). Every batch carries the same for all of its samples.
+has its origin (``__key__``, ``__sources__``), the key for making it again (``__restore_key__``) and the labels that the
+YAML gives its data set (``__subflavors__``). Every batch has the same for all of its samples.
 
 All of these classes are made by :func:`edataclass`: fields are given by keyword, and instances have slots.
 

@@ -1,4 +1,4 @@
-"""The kinds of samples, one for each modality, with the fields that Megatron-Energon gives them."""
+"""Sample types, one for each modality, with the fields of Megatron-Energon."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from energon_lite.samples.sample import Sample, edataclass
 if TYPE_CHECKING:
     import torch
 
-    from energon_lite.media.av_data import AVData
-    from energon_lite.media.av_decoder import AVDecoder
+    from energon_lite.extras.media.av_data import AVData
+    from energon_lite.extras.media.av_decoder import AVDecoder
 
 __all__ = [
     "SAMPLE_TYPES",
@@ -40,14 +40,14 @@ class CaptioningSample(Sample):
 
 @edataclass
 class ImageSample(Sample):
-    """An image alone."""
+    """An image without annotations."""
 
     image: torch.Tensor
 
 
 @edataclass
 class ImageClassificationSample(Sample):
-    """An image and its class, as a number, a name, or both."""
+    """An image and its class, by number, by name, or both."""
 
     image: torch.Tensor
     label: int | None = None
@@ -63,7 +63,7 @@ class InterleavedSample(Sample):
 
 @edataclass
 class SimilarityInterleavedSample(Sample):
-    """Images and texts without order, and how well each image fits each text (``[images, texts]``)."""
+    """Images and texts without order, and the similarity of each image to each text (``[images, texts]``)."""
 
     images: list[torch.Tensor]
     texts: list[str]
@@ -85,7 +85,7 @@ class VQASample(Sample):
 
 @edataclass
 class MultiChoiceVQASample(Sample):
-    """An image, a question, the choices and which of them is right."""
+    """An image, a question, the choices and the index of the correct one."""
 
     image: torch.Tensor
     context: str
@@ -135,7 +135,7 @@ class VidQASample(Sample):
 
 @edataclass
 class TextSample(Sample):
-    """A text alone."""
+    """A text without annotations."""
 
     text: str
 
@@ -145,11 +145,11 @@ class ChatSample(Sample):
     """A conversation about any number of images, clips, sounds and arrays.
 
     Args:
-        messages: in order, as ``{"role": "user", "content": "What is in <image>?"}``. How a text names what it is about
-            is the data set's affair.
-        images: ``[channels, height, width]`` each, in the order in which the messages name them.
-        videos, audios: files, of which clips are decoded later, or decoded clips.
-        arrays: such as tokens that were made before.
+        messages: in order, as ``{"role": "user", "content": "What is in <image>?"}``. The data set defines how a text
+            refers to an image or a clip.
+        images: ``[channels, height, width]`` each, in the order of the references in the messages.
+        videos, audios: files, from which clips are decoded later, or decoded clips.
+        arrays: other values, such as precomputed tokens.
     """
 
     messages: list[dict[str, Any]]
@@ -159,7 +159,7 @@ class ChatSample(Sample):
     arrays: list[Any] = dataclasses.field(default_factory=list)
 
 
-#: Every modality by its name, as ``sample_type`` in ``dataset.yaml`` gives it.
+#: Every modality by its name, which is the ``sample_type`` in ``dataset.yaml``.
 SAMPLE_TYPES: dict[str, type[Sample]] = {
     cls.__name__: cls
     for cls in (

@@ -1,4 +1,4 @@
-"""Sample and Batch: what every one of them has, whatever its modality."""
+"""Base classes of samples and batches of all modalities."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: Plain and comparable: ``("sample", leaf, index, epoch, attempt)`` or ``("batch", pass_number, number)``.
+#: Plain, comparable key: ``("sample", leaf, index, epoch, attempt)`` or ``("batch", pass_number, number)``.
 RestoreKey = tuple[Any, ...]
 
 
 @dataclass_transform(kw_only_default=True)
 def edataclass(cls: type[T]) -> type[T]:
-    """A dataclass whose fields are keyword-only and whose instances have slots."""
+    """Make a dataclass with keyword-only fields and with slots."""
     return dataclass(kw_only=True, slots=True)(cls)
 
 
-# Not frozen: that would make each twice as slow to make, and there is one for every sample.
+# Not frozen: that would double the time to make one, and there is one for every sample.
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class SourceInfo:
-    """Where a sample's bytes were read.
+    """Origin of a sample's bytes.
 
     Args:
         dataset_path: the prepared folder.
@@ -58,7 +58,7 @@ class SourceInfo:
 
 
 def add_source_info(sample: Any, *sources: SourceInfo) -> Any:
-    """Add to where a sample's bytes were read: to its ``__sources__``, if it has a place for them.
+    """Append sources to the ``__sources__`` of a sample, if it has this field, and return the sample.
 
     Example:
         >>> add_source_info(sample, source) is sample
@@ -72,13 +72,13 @@ def add_source_info(sample: Any, *sources: SourceInfo) -> Any:
 
 
 class _Record:
-    """What Sample and Batch have in common: copying fields, and moving to pinned memory."""
+    """Common methods of Sample and Batch: copying fields, and moving tensors."""
 
     __slots__ = ()
 
     @classmethod
     def extend(cls, source: Any, **fields: Any) -> Self:
-        """Copy ``source``, an instance of a base class of this one, and add ``fields``.
+        """Copy ``source``, an instance of a base class of this class, and add ``fields``.
 
         Raises:
             UsageError: ``source`` is not an instance of a base class.
@@ -93,7 +93,7 @@ class _Record:
 
     @property
     def __tags__(self) -> Any:
-        """``__subflavors__``, by Energon 8's name."""
+        """Energon 8's name of ``__subflavors__``."""
         return getattr(self, "__subflavors__")  # noqa: B009  # as below
 
     @__tags__.setter
@@ -101,23 +101,23 @@ class _Record:
         setattr(self, "__subflavors__", tags)  # noqa: B010  # a slot of the classes derived from this one
 
     def pin_memory(self) -> Self:
-        """A copy whose tensors, nested ones too, are in page-locked memory."""
+        """Return a copy with all tensors, nested ones included, in page-locked memory."""
         return map_tensors(lambda tensor: tensor.pin_memory(), self)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
-        """A copy whose tensors, nested ones too, are on ``device``."""
+        """Return a copy with all tensors, nested ones included, on ``device``."""
         return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), self)
 
 
 @edataclass
 class Sample(_Record):
-    """One element of a data set; base of all modalities.
+    """One element of a data set; base class of all modalities.
 
     Args:
-        __key__: the sample's name in its data set (the tar members' common name).
-        __restore_key__: plain nested tuple from which the loader makes this very sample again.
-        __subflavors__: labels from the YAML, the outer document winning.
-        __sources__: where the bytes came from.
+        __key__: the sample's name in its data set (the common name of its tar members).
+        __restore_key__: plain nested tuple from which the loader makes the same sample again.
+        __subflavors__: labels from the YAML; those of the outer document take precedence.
+        __sources__: the origin of the bytes.
     """
 
     __key__: str
@@ -127,16 +127,17 @@ class Sample(_Record):
 
     @classmethod
     def derive_from(cls, base_sample: Sample, **fields: Any) -> Self:
-        """A new sample of this class with the base fields (key, restore key, ...) of ``base_sample``."""
+        """Make a sample of this class with the base fields (key, restore key, ...) of ``base_sample``."""
         base = {name: getattr(base_sample, name) for name in BASE_FIELDS}
         return cls(**(base | fields))
 
     @classmethod
     def from_joined(cls, *samples: Sample | None, **named: Sample | None) -> Self:
-        """One sample out of several: base fields of the first, other fields from all, later ones winning. Of samples
-        that have names, each becomes the field of its name, as a whole.
+        """Join several samples into one.
 
-        Override it to put samples together in another way; YAML's ``join`` calls it (see the documentation of blends).
+        Base fields are those of the first sample, other fields those of all, where later samples take precedence. Each
+        sample that has a name becomes the field of this name, as a whole. Override this method to join samples in
+        another way; YAML's ``join`` calls it (see the documentation of blends).
         """
         every = (*samples, *named.values())
         present = [sample for sample in every if sample is not None]
@@ -156,7 +157,7 @@ class Sample(_Record):
                     fix="join a list of data sets instead of a mapping, or override from_joined",
                 )
             return cls(**(_joined_base(present) | named))
-        merged = {name: getattr(one, name) for one in present for name in _own_fields(type(one))}
+        merged = {name: getattr(sample, name) for sample in present for name in _own_fields(type(sample))}
         return cls(**(_joined_base(present) | merged))
 
 
@@ -164,31 +165,31 @@ _fields_of: dict[type[Any], tuple[str, ...]] = {}
 
 
 def _own_fields(cls: type[Any]) -> tuple[str, ...]:
-    """The fields of a kind of sample that not every sample has."""
+    """Names of the fields of a sample type without the base fields."""
     if cls not in _fields_of:
         _fields_of[cls] = tuple(f.name for f in dataclasses.fields(cls) if f.name not in BASE_FIELDS)
     return _fields_of[cls]
 
 
 def _joined_base(samples: Sequence[Sample]) -> dict[str, Any]:
-    """The base fields of the first sample, with the sources of all."""
+    """Base fields of the first sample, with the sources of all."""
     base = {name: getattr(samples[0], name) for name in BASE_FIELDS}
-    base["__sources__"] = tuple(source for one in samples for source in one.__sources__ or ())
+    base["__sources__"] = tuple(source for sample in samples for source in sample.__sources__ or ())
     return base
 
 
-#: The fields that every Sample and every Batch has.
+#: Names of the fields of every Sample and every Batch.
 BASE_FIELDS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(Sample))
 
 
 @edataclass
 class Batch(_Record):
-    """Several samples put together; base of the batches a task encoder makes.
+    """Several samples combined; base class of the batches of a task encoder.
 
     Args:
         __key__: the keys of its samples, in order.
-        __restore_key__: ``("batch", pass_number, number)``; ``loader.restore_sample(key)`` makes this very batch again.
-        __subflavors__: those of its samples, in order.
+        __restore_key__: ``("batch", pass_number, number)``; ``loader.restore_sample(key)`` makes the same batch again.
+        __subflavors__: the subflavors of its samples, in order.
         __sources__: the sources of all of its samples.
     """
 
@@ -199,14 +200,16 @@ class Batch(_Record):
 
     @classmethod
     def derive_from(cls, base_batch: Batch, **fields: Any) -> Self:
-        """A new batch of this class with the base fields of ``base_batch``."""
+        """Make a batch of this class with the base fields of ``base_batch``."""
         base = {name: getattr(base_batch, name) for name in BASE_FIELDS}
         return cls(**(base | fields))
 
     @classmethod
     def from_samples(cls, samples: Sequence[Sample], **fields: Any) -> Self:
-        """A batch of ``samples``: base fields are collected; each further field of the batch class that is not given
-        in ``fields`` is collated from the samples' field of that name (tensors padded and stacked, the rest as lists).
+        """Make a batch of ``samples``.
+
+        Base fields are collected. Each further field of the batch class that is not in ``fields`` is collated from the
+        samples' field of that name: tensors are padded and stacked, other values become lists.
 
         Example:
             >>> @edataclass
@@ -230,23 +233,23 @@ def _stack(values: list[Any]) -> Any:
 
 
 def base_fields_of(samples: Iterable[Any]) -> dict[str, Any]:
-    """The base fields of a batch of ``samples`` (instances of Sample, or dicts with the same entries)."""
-    found = [
+    """Return the base fields of a batch of ``samples`` (instances of Sample, or dicts with the same entries)."""
+    bases = [
         sample if isinstance(sample, dict) else {name: getattr(sample, name, None) for name in BASE_FIELDS}
         for sample in samples
     ]
     return {
-        "__key__": [base.get("__key__") for base in found],
-        "__restore_key__": tuple(base.get("__restore_key__") for base in found),
-        "__subflavors__": [base.get("__subflavors__") for base in found],
-        "__sources__": tuple(source for base in found for source in base.get("__sources__") or ()),
+        "__key__": [base.get("__key__") for base in bases],
+        "__restore_key__": tuple(base.get("__restore_key__") for base in bases),
+        "__subflavors__": [base.get("__subflavors__") for base in bases],
+        "__sources__": tuple(source for base in bases for source in base.get("__sources__") or ()),
     }
 
 
 class CrudeSample(dict[str, Any]):
-    """A sample as its parts came from the shard: ``{"jpg": ..., "json": ..., "__key__": ..., ...}``.
+    """Sample in the form of its parts, as stored in the shard: ``{"jpg": ..., "json": ..., "__key__": ..., ...}``.
 
-    What to make of it is up to a cooker (:func:`energon_lite.cooker`) or to ``encode_sample``. ``__tags__`` are its
+    A cooker (:func:`energon_lite.cooker`) or ``encode_sample`` converts it. ``__tags__`` returns its
     ``__subflavors__``.
     """
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from energon_lite.errors import EnergonLiteError
-from energon_lite.trainer.training import latest_checkpoint
+from energon_lite.trainer import latest_checkpoint
 from examples.charts import answering, figure
 from examples.charts.recipes import BLEND, recipes
 from examples.demo import pictures

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from energon_lite import WorkerConfig, get_loader, get_val_dataset
+from energon_lite.trainer import load_model
 from energon_lite.trainer.data.task_encoder import resize_image
-from energon_lite.trainer.training import load_model
 from energon_lite.trainer.training.generate import generate, load_tokenizer
 from examples.charts.encoder import prompt
 from examples.charts.questions import KINDS

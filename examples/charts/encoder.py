@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from energon_lite import TokenSequence, VQASample, next_token_pairs, stateless
+from energon_lite import VQASample, stateless
+from energon_lite.batching import TokenSequence, next_token_pairs
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder, resize_image
 from energon_lite.trainer.data.tokenizer import Tokenizer
 

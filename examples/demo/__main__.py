@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from energon_lite.errors import EnergonLiteError
-from energon_lite.trainer.training import latest_checkpoint
+from energon_lite.trainer import latest_checkpoint
 from examples.demo import blend, layout_picture, layouts, pictures, reading
 from examples.demo.errors import DemoError
 from examples.demo.losses import Metrics, compare, table

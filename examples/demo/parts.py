@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from energon_lite.trainer.training import latest_checkpoint
+from energon_lite.trainer import latest_checkpoint
 from examples.demo import blend
 from examples.demo.blend import DatasetRecipe
 from examples.demo.errors import DemoError

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from energon_lite import WorkerConfig, get_loader, get_val_dataset
-from energon_lite.trainer.training import generate_captions, load_model
+from energon_lite.trainer import generate_captions, load_model
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from energon_lite.trainer.training import load_config
+from energon_lite.trainer import load_config
 from examples.demo.errors import DemoError
 
 

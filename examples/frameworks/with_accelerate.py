@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 
-from energon_lite.integrations.accelerate import AccelerateLoader
+from energon_lite.extras.frameworks.accelerate import AccelerateLoader
 from examples.frameworks.bytes_model import loss_of, make_loader, make_model
 
 

@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from energon_lite.integrations.lightning import EnergonDataModule
+from energon_lite.extras.frameworks.lightning import EnergonDataModule
 from examples.frameworks.bytes_model import loss_of, make_loader, make_model
 
 

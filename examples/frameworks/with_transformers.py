@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from energon_lite.integrations.transformers import EnergonTrainerMixin
+from energon_lite.extras.frameworks.transformers import EnergonTrainerMixin
 from examples.frameworks.bytes_model import loss_of, make_loader, make_model
 
 

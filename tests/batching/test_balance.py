@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.balance import _differencing, assign
 from energon_lite.batching.capacity import Capacity, Ints
-from energon_lite.batching.exchange import exchange_samples
 from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.batching.strategy import from_dict
+from energon_lite.batching.strategy import strategy_from_dict
 from energon_lite.errors import TopologyError, UsageError
+from energon_lite.extras.balance.exchange import exchange_samples
 
 
 def loads(values: Ints, assigned: Ints) -> Ints:
@@ -75,7 +75,9 @@ def test_what_cannot_be_dealt() -> None:
 
 
 def packed(lengths: Ints, limit: int) -> MicroBatches:
-    return from_dict({"strategy": "best_fit", "capacity": limit, "open_bins": 3, "oversize": "own_batch"}).plan(lengths)
+    return strategy_from_dict(
+        {"strategy": "best_fit", "capacity": limit, "open_bins": 3, "oversize": "own_batch"}
+    ).plan(lengths)
 
 
 @settings(deadline=None, max_examples=examples(150))
@@ -107,7 +109,7 @@ def _lateness(plan: MicroBatches) -> int:
 
 def test_one_long_sample_is_exchanged_for_several_short_ones() -> None:
     lengths = np.array([8, 8, 4, 4, 4, 4])
-    batches = from_dict({"strategy": "capacity", "capacity": 16, "unit": "packed_tokens"}).plan(lengths)
+    batches = strategy_from_dict({"strategy": "capacity", "capacity": 16, "unit": "packed_tokens"}).plan(lengths)
     assert batches.attention().tolist() == [128, 64]
     even = exchange_samples(batches, Capacity(16), step=2)
     assert even.attention().tolist() == [96, 96] and even.tokens().tolist() == [16, 16]
@@ -115,7 +117,7 @@ def test_one_long_sample_is_exchanged_for_several_short_ones() -> None:
 
 def test_packed_micro_batches_become_even() -> None:
     lengths = np.minimum(np.exp(np.random.default_rng(0).normal(5.5, 0.7, 4000)), 2000).astype(np.int64)
-    batches = from_dict({"strategy": "best_fit", "capacity": 6000}).plan(lengths)
+    batches = strategy_from_dict({"strategy": "best_fit", "capacity": 6000}).plan(lengths)
     even = exchange_samples(batches, Capacity(6000), step=8)
     steps = len(batches) // 8
     before, after = (plan.attention()[: steps * 8].reshape(steps, 8) for plan in (batches, even))
@@ -126,7 +128,9 @@ def test_packed_micro_batches_become_even() -> None:
 def test_padded_micro_batches_are_not_exchanged() -> None:
     with pytest.raises(UsageError, match="packed micro-batches only"):
         exchange_samples(
-            from_dict({"strategy": "fixed", "batch_size": 2}).plan(np.ones(4, dtype=np.int64)), Capacity(9), step=2
+            strategy_from_dict({"strategy": "fixed", "batch_size": 2}).plan(np.ones(4, dtype=np.int64)),
+            Capacity(9),
+            step=2,
         )
 
 

@@ -15,21 +15,16 @@ from energon_lite import (
     Batch,
     CaptioningSample,
     DefaultTaskEncoder,
-    FatalSampleError,
     Sample,
     SourceInfo,
     TextSample,
-    UsageError,
     WorkerConfig,
-    batch_list,
-    batch_pad_stack,
-    batch_stack,
     edataclass,
-    generic_batch,
     get_train_dataset,
 )
+from energon_lite.batching import batch_list, batch_pad_stack, batch_stack, generic_batch
 from energon_lite.batching.collate import empty_like
-from energon_lite.errors import UnlikeError
+from energon_lite.errors import FatalSampleError, UnlikeError, UsageError
 
 
 @dataclass

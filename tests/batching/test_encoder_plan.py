@@ -8,9 +8,9 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.batching.encoder_plan import EncoderPlan
-from energon_lite.batching.pipeline_order import pipeline_order
 from energon_lite.errors import TopologyError, UsageError
+from energon_lite.extras.balance.encoder_plan import EncoderPlan
+from energon_lite.extras.balance.pipeline_order import pipeline_order
 
 
 def travelled(plan: EncoderPlan, images: np.ndarray) -> list[list[int]]:

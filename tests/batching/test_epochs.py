@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.batching.epochs import plan_epochs
-from energon_lite.batching.strategy import STRATEGIES, from_dict
+from energon_lite.batching.strategy import STRATEGIES, strategy_from_dict
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.order import BlendOrder, ConcatOrder, EpochBlendOrder, Order, WeightStage
 from energon_lite.order.rebase import Rebase
@@ -89,7 +89,7 @@ def cases(function: Any) -> Any:
 def test_every_sample_comes_once_in_each_epoch(made: Any, document: dict[str, Any], chunk: int, step: Any) -> None:
     order, sizes = made
     lengths = [lengths_of(size, seed) for seed, size in enumerate(sizes)]
-    plan = TokenPlan(order, from_dict(document), lengths, seed=3, chunk=chunk, step=step)
+    plan = TokenPlan(order, strategy_from_dict(document), lengths, seed=3, chunk=chunk, step=step)
     for planned in chunks_of(plan, 1000):
         tokens: Counter[tuple[int, ...]] = Counter()
         for number in range(len(planned)):
@@ -111,7 +111,7 @@ def test_epochs_are_kept_apart(made: Any, document: dict[str, Any], chunk: int, 
     micro-batches, if there are enough of them."""
     order, sizes = made
     lengths = [lengths_of(size, seed) for seed, size in enumerate(sizes)]
-    plan = TokenPlan(order, from_dict(document), lengths, seed=3, chunk=chunk, step=step)
+    plan = TokenPlan(order, strategy_from_dict(document), lengths, seed=3, chunk=chunk, step=step)
     first = 0 if order.bounds(0) is None else order.bounds(1)[0]
     streams = [] if isinstance(order, ConcatOrder) else order.leaves.leaves
     mixed = {number for number, leaf in enumerate(streams) if leaf.copies == 2}  # on purpose
@@ -167,7 +167,9 @@ def test_epochs_are_kept_apart(made: Any, document: dict[str, Any], chunk: int, 
 def test_an_epoch_of_one_data_set_is_a_closed_set(document: dict[str, Any], chunk: int) -> None:
     """As many micro-batches as it takes, and then the next one: in the order in which they are delivered."""
     lengths = lengths_of(501, 0)
-    plan = TokenPlan(BlendOrder([LeafOrder(501, 1)], [1.0], 0), from_dict(document), [lengths], seed=1, chunk=chunk)
+    plan = TokenPlan(
+        BlendOrder([LeafOrder(501, 1)], [1.0], 0), strategy_from_dict(document), [lengths], seed=1, chunk=chunk
+    )
     epochs = [
         {piece[2] for piece in planned.spans(number)}
         for planned in chunks_of(plan, 2800)
@@ -194,7 +196,7 @@ def test_small_data_with_any_chunk(
     chunk = max(chunk, size // 20)  # a plan for each few samples takes its time
     leaf, lengths = LeafOrder(size, 1), lengths_of(size, 0)
     order = BlendOrder([leaf], [1.0], 0) if repeat else EpochBlendOrder([leaf], [1.0], 5, repeat=False)
-    plan = TokenPlan(order, from_dict(document), [lengths], seed=3, chunk=chunk, step=step)
+    plan = TokenPlan(order, strategy_from_dict(document), [lengths], seed=3, chunk=chunk, step=step)
     shown: dict[int, Counter[int]] = defaultdict(Counter)
     for number in range(-(-2 * size // chunk) if repeat else plan.count(0) or 0):
         planned = plan.make(0, number)
@@ -228,7 +230,7 @@ def test_no_sample_twice_in_a_micro_batch_where_leaves_are_larger_than_it(strate
     sizes = [20, 33, 400, 5000]
     order = BlendOrder([LeafOrder(size, key) for key, size in enumerate(sizes)], [0.05, 0.1, 0.4, 0.45], 0)
     lengths = [lengths_of(size, seed) for seed, size in enumerate(sizes)]
-    planned = TokenPlan(order, from_dict(document), lengths, seed=1, chunk=8192).make(0, 0)
+    planned = TokenPlan(order, strategy_from_dict(document), lengths, seed=1, chunk=8192).make(0, 0)
     assert len(planned.stretches.edges) > 5
     for number in range(len(planned)):
         owners = {piece[:3] for piece in planned.spans(number)}
@@ -238,7 +240,7 @@ def test_no_sample_twice_in_a_micro_batch_where_leaves_are_larger_than_it(strate
 @pytest.mark.parametrize("copies", [2, -1])
 def test_epochs_that_are_mixed_on_purpose_stay_mixed(copies: int) -> None:
     order = BlendOrder([LeafOrder(50, 1, copies)], [1.0], 0)
-    plan = TokenPlan(order, from_dict({"strategy": "fixed", "batch_size": 8}), [lengths_of(50, 0)], chunk=1000)
+    plan = TokenPlan(order, strategy_from_dict({"strategy": "fixed", "batch_size": 8}), [lengths_of(50, 0)], chunk=1000)
     planned = plan.make(0, 0)
     assert len(planned.stretches.edges) - 1 == (10 if copies == 2 else 1)
     epochs = [{piece[2] for piece in planned.spans(number)} for number in range(len(planned))]
@@ -251,7 +253,7 @@ def test_a_leaf_that_is_over_at_once_is_spread_evenly(strategy: str, least: floa
     order = BlendOrder([LeafOrder(1, 0), LeafOrder(10_000, 1)], [1.0, 1.0], 0)
     lengths = [np.array([40]), lengths_of(10_000, 0)]
     document = {"strategy": strategy, "capacity": 1000}
-    planned = TokenPlan(order, from_dict(document), lengths, seed=1, chunk=2000).make(0, 0)
+    planned = TokenPlan(order, strategy_from_dict(document), lengths, seed=1, chunk=2000).make(0, 0)
     many = [sum(piece[0] == 0 for piece in planned.spans(number)) for number in range(len(planned))]
     assert sum(many) == 1000 and max(many) <= 2 * 1000 / len(planned)
     assert planned.batches.tokens().sum() > least * 1000 * len(planned)
@@ -262,7 +264,7 @@ def test_fill_hardly_suffers() -> None:
     rng = np.random.default_rng(0)
     lengths = np.clip(np.exp(rng.normal(6, 0.6, 131_072)), 1, 8000).astype(np.int64)
     for document, lost in (({"strategy": "best_fit"}, 0.01), ({"strategy": "sorted_window"}, 0.015)):
-        strategy = from_dict(document | {"capacity": 12_000})
+        strategy = strategy_from_dict(document | {"capacity": 12_000})
 
         def fill(size: int, strategy: Any = strategy) -> float:
             order = BlendOrder([LeafOrder(size, 1)], [1.0], 0)
@@ -278,6 +280,6 @@ def test_a_chunk_without_repetition_is_planned_as_a_whole() -> None:
     for document in DOCUMENTS[:-2]:
         if document.get("oversize"):
             continue
-        strategy = from_dict(document)
+        strategy = strategy_from_dict(document)
         batches, stretches = plan_epochs(strategy, lengths, columns, seed=7)
         assert batches.digest() == strategy.plan(lengths, seed=7).digest() and stretches.edges == [0, 300]

@@ -8,8 +8,8 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import UsageError
-from energon_lite.batching.full_packs import full_packs
+from energon_lite.batching.pack_filling import full_packs
+from energon_lite.errors import UsageError
 
 
 @settings(max_examples=examples(200))

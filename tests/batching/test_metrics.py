@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from energon_lite.batching.capacity import Capacity
 from energon_lite.batching.metrics import even_balance, lateness, length_correlation, measure_plan, rank_loads
 from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.batching.strategy import from_dict
+from energon_lite.batching.strategy import strategy_from_dict
 
 
 def test_by_hand() -> None:
-    batches = from_dict({"strategy": "capacity", "capacity": 10}).plan(np.array([1, 1, 1, 2, 2, 5, 5]))
+    batches = strategy_from_dict({"strategy": "capacity", "capacity": 10}).plan(np.array([1, 1, 1, 2, 2, 5, 5]))
     found = measure_plan(batches, ranks=2)
     assert (found.micro_batches, found.steps) == (2, 1)
     assert found.fill == 17 / 20 and found.padding_efficiency == 17 / 20 and found.over == 0
@@ -26,20 +26,20 @@ def test_by_hand() -> None:
 
 
 def test_over_the_capacity() -> None:
-    strategy = from_dict({"strategy": "best_fit", "capacity": 10, "oversize": "own_batch"})
+    strategy = strategy_from_dict({"strategy": "best_fit", "capacity": 10, "oversize": "own_batch"})
     assert measure_plan(strategy.plan(np.array([20, 5, 5, 10, 10]))).over == 0.25
 
 
 def test_correlation_of_lengths() -> None:
     lengths = np.minimum(np.exp(np.random.default_rng(0).normal(5, 0.7, 20_000)), 4000).astype(np.int64)
-    plain = from_dict({"strategy": "fixed", "batch_size": 10}).plan(lengths)
-    like = from_dict({"strategy": "fixed", "batch_size": 10, "sort": True}).plan(lengths)
+    plain = strategy_from_dict({"strategy": "fixed", "batch_size": 10}).plan(lengths)
+    like = strategy_from_dict({"strategy": "fixed", "batch_size": 10, "sort": True}).plan(lengths)
     assert abs(length_correlation(plain)) < 0.02
     assert length_correlation(like) > 0.99
     # Each micro-batch has the same two lengths: less alike than chance would have it.
-    opposite = from_dict({"strategy": "fixed", "batch_size": 2}).plan(np.tile([1, 100], 50))
+    opposite = strategy_from_dict({"strategy": "fixed", "batch_size": 2}).plan(np.tile([1, 100], 50))
     assert length_correlation(opposite) == pytest.approx(-1)
-    assert length_correlation(from_dict({"strategy": "fixed", "batch_size": 2}).plan(np.full(9, 4))) == 0
+    assert length_correlation(strategy_from_dict({"strategy": "fixed", "batch_size": 2}).plan(np.full(9, 4))) == 0
 
 
 @given(st.lists(st.lists(st.integers(1, 999), max_size=4), min_size=1, max_size=8))
@@ -54,8 +54,8 @@ def test_micro_batches_without_samples_change_no_correlation(groups: list[list[i
 
 def test_variance_of_steps() -> None:
     lengths = np.minimum(np.exp(np.random.default_rng(0).normal(5, 0.7, 20_000)), 4000).astype(np.int64)
-    plain = measure_plan(from_dict({"strategy": "fixed", "batch_size": 10}).plan(lengths))
-    like = measure_plan(from_dict({"strategy": "fixed", "batch_size": 10, "sort": True}).plan(lengths))
+    plain = measure_plan(strategy_from_dict({"strategy": "fixed", "batch_size": 10}).plan(lengths))
+    like = measure_plan(strategy_from_dict({"strategy": "fixed", "batch_size": 10, "sort": True}).plan(lengths))
     assert 0.8 < plain.step_variance_ratio < 1.2
     assert like.step_variance_ratio == pytest.approx(80, rel=0.05)  # all 80 samples of a step are of one length
 
@@ -68,7 +68,7 @@ def test_lateness() -> None:
 
 
 def test_loads_of_ranks() -> None:
-    batches = from_dict({"strategy": "fixed", "batch_size": 1}).plan(np.array([4, 3, 2, 1, 9]))
+    batches = strategy_from_dict({"strategy": "fixed", "batch_size": 1}).plan(np.array([4, 3, 2, 1, 9]))
     tokens, squares = rank_loads(batches, ranks=2)
     assert tokens.tolist() == [[4, 3], [2, 1]] and squares.tolist() == [[16, 9], [4, 1]]
     tokens, _ = rank_loads(batches, ranks=2, per_rank=2)
@@ -76,7 +76,7 @@ def test_loads_of_ranks() -> None:
 
 
 def test_balance_of_steps_that_are_evened_out() -> None:
-    batches = from_dict({"strategy": "capacity", "capacity": 16, "unit": "packed_tokens"}).plan(
+    batches = strategy_from_dict({"strategy": "capacity", "capacity": 16, "unit": "packed_tokens"}).plan(
         np.array([8, 8, 4, 4, 4, 4])
     )
     assert measure_plan(batches, ranks=2).attention_balance == 0.75

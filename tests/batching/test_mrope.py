@@ -10,8 +10,8 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import UsageError
 from energon_lite.batching.mrope import mrope_positions
+from energon_lite.errors import UsageError
 
 
 def test_by_hand() -> None:

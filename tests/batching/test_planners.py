@@ -14,12 +14,12 @@ from energon_lite.batching.capacity import Capacity, checked_lengths
 from energon_lite.batching.histogram import pack_histogram
 from energon_lite.batching.micro_batches import PLAN_ORDERS, MicroBatches
 from energon_lite.batching.oversize import POLICIES, Counts, cut_to_fit
-from energon_lite.batching.strategy import from_dict, plan_in_chunks
+from energon_lite.batching.strategy import plan_in_chunks, strategy_from_dict
 from energon_lite.errors import UsageError
 
 
 def plan(lengths: list[int], **document: Any) -> MicroBatches:
-    return from_dict(document).plan(np.array(lengths, dtype=np.int64), seed=0)
+    return strategy_from_dict(document).plan(np.array(lengths, dtype=np.int64), seed=0)
 
 
 def groups(batches: MicroBatches) -> list[list[int]]:
@@ -77,7 +77,7 @@ def test_fixed() -> None:
 
 
 def test_length_difference_groups_by_the_key_field() -> None:
-    strategy = from_dict(
+    strategy = strategy_from_dict(
         {"strategy": "length_difference", "batch_size": 3, "max_difference": 2, "key": "prompt", "order": "none"}
     )
     batches = strategy.plan(np.array([100, 1, 50, 7, 9]), key_lengths=np.array([4, 9, 1, 3, 2]))
@@ -91,10 +91,12 @@ def test_length_difference_groups_by_the_key_field() -> None:
 
 def test_max_length_splits_the_key_field() -> None:
     document = {"strategy": "max_length", "batch_size": 2, "max_length": 4, "key": "content"}
-    batches = from_dict(document).plan(np.array([9, 20, 3]), key_lengths=np.array([4, 9, 1]))
+    batches = strategy_from_dict(document).plan(np.array([9, 20, 3]), key_lengths=np.array([4, 9, 1]))
     assert groups(batches) == [[0, 1], [1, 1], [2]]
     assert batches.length.tolist() == [9, 4, 4, 1, 3] and batches.start.tolist() == [0, 0, 4, 8, 0]
-    dropped = from_dict({**document, "oversize": "drop"}).plan(np.array([9, 20, 3]), key_lengths=np.array([4, 9, 1]))
+    dropped = strategy_from_dict({**document, "oversize": "drop"}).plan(
+        np.array([9, 20, 3]), key_lengths=np.array([4, 9, 1])
+    )
     assert groups(dropped) == [[0, 2]] and dropped.counts == Counts(dropped_samples=1, dropped_tokens=9)
 
 
@@ -142,14 +144,14 @@ def test_the_histogram_packs_like_the_textbook(sizes: list[int], limit: int) -> 
 
 def test_bfd_deals_samples_of_one_size_at_random() -> None:
     lengths = np.tile([7, 3], 500)
-    batches = from_dict({"strategy": "bfd", "capacity": 10}).plan(lengths, seed=1)
+    batches = strategy_from_dict({"strategy": "bfd", "capacity": 10}).plan(lengths, seed=1)
     assert (batches.tokens() == 10).all()
     pairs = np.sort(batches.sample.reshape(-1, 2), axis=1)
     assert np.abs(np.diff(pairs)).mean() > 200  # neighbours in the stream would be 1 apart
 
 
 def test_bfd_in_parts() -> None:
-    batches = from_dict({"strategy": "bfd", "capacity": 10, "chunk": 4}).plan(np.full(10, 5))
+    batches = strategy_from_dict({"strategy": "bfd", "capacity": 10, "chunk": 4}).plan(np.full(10, 5))
     assert len(batches) == 6  # parts of 3, 3 and 4 samples
     assert max(abs(int(part.max()) - int(part.min())) for part in batches) < 4
 
@@ -172,7 +174,7 @@ def test_what_is_done_with_long_samples() -> None:
         cut_to_fit(lengths, capacity, "error")
     for choice in set(POLICIES) - {"error"}:  # what the message proposes ends the trouble, literally
         assert f'"{choice}" (' in str(caught.value)
-        assert len(from_dict({"strategy": "best_fit", "capacity": 10, "oversize": choice}).plan(lengths))
+        assert len(strategy_from_dict({"strategy": "best_fit", "capacity": 10, "oversize": choice}).plan(lengths))
     with pytest.raises(UsageError, match="no rule 'cut'"):
         cut_to_fit(lengths, capacity, "cut")  # type: ignore[arg-type]
 
@@ -197,11 +199,11 @@ def test_lengths_that_are_none() -> None:
         with pytest.raises(UsageError, match=message):
             checked_lengths(lengths)
     assert checked_lengths([]).dtype == np.int64
-    assert len(from_dict({"strategy": "best_fit", "capacity": 5}).plan(checked_lengths([]))) == 0
+    assert len(strategy_from_dict({"strategy": "best_fit", "capacity": 5}).plan(checked_lengths([]))) == 0
 
 
 def test_chunks() -> None:
-    strategy = from_dict({"strategy": "best_fit", "capacity": 4, "oversize": "split"})
+    strategy = strategy_from_dict({"strategy": "best_fit", "capacity": 4, "oversize": "split"})
     batches = plan_in_chunks(strategy, np.array([2, 1, 2, 6, 1]), chunk=2)
     assert groups(batches) == [[0, 1], [3], [2, 3], [4]]
     assert batches.counts == Counts(split_samples=1)

@@ -14,7 +14,7 @@ from energon_lite.batching.capacity import Capacity
 from energon_lite.batching.metrics import even_balance, measure_plan
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.steps import even_step, rank_slot, whole_steps
-from energon_lite.batching.strategy import from_dict, packing_capacity
+from energon_lite.batching.strategy import packing_capacity, strategy_from_dict
 
 DOCUMENTS: list[dict[str, Any]] = [
     {"strategy": "best_fit", "capacity": 100, "open_bins": 3},
@@ -35,7 +35,7 @@ def entries(batches: MicroBatches) -> list[tuple[int, int, int]]:
 @settings(deadline=None, max_examples=examples(150))
 @given(lengths=lengths_of, document=st.sampled_from(DOCUMENTS), step=st.integers(1, 12))
 def test_a_step_keeps_its_samples_and_nothing_gets_too_full(lengths: Any, document: dict[str, Any], step: int) -> None:
-    strategy = from_dict(document)
+    strategy = strategy_from_dict(document)
     plan = strategy.plan(lengths)
     capacity = packing_capacity(strategy)
     whole = whole_steps(plan, step, capacity)
@@ -57,7 +57,7 @@ def test_a_step_keeps_its_samples_and_nothing_gets_too_full(lengths: Any, docume
 
 
 def test_the_last_step_by_hand() -> None:
-    plan = from_dict({"strategy": "fixed", "batch_size": 4}).plan(np.array([1, 1, 1, 1, 8, 2, 2, 2, 5]))
+    plan = strategy_from_dict({"strategy": "fixed", "batch_size": 4}).plan(np.array([1, 1, 1, 1, 8, 2, 2, 2, 5]))
     assert [part.tolist() for part in whole_steps(plan, 2)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8], []]
     assert [part.tolist() for part in whole_steps(plan, 5)] == [[0, 1, 2, 3], [4], [5], [6, 7], [8]]
     assert whole_steps(plan, 3) is plan and whole_steps(plan, 1) is plan
@@ -77,7 +77,7 @@ def test_each_turn_has_a_seat_for_each_rank(world: int, turns: int) -> None:
 def test_ranks_have_as_much_to_do_whatever_their_number(step: int) -> None:
     """Lengths of a factor of ten; on the divisors of the step, and one of its own."""
     lengths = np.rint(np.exp(np.random.default_rng(0).normal(5.5, 0.6, 20_000))).astype(np.int64)
-    strategy = from_dict({"strategy": "best_fit", "capacity": 6000, "oversize": "truncate"})
+    strategy = strategy_from_dict({"strategy": "best_fit", "capacity": 6000, "oversize": "truncate"})
     plan = strategy.plan(lengths)
     for ranks in (rank for rank in (2, 8, 11, 23) if step % rank == 0):
         tokens, attention = even_balance(plan, Capacity(6000), ranks=ranks, per_rank=step // ranks, steps=10)
@@ -87,7 +87,7 @@ def test_ranks_have_as_much_to_do_whatever_their_number(step: int) -> None:
 def test_padded_micro_batches_are_dealt_to_and_fro() -> None:
     """Each has one length, so attention differs by a factor of ten; the more turns, the more of it evens out."""
     lengths = np.rint(np.exp(np.random.default_rng(0).normal(5.5, 0.6, 50_000))).astype(np.int64)
-    plan = from_dict({"strategy": "sorted_window", "capacity": 6000, "batches": 300}).plan(lengths)
+    plan = strategy_from_dict({"strategy": "sorted_window", "capacity": 6000, "batches": 300}).plan(lengths)
     for turns in (2, 4, 8):
         as_planned = plan.attention()[: len(plan) // (8 * turns) * 8 * turns].reshape(-1, turns, 8).sum(axis=1)
         before = float((as_planned.mean(axis=1) / as_planned.max(axis=1)).mean())
@@ -98,7 +98,7 @@ def test_padded_micro_batches_are_dealt_to_and_fro() -> None:
 def test_the_last_step_of_packed_micro_batches_is_dealt_out_anew() -> None:
     """Nine micro-batches are a step of eight and one more, of which the eight ranks get an eighth each."""
     lengths = np.rint(np.exp(np.random.default_rng(1).normal(4, 0.5, 1000))).astype(np.int64)
-    plan = from_dict({"strategy": "best_fit", "capacity": 7000}).plan(lengths)
+    plan = strategy_from_dict({"strategy": "best_fit", "capacity": 7000}).plan(lengths)
     assert len(plan) % 8 == 1
     whole = whole_steps(plan, 8, Capacity(7000))
     tokens = even_step(whole.select(np.arange(len(plan) - 1, len(whole))), Capacity(7000)).tokens()

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.best_fit import BestFit
 from energon_lite.batching.capacity import Capacity, Ints
-from energon_lite.batching.cost_model import CostModel
-from energon_lite.batching.step_costs import CostColumns
 from energon_lite.batching.token_plan import Span, TokenPlan
+from energon_lite.extras.balance.cost_model import CostModel
+from energon_lite.extras.balance.step_costs import CostColumns
 from energon_lite.order import BlendOrder
 from energon_lite.order.shuffle import LeafOrder
 

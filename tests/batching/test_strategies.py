@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from energon_lite.batching.capacity import UNITS, AttentionCost, Capacity, Ints
 from energon_lite.batching.metrics import measure_plan
 from energon_lite.batching.micro_batches import PLAN_ORDERS, MicroBatches
-from energon_lite.batching.strategy import Strategy, from_dict, plan_in_chunks, to_dict
+from energon_lite.batching.strategy import Strategy, plan_in_chunks, strategy_from_dict, to_dict
 from energon_lite.errors import UsageError
 
 LIMITS = st.integers(4, 60)
@@ -142,19 +142,19 @@ def lateness(batches: MicroBatches) -> Ints:
 @settings(max_examples=examples(300), deadline=None)
 @given(DOCUMENTS, LENGTHS, st.integers(0, 2**64 - 1))
 def test_laws(document: dict[str, Any], lengths: Ints, seed: int) -> None:
-    strategy = from_dict(document)
+    strategy = strategy_from_dict(document)
     batches = strategy.plan(lengths, seed=seed)
     check_exactly_once(batches, lengths)
     check_capacity(strategy, batches)
     assert lateness(batches).max(initial=0) <= batches.lateness_bound
     assert strategy.plan(lengths.tolist(), seed=seed).digest() == batches.digest()  # type: ignore[arg-type]
-    assert from_dict(to_dict(strategy)) == strategy
+    assert strategy_from_dict(to_dict(strategy)) == strategy
 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(DOCUMENTS, LENGTHS, st.integers(1, 30))
 def test_chunks_are_planned_alone(document: dict[str, Any], lengths: Ints, chunk: int) -> None:
-    strategy = from_dict(document)
+    strategy = strategy_from_dict(document)
     whole = plan_in_chunks(strategy, lengths, seed=3, chunk=chunk)
     check_exactly_once(whole, lengths)
     # What comes later changes nothing about a chunk that is complete.
@@ -172,7 +172,7 @@ def test_chunks_are_planned_alone(document: dict[str, Any], lengths: Ints, chunk
 def test_best_fit_lets_nothing_starve(lengths: list[int], open_bins: int, max_age: int) -> None:
     """Sizes chosen to leave gaps that nothing fills."""
     document = {"strategy": "best_fit", "capacity": 20, "open_bins": open_bins, "max_age": max_age}
-    batches = from_dict({**document, "oversize": "own_batch"}).plan(np.array(lengths, dtype=np.int64))
+    batches = strategy_from_dict({**document, "oversize": "own_batch"}).plan(np.array(lengths, dtype=np.int64))
     assert batches.lateness_bound == max_age
     assert lateness(batches).max(initial=0) < max_age
     assert (batches.tokens()[batches.rows() > 1] <= 20).all()
@@ -182,16 +182,16 @@ def test_a_short_sample_that_never_fits_well_is_not_kept_to_the_end() -> None:
     # After 0, only samples that fill a micro-batch alone, or do not fit beside the first one.
     lengths = np.array([15] + [20, 19] * 500)
     for max_age in (3, 100):
-        batches = from_dict({"strategy": "best_fit", "capacity": 20, "max_age": max_age}).plan(lengths)
+        batches = strategy_from_dict({"strategy": "best_fit", "capacity": 20, "max_age": max_age}).plan(lengths)
         assert np.flatnonzero(batches.sample == 0)[0] < max_age
-    windows = from_dict({"strategy": "sorted_window", "capacity": 40, "batches": 5}).plan(lengths)
+    windows = strategy_from_dict({"strategy": "sorted_window", "capacity": 40, "batches": 5}).plan(lengths)
     assert lateness(windows).max() < windows.lateness_bound < 50
 
 
 def test_the_seed_decides_where_something_is_shuffled_and_only_there() -> None:
     lengths = np.arange(1, 200)
     for name, shuffles in (("capacity", False), ("best_fit", False), ("bfd", True), ("sorted_window", True)):
-        strategy = from_dict({"strategy": name, "capacity": 400})
+        strategy = strategy_from_dict({"strategy": name, "capacity": 400})
         digests = {strategy.plan(lengths, seed=seed).digest() for seed in range(5)}
         assert len(digests) == (5 if shuffles else 1), name
 
@@ -230,7 +230,7 @@ def test_best_fit_brings_lengths_together_as_chance_does(spread: float, fill: in
     """Neither like with like, as sorting does, nor long with short, as packing does by itself; and yet full."""
     lengths = np.random.default_rng(seed).lognormal(6, spread, 30_000).astype(np.int64) + 1
     capacity = fill * int(lengths.mean())
-    plan = from_dict({"strategy": "best_fit", "capacity": capacity, "oversize": "drop"}).plan(lengths)
+    plan = strategy_from_dict({"strategy": "best_fit", "capacity": capacity, "oversize": "drop"}).plan(lengths)
     found = measure_plan(plan, ranks=8)
     assert abs(found.length_correlation) < 0.02
     assert found.fill > (0.99 if fill >= 15 else 0.97)
@@ -240,11 +240,13 @@ def test_best_fit_brings_lengths_together_as_chance_does(spread: float, fill: in
 def test_plans_never_change(name: str) -> None:
     """The digest of a plan is part of the format: a run that is resumed must find the same micro-batches."""
     lengths = np.arange(5000) * 2654435761 % 2**32 % 211
-    assert plan_in_chunks(from_dict(GOLDEN_DOCUMENTS[name]), lengths, seed=7, chunk=2048).digest() == GOLDEN[name]
+    assert (
+        plan_in_chunks(strategy_from_dict(GOLDEN_DOCUMENTS[name]), lengths, seed=7, chunk=2048).digest() == GOLDEN[name]
+    )
 
 
 def test_a_cost_function_of_ones_own() -> None:
-    strategy = from_dict({"strategy": "best_fit", "capacity": 100, "unit": "cost", "alpha": 10})
+    strategy = strategy_from_dict({"strategy": "best_fit", "capacity": 100, "unit": "cost", "alpha": 10})
     assert strategy.capacity == Capacity(100, "cost", cost=AttentionCost(10))  # type: ignore[attr-defined]
     batches = strategy.plan(np.array([20, 20, 10, 10]))  # costs 60, 60, 20, 20
     assert [part.tolist() for part in batches] == [[0, 2, 3], [1]]

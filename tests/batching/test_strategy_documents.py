@@ -13,7 +13,7 @@ from energon_lite.batching.concat_split import ConcatSplit
 from energon_lite.batching.fixed_size import Fixed, MaxLength
 from energon_lite.batching.greedy import Greedy
 from energon_lite.batching.sorted_window import SortedWindow
-from energon_lite.batching.strategy import Strategy, from_dict, to_dict
+from energon_lite.batching.strategy import Strategy, strategy_from_dict, to_dict
 from energon_lite.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ def test_junk_is_refused_by_name(junk: Any) -> None:
     whole = {"strategy": "best_fit", "capacity": 100, "open_bins": 8, "oversize": "error", "unit": "packed_tokens"}
     for key in whole:
         try:
-            from_dict(whole | {key: junk})
+            strategy_from_dict(whole | {key: junk})
         except ConfigError as error:
             assert error.fix and error.at and key in error.at
         else:
@@ -52,8 +52,8 @@ def test_junk_is_refused_by_name(junk: Any) -> None:
     ],
 )
 def test_documents_and_back(document: dict[str, Any], strategy: Strategy) -> None:
-    assert from_dict(document) == strategy
-    assert from_dict(to_dict(strategy)) == strategy
+    assert strategy_from_dict(document) == strategy
+    assert strategy_from_dict(to_dict(strategy)) == strategy
     assert to_dict(strategy).items() >= document.items()
 
 
@@ -83,7 +83,7 @@ def test_documents_and_back(document: dict[str, Any], strategy: Strategy) -> Non
 )
 def test_wrong_documents_are_refused_by_key(document: Any, at: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
-        from_dict(document, at="splits.train.batching")
+        strategy_from_dict(document, at="splits.train.batching")
     assert str(caught.value.where) == f"splits.train.batching.{at}".rstrip(".")
 
 
@@ -108,14 +108,14 @@ def test_wrong_documents_are_refused_by_key(document: Any, at: str, message: str
 )
 def test_values_that_cannot_work(document: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        from_dict(document)
+        strategy_from_dict(document)
 
 
 def test_a_cost_function_of_ones_own_is_named() -> None:
     document = to_dict(BestFit(Capacity(10, "cost", cost=_double)))
     assert document["cost"] == f"{_double.__module__}:_double"
     with pytest.raises(ConfigError, match="unknown key 'cost'"):
-        from_dict(document)
+        strategy_from_dict(document)
 
 
 def _double(lengths: Ints) -> Ints:

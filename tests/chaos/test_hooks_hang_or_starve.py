@@ -11,15 +11,8 @@ from typing import Any
 
 import pytest
 
-from energon_lite import (
-    FatalSampleError,
-    SavableDataLoader,
-    TaskEncoder,
-    WorkerConfig,
-    WorkerError,
-    get_savable_loader,
-    get_train_dataset,
-)
+from energon_lite import SavableDataLoader, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import FatalSampleError, WorkerError
 
 
 def _loader(path: Path, encoder: TaskEncoder, workers: int = 2, **more: Any) -> SavableDataLoader:

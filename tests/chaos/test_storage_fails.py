@@ -16,14 +16,13 @@ import torch
 
 from energon_lite import (
     EnergonLiteError,
-    FatalSampleError,
     TaskEncoder,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
 )
-from energon_lite.errors import ShardChangedError
+from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.storage.files import stored_array
 from energon_lite.storage.files.shard_store import shared_store
 from energon_lite.storage.samples import decoding

@@ -20,16 +20,15 @@ import torch
 from effort import nightly_but
 
 from energon_lite import (
-    SampleDecoder,
     SavableDataLoader,
     TaskEncoder,
-    UsageError,
     WorkerConfig,
-    WorkerError,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
 )
+from energon_lite.errors import UsageError, WorkerError
+from energon_lite.storage import SampleDecoder
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 

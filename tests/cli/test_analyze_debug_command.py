@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from PIL import Image
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.cli.heat_map import HeatMap
 from energon_lite.cli.main import main
+from energon_lite.extras.inspect.tracing.heat_map import HeatMap
 from tests.conftest import text_dataset
 
 

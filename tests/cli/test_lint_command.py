@@ -198,7 +198,7 @@ class TestKindsOfData:
             def read(self, index: int) -> dict[str, bytes]:
                 return {"json": b"{" if index == 3 else b"{}"}
 
-        monkeypatch.setattr(source, "_openers", dict(source._openers))
+        monkeypatch.setattr(source, "_registered", dict(source._registered))
         source.register_source("lintrows", lambda url, split: Rows())
         code, found = lint("lintrows://x")
         assert code == 1 and named(found) == {("", "3"): ("decode", "json")}

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from energon_lite import ByTokens, MaxLength, Reading, WorkerConfig, get_val_dataset
+from energon_lite import ByTokens, Reading, WorkerConfig, get_val_dataset
+from energon_lite.batching import MaxLength
 from energon_lite.cli.main import main
 from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.storage.read.webdataset import WebdatasetSource

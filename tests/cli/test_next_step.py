@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.shards_by_hand import write_tar
 from tests.prepare_by_command import run
+from tests.shards_by_hand import write_tar
 
 
 def picture(width: int, height: int, mode: str = "RGB") -> bytes:

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from media_files import film, sound
 
 from energon_lite.cli.main import main
-from energon_lite.storage.stores.media_table import MediaTable
+from energon_lite.extras.media.stores.media_table import MediaTable
 
 
 @pytest.fixture

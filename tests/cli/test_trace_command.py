@@ -20,13 +20,13 @@ from energon_lite import (
     SavableDataLoader,
     SkipSample,
     TaskEncoder,
-    TokenSequence,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
 )
+from energon_lite.batching import TokenSequence
 from energon_lite.cli.main import main
-from energon_lite.cli.trace import chrome_events, read_runs
+from energon_lite.extras.inspect.tracing.command import chrome_events, read_runs
 from energon_lite.loading.makers import stage_timer
 from energon_lite.storage.index.columns import write_column
 

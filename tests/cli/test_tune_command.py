@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from energon_lite import UsageError
 from energon_lite.cli.main import main
-from energon_lite.cli.tune_trials import Trials, What
-from energon_lite.tuning.setting import Setting
+from energon_lite.errors import UsageError
+from energon_lite.extras.inspect.tuning.setting import Setting
+from energon_lite.extras.inspect.tuning.trials import Trials, What
 
 ENCODERS = """
 import ctypes, os, time

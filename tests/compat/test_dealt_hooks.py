@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import energon_lite
-from energon_lite import StateMismatchError
-from energon_lite.compat import recipes
-from energon_lite.compat.task_encoder import DefaultTaskEncoder
+from energon_lite.errors import StateMismatchError
+from energon_lite.extras.energon.compat import recipes
+from energon_lite.extras.energon.compat.task_encoder import DefaultTaskEncoder
 from energon_lite.loading.iterators import lane_iterator
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "laws"))

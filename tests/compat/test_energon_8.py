@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from energon_lite import MetadatasetV2
-from energon_lite.compat.ahead import AHEAD_MODULES
-from energon_lite.compat.install import resolve
-from energon_lite.compat.modules import INTERNAL, MODULES
+from energon_lite.extras.energon import MetadatasetV2
+from energon_lite.extras.energon.compat.ahead import AHEAD_MODULES
+from energon_lite.extras.energon.compat.install import resolve
+from energon_lite.extras.energon.compat.modules import INTERNAL, MODULES
 
 PROGRAM = """
 import sys
@@ -61,7 +61,7 @@ def test_a_program(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
         [
             sys.executable,
             "-m",
-            "energon_lite.compat",
+            "energon_lite.extras.energon",
             str(tmp_path / "program.py"),
             str(leaf_of(5)),
             str(tmp_path / "a.yaml"),

@@ -15,17 +15,9 @@ import pytest
 from megatron.energon.task_encoder.cooking import cooker as their_cooker
 
 import energon_lite
-from energon_lite import (
-    SampleDecoder,
-    SampleError,
-    TaskEncoder,
-    UsageError,
-    WorkerConfig,
-    cooker,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-)
+from energon_lite import TaskEncoder, WorkerConfig, cooker, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite.errors import SampleError, UsageError
+from energon_lite.storage import SampleDecoder
 
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 ALONE = WorkerConfig(rank=0, world_size=1)

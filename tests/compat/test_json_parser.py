@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 import megatron.energon.typed_converter as theirs
 import pytest
 
-from energon_lite.compat.fields import to_json_object
-from energon_lite.compat.json_parser import JsonParser
 from energon_lite.errors import ConfigError
+from energon_lite.extras.energon.compat.fields import to_json_object
+from energon_lite.extras.energon.compat.json_parser import JsonParser
 from energon_lite.storage.files.epath import EPath
 
 

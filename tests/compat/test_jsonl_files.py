@@ -20,7 +20,6 @@ from energon_lite import (
     Cooker,
     TaskEncoder,
     TextSample,
-    UsageError,
     WorkerConfig,
     basic_sample_keys,
     get_loader,
@@ -30,6 +29,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.cli.main import main
+from energon_lite.errors import UsageError
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 

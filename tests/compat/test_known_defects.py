@@ -15,15 +15,8 @@ import pytest
 import torch
 from effort import nightly_but
 
-from energon_lite import (
-    EmptyDatasetError,
-    StateMismatchError,
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-)
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite.errors import EmptyDatasetError, StateMismatchError
 
 
 class Packs(TaskEncoder):

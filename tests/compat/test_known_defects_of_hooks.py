@@ -19,10 +19,8 @@ from click.testing import CliRunner
 
 from energon_lite import (
     Cooker,
-    FatalSampleError,
     SkipSample,
     TaskEncoder,
-    UsageError,
     WorkerConfig,
     basic_sample_keys,
     get_savable_loader,
@@ -31,6 +29,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.cli.main import main
+from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.index.index_cache import index_places
 from energon_lite.storage.read.sample_reader import SampleReader

@@ -15,11 +15,12 @@ import pytest
 import torch
 from media_files import CONTAINERS, RATE, SECONDS, SOUNDS, film, media
 
-import energon_lite.media
-from energon_lite import AVDecoder, SampleDecoder, get_clips_uniform, get_single_frames_uniform
+import energon_lite.extras.media
 from energon_lite.cli.main import main
-from energon_lite.media.content import guess_extension
-from energon_lite.storage.stores.media_table import MediaTable
+from energon_lite.extras.media import AVDecoder, get_clips_uniform, get_single_frames_uniform
+from energon_lite.extras.media.content import guess_extension
+from energon_lite.extras.media.stores.media_table import MediaTable
+from energon_lite.storage import SampleDecoder
 from tests.shards_by_hand import write_tar
 
 energon = pytest.importorskip("megatron.energon.av")
@@ -106,7 +107,7 @@ def test_all_of_a_file(kind: str) -> None:
 def test_every_name_with_its_arguments(module: str) -> None:
     theirs = __import__(f"megatron.energon.{module}", fromlist=["*"])
     for name in theirs.__all__:
-        ours, other = getattr(energon_lite.media, name), getattr(theirs, name)
+        ours, other = getattr(energon_lite.extras.media, name), getattr(theirs, name)
         methods = [one for one in vars(other) if not one.startswith("_")] if inspect.isclass(other) else []
         pairs = [(ours, other), *((getattr(ours, one), getattr(other, one)) for one in methods)]
         for mine, its in pairs:

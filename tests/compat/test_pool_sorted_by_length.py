@@ -10,21 +10,21 @@ import pytest
 import torch
 
 from energon_lite import (
-    BatchDataset,
     ByTokens,
     Capacity,
     Cooker,
     DefaultTaskEncoder,
     Sample,
     SavableDataset,
-    SortedWindow,
-    UsageError,
     WorkerConfig,
     basic_sample_keys,
     edataclass,
     get_savable_loader,
     get_train_dataset,
 )
+from energon_lite.batching import SortedWindow
+from energon_lite.errors import UsageError
+from energon_lite.extras.energon import BatchDataset
 
 CONFIG = WorkerConfig(rank=0, world_size=1)
 SAMPLES = 64

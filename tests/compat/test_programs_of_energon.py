@@ -16,7 +16,7 @@ import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[2]
-OURS = ("-m", "energon_lite.compat")
+OURS = ("-m", "energon_lite.extras.energon")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "MSC_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"}
 
 OWN_LOADER = """
@@ -143,7 +143,7 @@ if __name__ == "__main__":
 
 def test_children_and_pickles_find_the_names(tmp_path: Path) -> None:
     (tmp_path / "spawning.py").write_text(SPAWNING)
-    lines = run(["-m", "energon_lite.compat", "spawning.py", "x"], cwd=tmp_path).splitlines()
+    lines = run(["-m", "energon_lite.extras.energon", "spawning.py", "x"], cwd=tmp_path).splitlines()
     ours = "energon_lite.samples"
     assert lines == [f"{ours}.modalities CaptioningSample ['x']"] * 3 + [f"{ours}.sample"]
 
@@ -157,15 +157,15 @@ def test_modules_code_and_other_parts_of_megatron(tmp_path: Path) -> None:
     )
     expected = "core energon_lite.worker_config __main__ ['-x', '1']\n"
     for how in (["-m", "tool"], ["tool.py"]):
-        assert run(["-m", "energon_lite.compat", *how, "-x", "1"], cwd=tmp_path) == expected
+        assert run(["-m", "energon_lite.extras.energon", *how, "-x", "1"], cwd=tmp_path) == expected
     code = "import sys, megatron.energon.flavors.webdataset; print(sys.argv)"
-    assert run(["-m", "energon_lite.compat", "-c", code, "y"], cwd=tmp_path) == "['-c', 'y']\n"
-    assert "there is no such script" in run(["-m", "energon_lite.compat", "absent.py"], code=2)
-    assert "usage" in run(["-m", "energon_lite.compat"], code=2)
+    assert run(["-m", "energon_lite.extras.energon", "-c", code, "y"], cwd=tmp_path) == "['-c', 'y']\n"
+    assert "there is no such script" in run(["-m", "energon_lite.extras.energon", "absent.py"], code=2)
+    assert "usage" in run(["-m", "energon_lite.extras.energon"], code=2)
 
 
 def test_what_is_not_there_says_what_to_write() -> None:
-    code = "import energon_lite.compat as c; c.install(); import megatron.energon as e\n{}"
+    code = "import energon_lite.extras.energon as c; c.install(); import megatron.energon as e\n{}"
     for line, words in (
         ("from megatron.energon.metadataset.loader import MockJsonParser", "use yaml"),
         ("import megatron.energon.flavors.webdataset.itar", "machinery of Energon's"),
@@ -174,10 +174,11 @@ def test_what_is_not_there_says_what_to_write() -> None:
         ("e.nothing", "has no attribute 'nothing'"),
     ):
         assert words in run(["-c", code.format(line)], code=1)
-    code = "import megatron.energon; import energon_lite.compat as c; c.install()"
+    code = "import megatron.energon; import energon_lite.extras.energon as c; c.install()"
     assert "has been imported already" in run(["-c", code], code=1)
     code = (
-        "import energon_lite.compat as c; c.install(); c.install(); import megatron.energon as a; c.uninstall();"
+        "import energon_lite.extras.energon as c; c.install(); c.install();"
+        " import megatron.energon as a; c.uninstall();"
         " import megatron.energon as b; print(a is b, a.__file__ if hasattr(a, '__file__') else None, b.__file__[-11:])"
     )
     assert run(["-c", code]) == "False None __init__.py\n"

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from energon_lite import FileStoreCachePool, NoCachePool
+from energon_lite.extras.media import FileStoreCachePool
+from energon_lite.storage.stores import NoCachePool
 from tests.storage.stores.numbered_store import NumberedStore, source_of
 
 pytest.importorskip("megatron.energon")

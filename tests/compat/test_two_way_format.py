@@ -194,8 +194,8 @@ def test_keys_that_appear_twice_and_no_database(shards: Path, tools: Any) -> Non
 def test_shards_are_divided_alike(tmp_path: Path, tools: Any, seed: int | None) -> None:
     from megatron.energon import BaseWebdatasetFactory as Theirs
 
-    from energon_lite import BaseWebdatasetFactory as Ours
-    from energon_lite.factories.kinds import WebdatasetMeta
+    from energon_lite.extras.energon import BaseWebdatasetFactory as Ours
+    from energon_lite.extras.energon.factories.kinds import WebdatasetMeta
 
     found = []
     for prepare in (Theirs.prepare_dataset, Ours.prepare_dataset):

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from energon_lite import (
-    ConfigError,
     Cooker,
     TaskEncoder,
     TextSample,
-    UsageError,
     WorkerConfig,
     basic_sample_keys,
     get_loader,
@@ -22,6 +20,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.config.metadataset import load_metadataset
+from energon_lite.errors import ConfigError, UsageError
 
 CONFIG = WorkerConfig(rank=0, world_size=1)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from energon_lite.compat.modules import INTERNAL, MODULES, PARTLY  # noqa: E402
-from energon_lite.compat.names import meaning  # noqa: E402
+from energon_lite.extras.energon.compat.modules import INTERNAL, MODULES, PARTLY  # noqa: E402
+from energon_lite.extras.energon.compat.names import meaning  # noqa: E402
 
 PAGE = ROOT / "docs" / "from-energon.md"
 BEGIN, END = "<!-- made by tests/docs/energon_names.py -->", "<!-- made until here -->"

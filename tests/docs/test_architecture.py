@@ -17,12 +17,8 @@ def test_each_room_says_what_it_is() -> None:
     assert [room for room, said in rooms().items() if not said.endswith((".", "?"))] == []
 
 
-def test_the_tour_through_the_trainer_stops_at_each_file_and_says_how_long_it_is() -> None:
-    said, there = stops(), files()
-    assert sorted(said) == sorted(there)
-    # Not to the line, which each change would have to write anew.
-    far = [file for file, lines in there.items() if abs(said[file] - lines) > max(8, lines // 5)]
-    assert far == [], "run tests/docs/tour.py"
+def test_the_tour_through_the_trainer_names_each_file() -> None:
+    assert sorted(stops()) == sorted(files())
 
 
 def test_the_table_is_what_the_rooms_say() -> None:
@@ -35,7 +31,7 @@ def test_the_picture_has_each_room_of_the_contracts() -> None:
     contracts = [one for one in document["tool"]["importlinter"]["contracts"] if one["type"] == "layers"]
     names = {
         name.strip(" ()") for one in contracts for line in one["layers"] for name in line.replace("|", ":").split(":")
-    }
+    } | {path.parent.name for path in (ROOT / "energon_lite" / "extras").glob("*/__init__.py")}
     picture = (DOCS / "figures" / "rooms.svg").read_text()
     assert [name for name in sorted(names) if f">{name}<" not in picture] == [], "run docs/figures/rooms.py"
 

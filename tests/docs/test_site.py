@@ -55,34 +55,38 @@ def test_a_map_as_navigation() -> None:
 
 
 def test_the_reference_has_every_public_name() -> None:
-    """Pages of adapters to packages that are not here say what they say; they are tested where they are installed."""
     reference = tool("reference")
-    for name, text in reference.texts().items():
+    pages = reference.texts()
+    assert {path.name for path in reference.FOLDER.glob("*.md")} == set(pages)
+    for name, text in pages.items():
         assert (reference.FOLDER / name).read_text() == text, "run python tools/site/reference.py"
-    assert {path.name for path in reference.FOLDER.glob("*.md")} == set(reference.texts())
-    names = [
-        name
-        for path in reference.FOLDER.glob("*.md")
-        for _, some in reference.listed(path.read_text())
-        for name in some
-    ]
-    import energon_lite
-    from energon_lite.trainer import training
+    modules = {module for page in reference.PAGES for module in page.modules}
+    stubs = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "energon_lite").rglob("__init__.pyi")}
+    guides = "".join(path.read_text() for path in DOCS.glob("*.md"))
+    adapters = set(re.findall(r"energon_lite\.extras\.frameworks\.\w+", guides))
+    assert stubs | adapters <= modules
+    rows = [reference.definition(*row) for text in pages.values() for row in reference.listed(text)]
+    assert len(set(rows)) == len(rows)  # each name is in one table
+    assert set(rows) == {reference.definition(module, name) for module in modules for name in public_names(module)}
 
-    wanted = {name for name in energon_lite.__all__ if name != "__version__"} | {"Trainer", "load_config"}
-    assert wanted <= set(names) and hasattr(training, "Trainer")
+
+def public_names(module: str) -> list[str]:
+    """The names that a module exports when it is imported."""
+    return importlib.import_module(module).__all__
 
 
 def test_the_names_that_are_taught_stand_first() -> None:
     reference = tool("reference")
-    for name, first in (
-        ("loaders.md", "WorkerConfig"),
-        ("task_encoders.md", "TaskEncoder"),
-        ("batching.md", "Capacity"),
-    ):
-        rows = [one for _, names in reference.listed(reference.texts()[name]) for one in names]
-        taught = [one for one in reference._FIRST if one in rows]
-        assert rows[0] == first and rows[: len(taught)] == taught
+    rows = [name for _, name in reference.listed(reference.texts()["energon_lite.md"])]
+    assert tuple(rows[:10]) == reference.FIRST and len(reference.FIRST) == 10
+    assert rows[10:] == sorted(rows[10:], key=str.lower)
+
+
+def test_names_of_other_pages_are_linked() -> None:
+    pages = tool("reference").texts()
+    assert "In [Names at the top](energon_lite.md): `ReadAhead`, `register_source`." in pages["storage.md"]
+    assert "`Trainer`" in pages["trainer_parallel.md"] and "| `Trainer` |" not in pages["trainer_parallel.md"]
+    assert "TaskEncoder" not in pages["energon.md"]
 
 
 def test_first_sentences() -> None:
@@ -90,10 +94,18 @@ def test_first_sentences() -> None:
     assert reference.first_sentence("What e.g. :func:`~energon_lite.get_loader` does. And\nmore.") == (
         "What e.g. `get_loader` does."
     )
-    assert reference.first_sentence("Point(x: int, y: int)") == reference.first_sentence(None) == ""
-    from energon_lite.trainer import training
+    assert reference.first_sentence("a | b:") == "a \\| b." and reference.first_sentence(None) == ""
 
-    assert reference.comment_above("PRESETS", training) and not reference.comment_above("Trainer", training)
+
+def test_definitions() -> None:
+    reference = tool("reference")
+    through_stub = reference.definition("energon_lite", "TaskEncoder")
+    assert through_stub == reference.definition("energon_lite.hooks", "TaskEncoder")
+    assert (through_stub.module, through_stub.name) == ("energon_lite.hooks.base", "TaskEncoder")
+    presets = reference.definition("energon_lite.trainer", "PRESETS")
+    assert presets.sentence and not presets.sentence.startswith("`{")  # the comment above it
+    with pytest.raises(LookupError, match=r"energon_lite\.batching has no definition of Nothing"):
+        reference.definition("energon_lite.batching", "Nothing")
 
 
 def test_llms_txt_is_the_map() -> None:
@@ -108,7 +120,7 @@ def test_llms_txt_is_the_map() -> None:
     [
         ("[a](order.md#x) [b](https://x.org)", "[a](order.md#x) [b](https://x.org)"),
         ("[c](../CHANGELOG.md)", "[c](changelog.md)"),
-        ("[d](../energon_lite/recipes.py#L3)", "[d](source/energon_lite/recipes.py.md)"),
+        ("[d](../energon_lite/loading/recipes.py#L3)", "[d](source/energon_lite/loading/recipes.py.md)"),
         ("[`e`](../examples/notebooks/a.ipynb)", "[`e`](notebooks/a.md)"),
         ("`[f](../x.py)`\n\n```\n[g](../x.py)\n```\n", "`[f](../x.py)`\n\n```\n[g](../x.py)\n```\n"),
     ],
@@ -138,7 +150,7 @@ def test_it_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    page = (tmp_path / "site" / "reference" / "loaders.html").read_text()
+    page = (tmp_path / "site" / "reference" / "energon_lite.html").read_text()
     assert 'id="energon_lite.get_train_dataset"' in page
     assert not re.search(r'(src|href)="https?://(?!squidfunk)[^"]*\.(js|css|woff2?)"', page)
     signatures = re.findall(r'<div class="[^"]*doc-signature.*?</div>', page, re.S)

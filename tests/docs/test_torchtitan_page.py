@@ -16,7 +16,7 @@ from pages import DOCS, blocks
 
 from energon_lite import WorkerConfig
 from energon_lite.cli.main import main
-from energon_lite.integrations.torchtitan import LoaderRequest, TitanLoader
+from energon_lite.extras.frameworks.torchtitan import LoaderRequest, TitanLoader
 from tests.tokenizing.conftest import tokenizer_folder as tokenizer_folder
 
 PAGE = DOCS / "with_torchtitan.md"

@@ -1,7 +1,4 @@
-"""The tour through the trainer: the files it stops at, and how many lines each has.
-
-python tests/docs/tour.py      # writes these numbers into docs/trainer.md
-"""
+"""Files of the tour through the trainer in ``docs/trainer.md``."""
 
 from __future__ import annotations
 
@@ -12,27 +9,19 @@ from pages import DOCS, ROOT
 TRAINER = ROOT / "energon_lite" / "trainer"
 ROOMS = ("parallel", "optimizer", "checkpointing", "models", "data", "training")
 PAGE = DOCS / "trainer.md"
-#: A stop: its number, the file, and its lines, if they are there.
-_STOP = re.compile(r"^(\d+\. `([a-z_]+/[a-z_]+\.py)`)(?: \((\d+)\))?:", re.MULTILINE)
-_TOTAL = re.compile(r"(All stops together: )`?[\d,a-z]+`?( lines)")
+#: The section with the tour, and a file that it names.
+_TOUR = re.compile(r"^## A tour\b.*?(?=^## )", re.MULTILINE | re.DOTALL)
+_STOP = re.compile(r"`([a-z_]+/[a-z_]+\.py)`")
 
 
-def stops() -> dict[str, int]:
-    """The files at which the tour stops, in order, with the lines that it says they have."""
-    return {file: int(lines or 0) for _, file, lines in _STOP.findall(PAGE.read_text())}
+def stops() -> set[str]:
+    """Names of the files in the tour, relative to the trainer's folder."""
+    tour = _TOUR.search(PAGE.read_text())
+    assert tour is not None, f"{PAGE.name} has no tour"
+    return set(_STOP.findall(tour[0]))
 
 
-def files() -> dict[str, int]:
-    """All files of the rooms, with their lines. (What has names of other files only is no stop.)"""
-    found = sorted(path for room in ROOMS for path in (TRAINER / room).glob("*.py") if path.name != "__init__.py")
-    return {str(path.relative_to(TRAINER)): len(path.read_text().splitlines()) for path in found}
-
-
-def _write_lines() -> None:
-    lines = files()
-    text = _STOP.sub(lambda found: f"{found[1]} ({lines[found[2]]}):", PAGE.read_text())
-    PAGE.write_text(_TOTAL.sub(lambda found: f"{found[1]}{sum(lines.values()):,}{found[2]}", text))
-
-
-if __name__ == "__main__":
-    _write_lines()
+def files() -> set[str]:
+    """Names of all files of the rooms; ``__init__.py`` only names the contents of other files and is left out."""
+    found = (path for room in ROOMS for path in (TRAINER / room).glob("*.py") if path.name != "__init__.py")
+    return {str(path.relative_to(TRAINER)) for path in found}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from energon_lite.extras.packed_list import PackedList
+from energon_lite.extras.tools.packed_list import PackedList
 
 Work = Callable[[], bool]
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from kill_steps import killed_at_every_step
 
 from energon_lite.errors import UsageError, WorkerError
-from energon_lite.extras import order_arrays as arrays
-from energon_lite.extras.order_arrays import build_blend_index, shuffle_ahead
+from energon_lite.extras.tools import order_arrays as arrays
+from energon_lite.extras.tools.order_arrays import build_blend_index, shuffle_ahead
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.permutation import permute_array
 
@@ -101,7 +101,7 @@ def test_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
 def test_a_killed_build_leaves_nothing_under_the_name(tmp_path: Path) -> None:
     """Killed while it writes; the next build takes the place of what is left, and is whole."""
     code = (
-        "from energon_lite.extras.order_arrays import build_blend_index;"
+        "from energon_lite.extras.tools.order_arrays import build_blend_index;"
         f"build_blend_index([3, 1], 10**9, {str(tmp_path / 'x')!r})"
     )
     building = subprocess.Popen([sys.executable, "-c", code], cwd=Path(arrays.__file__).parents[2])
@@ -147,7 +147,7 @@ def test_a_process_whose_parent_is_gone_before_it_starts_writes_nothing(tmp_path
     files = [(os.open(path, os.O_RDWR), 128) for path in paths]
     job = {"files": files, "recipe": {"counts": [N, N], "key": 0}, "first": 0, "stop": 1}
     child = subprocess.run(
-        [sys.executable, "-c", "from energon_lite.extras.order_arrays import serve; serve()"],
+        [sys.executable, "-c", "from energon_lite.extras.tools.order_arrays import serve; serve()"],
         input=json.dumps({"parent": gone.pid, **job}).encode(),
         cwd=Path(arrays.__file__).parents[2],
         pass_fds=[file for file, _ in files],

@@ -22,9 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from private_memory import private_growth
 
-from energon_lite import PackedList
 from energon_lite.errors import DatasetError, TrustError, UsageError
-from energon_lite.extras import packed_list
+from energon_lite.extras.tools import PackedList, packed_list
 from energon_lite.storage.files.array_file import read_arrays, write_arrays
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -263,7 +262,7 @@ class TestFiles:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         monkeypatch.setattr(packed_list, "_cleaned", set())
         for kind in ("dead", "alive"):
-            program = "import os, sys, time; from energon_lite.extras.packed_list import PackedList\n"
+            program = "import os, sys, time; from energon_lite.extras.tools.packed_list import PackedList\n"
             die = "os.kill(os.getpid(), 9)" if kind == "dead" else "print('made', flush=True) or time.sleep(60)"
             items = "[1, 2]" if when == "whole" else f"(eval({die!r}) for _ in range(1))"
             program += f"made = PackedList.from_iterable({items})\n{die}"
@@ -307,7 +306,7 @@ class TestFiles:
         assert list(pickle.loads(pickle.dumps(made))) == [1]
 
     def test_leftovers_beside_a_named_file(self, tmp_path: Path) -> None:
-        program = "import os; from energon_lite.extras.packed_list import PackedList\n"
+        program = "import os; from energon_lite.extras.tools.packed_list import PackedList\n"
         program += (
             f"PackedList.from_iterable((os.kill(os.getpid(), 9) for _ in range(1)), {str(tmp_path / 'a.pack')!r})"
         )

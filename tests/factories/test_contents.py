@@ -11,8 +11,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from energon_lite import BaseWebdatasetFactory, CrudeJsonlDatasetFactory, CrudeWebdataset
 from energon_lite.errors import DatasetError, NotPreparedError, ShardFormatError
+from energon_lite.extras.energon import BaseWebdatasetFactory, CrudeJsonlDatasetFactory, CrudeWebdataset
 
 MEMBERS = ["a/1.jpg", "a/1.json", "__meta__/x.txt", "noext", "2.json", "2.seg.json", "3.jpg", "2.json"]
 

@@ -13,35 +13,34 @@ import pytest
 
 import energon_lite
 from energon_lite import (
-    ConfigError,
-    CrudeJsonlDatasetFactory,
-    CrudeWebdataset,
-    DefaultDecoderWebdatasetFactory,
-    JoinedWebdatasetFactory,
-    MapDataset,
-    MetadatasetV2,
     Sample,
-    StandardWebdatasetFactory,
     TextSample,
-    TextWebdataset,
-    TrustError,
-    UsageError,
     WorkerConfig,
-    build_filter_index,
     edataclass,
     get_loader,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     get_val_datasets,
+)
+from energon_lite.errors import ConfigError, NotPreparedError, TrustError, UsageError
+from energon_lite.extras.energon import (
+    CrudeJsonlDatasetFactory,
+    CrudeWebdataset,
+    DefaultDecoderWebdatasetFactory,
+    JoinedWebdatasetFactory,
+    MapDataset,
+    MetadatasetV2,
+    StandardWebdatasetFactory,
+    TextWebdataset,
     load_dataset,
     prepare_metadataset,
     traverse_metadataset,
 )
-from energon_lite.errors import NotPreparedError
-from energon_lite.factories.kinds import EnergonDatasetType, WebdatasetMeta, get_dataset_type
-from energon_lite.factories.loaders import DatasetBlendMode, DatasetSubset, get_dataset_from_config
-from energon_lite.factories.nodes import MetadatasetNode
+from energon_lite.extras.energon.factories.kinds import EnergonDatasetType, WebdatasetMeta, get_dataset_type
+from energon_lite.extras.energon.factories.loaders import DatasetBlendMode, DatasetSubset, get_dataset_from_config
+from energon_lite.extras.energon.factories.nodes import MetadatasetNode
+from energon_lite.storage import build_filter_index
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from energon_lite import BaseWebdatasetFactory, SystemFileStore, WebdatasetFileStore
-from energon_lite.compat.media import prepare_filesystem_dataset
-from energon_lite.media import ImageMetadata, MediaFilterConfig
+from energon_lite.extras.energon import BaseWebdatasetFactory
+from energon_lite.extras.energon.compat.media import prepare_filesystem_dataset
+from energon_lite.extras.media import ImageMetadata, MediaFilterConfig, SystemFileStore, WebdatasetFileStore
 
 
 def picture(width: int, height: int) -> bytes:

@@ -12,14 +12,10 @@ from typing import Any
 import pytest
 
 from energon_lite import (
-    AugmentTaskEncoder,
     Cooker,
     DefaultTaskEncoder,
-    FatalSampleError,
-    SampleDecoder,
     TaskEncoder,
     TextSample,
-    UsageError,
     WorkerConfig,
     basic_sample_keys,
     cooker,
@@ -27,7 +23,16 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.hooks import failure_tolerances, hooks_of, is_overridden, returns_its_argument, seeded_hooks
+from energon_lite.errors import FatalSampleError, UsageError
+from energon_lite.hooks import (
+    AugmentTaskEncoder,
+    failure_tolerances,
+    hooks_of,
+    is_overridden,
+    returns_its_argument,
+    seeded_hooks,
+)
+from energon_lite.storage import SampleDecoder
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 

@@ -11,7 +11,9 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import AugmentTaskEncoder, Cooker, TaskEncoder, UsageError, stateless
+from energon_lite import Cooker, TaskEncoder, stateless
+from energon_lite.errors import UsageError
+from energon_lite.hooks import AugmentTaskEncoder
 from energon_lite.hooks.checks import check_hooks
 from energon_lite.hooks.hooks import HOOK_ORDER
 

@@ -1,4 +1,5 @@
-"""Megatron-Bridge's own data path, as installed, over ``energon_lite.compat``: ``python bridge_run.py DATA FOLDER``.
+"""Megatron-Bridge's own data path, as installed, over ``energon_lite.extras.energon``: ``python bridge_run.py DATA
+FOLDER``.
 
 Its Energon provider, its ``setup_data_iterators``, and its saving of the loader's state run unchanged. What it imports
 beside that, and what is not installed here (Transformer Engine and the like, for GPUs), is stood in for by empty names.
@@ -60,9 +61,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def main(data: str, folder: str) -> None:
     warnings.simplefilter("ignore")
-    import energon_lite.compat
+    import energon_lite.extras.energon
 
-    energon_lite.compat.install()
+    energon_lite.extras.energon.compat.install()
 
     sys.meta_path.append(_Finder())
     from megatron.bridge.data.energon.energon_provider import EnergonProvider
@@ -72,7 +73,7 @@ def main(data: str, folder: str) -> None:
     from megatron.bridge.training.state import TrainState
 
     from energon_lite import get_train_dataset, get_val_dataset
-    from energon_lite.integrations.megatron import data_iterators, worker_config
+    from energon_lite.extras.frameworks.megatron import data_iterators, worker_config
     from tests.integrations.toy_megatron import Layout, on_cpu
 
     @dataclass(kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import ray
 from keyed_prompts import digest
 
-from energon_lite.integrations.ray import SampleKey, SampleKeys, fetch, fetch_batch
+from energon_lite.extras.frameworks.ray import SampleKey, SampleKeys, fetch, fetch_batch
 
 
 @ray.remote(num_cpus=0)

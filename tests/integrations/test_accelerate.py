@@ -19,8 +19,9 @@ from accelerate.utils import DataLoaderConfiguration
 from framework_ranks import log_line, logged, run_processes
 from numbered_samples import SAMPLES, Model, expected, micro_batches, numbers_of, train_data, val_data
 
-from energon_lite import UsageError, WorkerConfig, get_savable_loader
-from energon_lite.integrations.accelerate import AccelerateLoader
+from energon_lite import WorkerConfig, get_savable_loader
+from energon_lite.errors import UsageError
+from energon_lite.extras.frameworks.accelerate import AccelerateLoader
 
 Leaf = Callable[[int, str], Path]
 

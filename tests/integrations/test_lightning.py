@@ -20,8 +20,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from numbered_samples import SAMPLES, Model, expected, micro_batches, numbers_of, train_data, val_data
 
-from energon_lite import UsageError
-from energon_lite.integrations.lightning import EnergonDataModule
+from energon_lite.errors import UsageError
+from energon_lite.extras.frameworks.lightning import EnergonDataModule
 
 Leaf = Callable[[int, str], Path]
 

@@ -14,7 +14,7 @@ import torch
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import StateMismatchError, TopologyError, UsageError
-from energon_lite.integrations.megatron import data_iterators, worker_config
+from energon_lite.extras.frameworks.megatron import data_iterators, worker_config
 from tests.integrations.toy_megatron import LENGTH, Arguments, Layout, on_cpu, pretrain, seen
 from tests.trainer.parallel.rank_processes import RankFailure, run_ranks
 

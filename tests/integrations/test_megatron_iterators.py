@@ -22,7 +22,7 @@ from energon_lite import (
     get_val_dataset,
 )
 from energon_lite.errors import StateError, UsageError
-from energon_lite.integrations.megatron import DataIterator, data_iterators, worker_config
+from energon_lite.extras.frameworks.megatron import DataIterator, data_iterators, worker_config
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 ALONE = WorkerConfig(rank=0, world_size=1)

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from energon_lite import SampleError, StateMismatchError, UsageError, get_savable_loader
-from energon_lite.integrations.ray import SampleKey, SampleKeys, fetch, fetch_batch
+from energon_lite import get_savable_loader
+from energon_lite.errors import SampleError, StateMismatchError, UsageError
+from energon_lite.extras.frameworks.ray import SampleKey, SampleKeys, fetch, fetch_batch
 
 sys.path.insert(0, str(Path(__file__).parent))  # workers import it by this name, too
 

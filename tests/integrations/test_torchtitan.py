@@ -24,21 +24,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from rank_processes import run_ranks
 from titan_data import Encoder, train, train_unmeasured, validate
 
-from energon_lite import (
-    PackedBatch,
-    StateError,
-    StateMismatchError,
-    TokenSequence,
-    UsageError,
-    WorkerConfig,
-    get_processing_dataset,
-    get_savable_loader,
-    pack_sequences,
-    pad_sequences,
-)
-from energon_lite.integrations import torchtitan as adapter
-from energon_lite.integrations.torchtitan import LoaderRequest, MakeLoader, TitanLoader, data_loader, model_inputs
-from energon_lite.integrations.torchtitan_inputs import IGNORED
+from energon_lite import WorkerConfig, get_processing_dataset, get_savable_loader, pack_sequences, pad_sequences
+from energon_lite.batching import PackedBatch, TokenSequence
+from energon_lite.errors import StateError, StateMismatchError, UsageError
+from energon_lite.extras.frameworks import torchtitan as adapter
+from energon_lite.extras.frameworks.torchtitan import LoaderRequest, MakeLoader, TitanLoader, data_loader, model_inputs
+from energon_lite.extras.frameworks.torchtitan_inputs import IGNORED
 
 #: Micro-batches of a step, over all ranks; its divisors are the worlds.
 STEP = 24

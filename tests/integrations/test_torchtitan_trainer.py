@@ -24,7 +24,7 @@ from rank_processes import RankFailure, run_ranks
 from titan_data import train, train_unmeasured, validate
 from titan_trainer import Run, run
 
-from energon_lite.integrations.torchtitan import TitanLoader, data_loader
+from energon_lite.extras.frameworks.torchtitan import TitanLoader, data_loader
 
 pytestmark = pytest.mark.slow
 

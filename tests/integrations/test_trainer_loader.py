@@ -20,8 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numbered_samples import expected, numbers_of, train_data, val_data
 
-from energon_lite import TopologyError, WorkerConfig, get_val_dataset
-from energon_lite.integrations.trainer_loader import TrainerLoader, _repeated
+from energon_lite import WorkerConfig, get_val_dataset
+from energon_lite.errors import TopologyError
+from energon_lite.extras.frameworks.trainer_loader import TrainerLoader, _repeated
 
 
 @dataclass

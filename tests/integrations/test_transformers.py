@@ -25,10 +25,11 @@ from framework_ranks import log_line, logged, run_processes
 from numbered_samples import SAMPLES, Model, expected, micro_batches, numbers_of, train_data, val_data
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from energon_lite import StateError, TopologyError, UsageError, WorkerConfig, get_savable_loader
-from energon_lite.integrations import transformers as adapter
-from energon_lite.integrations.checkpoint_folder import newest_checkpoint
-from energon_lite.integrations.transformers import EnergonTrainerMixin, use_loaders
+from energon_lite import WorkerConfig, get_savable_loader
+from energon_lite.errors import StateError, TopologyError, UsageError
+from energon_lite.extras.frameworks import transformers as adapter
+from energon_lite.extras.frameworks.checkpoint_folder import newest_checkpoint
+from energon_lite.extras.frameworks.transformers import EnergonTrainerMixin, use_loaders
 
 Leaf = Callable[[int, str], Path]
 

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
-from energon_lite.integrations.transformers import use_loaders
+from energon_lite.extras.frameworks.transformers import use_loaders
 
 pytestmark = pytest.mark.slow
 

@@ -19,9 +19,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from energon_lite import UsageError
-from energon_lite.integrations.ray import SampleKeys, fetch
-from energon_lite.integrations.verl import AddressDataset
+from energon_lite.errors import UsageError
+from energon_lite.extras.frameworks.ray import SampleKeys, fetch
+from energon_lite.extras.frameworks.verl import AddressDataset
 
 sys.path.insert(0, str(Path(__file__).parent))  # workers import it by this name, too
 
@@ -38,7 +38,7 @@ def data(leaf_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory)
         "train_files": path,
         "val_files": str(leaf_of(8, "b")),
         "shuffle": False,
-        "custom_cls": {"path": "pkg://energon_lite.integrations.verl", "name": "AddressDataset"},
+        "custom_cls": {"path": "pkg://energon_lite.extras.frameworks.verl", "name": "AddressDataset"},
         "energon_lite": {"open": "keyed_prompts:open_prompts"},
     }
 

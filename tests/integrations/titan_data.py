@@ -14,16 +14,15 @@ from energon_lite import (
     Chunks,
     SavableDataLoader,
     TaskEncoder,
-    TokenSequence,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
-    next_token_pairs,
     pack_sequences,
     register_source,
     stateless,
 )
-from energon_lite.integrations.torchtitan import LoaderRequest
+from energon_lite.batching import TokenSequence, next_token_pairs
+from energon_lite.extras.frameworks.torchtitan import LoaderRequest
 
 #: Tokens from here on keep the place of a picture's patches.
 PICTURE = 500

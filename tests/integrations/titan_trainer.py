@@ -134,7 +134,7 @@ def run(
     import torchtitan.components.validate as validation
     from torchtitan.trainer import Trainer
 
-    from energon_lite.integrations import torchtitan as adapter
+    from energon_lite.extras.frameworks import torchtitan as adapter
 
     found = Run()
     with mock.patch.dict("os.environ", {"LOCAL_RANK": str(rank)}):

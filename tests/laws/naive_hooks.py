@@ -11,17 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from energon_lite import (
-    Cooker,
-    DefaultTaskEncoder,
-    FileStore,
-    SkipSample,
-    TaskEncoder,
-    TextSample,
-    TokenSequence,
-    basic_sample_keys,
-    cooker,
-)
+from energon_lite import Cooker, DefaultTaskEncoder, SkipSample, TaskEncoder, TextSample, basic_sample_keys, cooker
+from energon_lite.batching import TokenSequence
+from energon_lite.storage.stores import FileStore
 from tests.laws.sources import length_of
 
 

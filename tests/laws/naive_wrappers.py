@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite import (
+from energon_lite import SavableDataset, SkipSample, WorkerConfig
+from energon_lite.extras.energon import (
     BatchDataset,
     BlendDataset,
     ConcatDataset,
@@ -22,12 +23,9 @@ from energon_lite import (
     MapDataset,
     MixBatchDataset,
     RepeatDataset,
-    SavableDataset,
     ShuffleBufferDataset,
-    SkipSample,
-    WorkerConfig,
 )
-from energon_lite.loading.wrappers.mixing import _BLEND, _SHUFFLE
+from energon_lite.extras.energon.wrappers.mixing import _BLEND, _SHUFFLE
 from energon_lite.order.blend import Blend
 from energon_lite.order.hashing import hash_ints, mix64_array
 from energon_lite.order.permutation import permute_array

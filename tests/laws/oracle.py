@@ -24,7 +24,8 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from energon_lite import EnergonLiteError, FatalSampleError, WorkerConfig, get_savable_loader
+from energon_lite import EnergonLiteError, WorkerConfig, get_savable_loader
+from energon_lite.errors import FatalSampleError
 from energon_lite.loading.iterators import lane_iterator
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from tests.laws.naive_items import KINDS, Memory, names_in, plain

@@ -10,17 +10,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from energon_lite import (
-    ByTokens,
-    Chunks,
-    GroupBatchDataset,
-    PackingDataset,
-    SavableDataset,
-    WorkerConfig,
-    get_train_dataset,
-    get_val_dataset,
-)
-from energon_lite.batching.cost_model import CostModel
+from energon_lite import ByTokens, Chunks, SavableDataset, WorkerConfig, get_train_dataset, get_val_dataset
+from energon_lite.extras.balance.cost_model import CostModel
+from energon_lite.extras.energon import GroupBatchDataset, PackingDataset
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from tests.laws.naive_hooks import Hooks, encoder_of
 from tests.laws.naive_items import Item, Reference, names_in

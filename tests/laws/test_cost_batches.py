@@ -16,22 +16,13 @@ from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    BestFit,
-    ByTokens,
-    Capacity,
-    Chunks,
-    SortedWindow,
-    StateMismatchError,
-    UsageError,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-)
-from energon_lite.batching.cost_model import CostModel
-from energon_lite.batching.step_costs import CostColumns
-from energon_lite.batching.strategy import from_dict
+from energon_lite import BestFit, ByTokens, Capacity, Chunks, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.batching import SortedWindow
+from energon_lite.batching.strategy import strategy_from_dict
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
+from energon_lite.errors import StateMismatchError, UsageError
+from energon_lite.extras.balance.cost_model import CostModel
+from energon_lite.extras.balance.step_costs import CostColumns
 from energon_lite.order import BlendOrder, ConcatOrder
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -73,7 +64,7 @@ def plan_of(sizes: list[int], document: dict[str, Any], chunk: int, max_images: 
     costs = [CostColumns(MODEL if even else None, table, max_images) for table in tables]
     return TokenPlan(
         order,
-        from_dict(document),
+        strategy_from_dict(document),
         [table["length"] for table in tables],
         seed=3,
         chunk=chunk,
@@ -171,7 +162,7 @@ def test_from_4_to_2_to_3_to_4_ranks(cluster: Any, leaf_of: Callable[..., Any]) 
 
 @pytest.mark.usefixtures("measured")
 def test_costs_are_part_of_what_a_state_belongs_to(leaf_of: Callable[..., Any], tmp_path: Path) -> None:
-    from energon_lite.batching.cost_file import write_cost_model
+    from energon_lite.extras.balance.cost_file import write_cost_model
 
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     write_cost_model(tmp_path / "costs.json", MODEL)

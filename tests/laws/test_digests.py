@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from energon_lite import (
     BestFit,
     Capacity,
-    FatalSampleError,
     Fixed,
     SkipSample,
     TaskEncoder,
     WorkerConfig,
-    chain_digest,
     get_savable_loader,
     get_train_dataset,
-    set_digest,
     stateless,
 )
-from energon_lite.loading.auditing.plan_check import PlannedSteps, check_steps
-from energon_lite.loading.auditing.recorded_steps import RecordedStep, first_difference
+from energon_lite.batching import chain_digest
+from energon_lite.batching import digests as set_digest
+from energon_lite.errors import FatalSampleError
+from energon_lite.extras.inspect.auditing.plan_check import PlannedSteps, check_steps
+from energon_lite.extras.inspect.auditing.recorded_steps import RecordedStep, first_difference
 from energon_lite.order.hashing import MASK64
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -266,7 +266,7 @@ def test_a_failed_sample_is_told_from_a_fault(leaf_of: Callable[[int, str], Path
 
 
 def test_wrapped_data_sets_add_up_those_inside(leaf_of: Callable[[int, str], Path]) -> None:
-    from energon_lite import BatchDataset
+    from energon_lite.extras.energon import BatchDataset
 
     config = WorkerConfig(rank=0, world_size=1)
     inside = get_train_dataset(leaf_of(50, "a"), batch_size=2, worker_config=config)

@@ -16,13 +16,8 @@ from hypothesis import strategies as st
 from energon_lite import (
     BestFit,
     Capacity,
-    FatalSampleError,
-    LengthDifference,
     SkipSample,
-    StateMismatchError,
     TaskEncoder,
-    TokenSequence,
-    UsageError,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
@@ -30,6 +25,8 @@ from energon_lite import (
     pack_sequences,
     stateless,
 )
+from energon_lite.batching import LengthDifference, TokenSequence
+from energon_lite.errors import FatalSampleError, StateMismatchError, UsageError
 
 CAPACITY = 100
 

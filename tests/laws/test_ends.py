@@ -13,14 +13,8 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    BatchDataset,
-    MapDataset,
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_val_dataset,
-)
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_val_dataset
+from energon_lite.extras.energon import BatchDataset, MapDataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 

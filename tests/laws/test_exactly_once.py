@@ -13,20 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import (
-    EmptyDatasetError,
-    FatalSampleError,
     SkipSample,
     TaskEncoder,
-    UsageError,
     WorkerConfig,
     get_loader,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     get_val_datasets,
-    log_exception,
-    reraise_exception,
 )
+from energon_lite.errors import EmptyDatasetError, FatalSampleError, UsageError
+from energon_lite.extras.energon import log_exception, reraise_exception
 
 sizes = st.integers(1, 120)
 blends = st.lists(st.tuples(sizes, st.floats(0.05, 5).map(lambda w: round(w, 3))), min_size=1, max_size=6)

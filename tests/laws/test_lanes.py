@@ -15,15 +15,8 @@ from effort import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    FatalSampleError,
-    StateError,
-    StateMismatchError,
-    TopologyError,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-)
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import FatalSampleError, StateError, StateMismatchError, TopologyError
 from energon_lite.loading.executors.executor import Executor
 from energon_lite.loading.makers.chunk_job import START, Carried, Item, Made, Tail
 from energon_lite.loading.makers.pipeline import Result

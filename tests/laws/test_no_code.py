@@ -20,22 +20,24 @@ from hypothesis import strategies as st
 from PIL import EpsImagePlugin
 
 from energon_lite import (
-    ConfigError,
-    DatasetError,
-    FatalSampleError,
-    SampleDecoder,
     SavableDataLoader,
-    StateError,
-    StateMismatchError,
-    TrustError,
-    UsageError,
     WorkerConfig,
     get_loader,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
 )
-from energon_lite.errors import DecodeError
+from energon_lite.errors import (
+    ConfigError,
+    DatasetError,
+    DecodeError,
+    FatalSampleError,
+    StateError,
+    StateMismatchError,
+    TrustError,
+    UsageError,
+)
+from energon_lite.storage import SampleDecoder
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.samples.image_decoding import IMAGE_EXTENSIONS
 from energon_lite.storage.tar.tar_scan import scan_shard

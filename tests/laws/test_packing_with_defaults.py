@@ -14,7 +14,6 @@ from energon_lite import (
     ByTokens,
     Capacity,
     Chunks,
-    FatalSampleError,
     SkipSample,
     TaskEncoder,
     WorkerConfig,
@@ -25,6 +24,7 @@ from energon_lite import (
     register_source,
 )
 from energon_lite.batching.chunks import default_lanes, worlds_for
+from energon_lite.errors import FatalSampleError
 
 CAPACITY = 4096
 

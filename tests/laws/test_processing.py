@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 
 from energon_lite import (
     SkipSample,
-    StateMismatchError,
     TaskEncoder,
-    UsageError,
     WorkerConfig,
     get_processing_dataset,
-    get_processing_datasets,
     get_savable_loader,
     get_val_dataset,
 )
+from energon_lite.errors import StateMismatchError, UsageError
+from energon_lite.loading import get_processing_datasets
 
 
 class Once(TaskEncoder):

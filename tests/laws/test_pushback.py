@@ -15,11 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import (
-    FatalSampleError,
-    PackedSamplesOutput,
     SavableDataset,
     SkipSample,
-    StateError,
     TaskEncoder,
     WorkerConfig,
     get_savable_loader,
@@ -27,6 +24,8 @@ from energon_lite import (
     get_val_dataset,
     rebase_state,
 )
+from energon_lite.errors import FatalSampleError, StateError
+from energon_lite.hooks import PackedSamplesOutput
 
 ROOM = 20
 

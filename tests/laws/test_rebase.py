@@ -14,18 +14,9 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    CostModel,
-    Quadratic,
-    StateError,
-    StateMismatchError,
-    TaskEncoder,
-    UsageError,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    rebase_state,
-)
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, rebase_state
+from energon_lite.errors import StateError, StateMismatchError, UsageError
+from energon_lite.extras.balance import CostModel, Quadratic
 from energon_lite.order.rebase import Rebase
 from energon_lite.storage.read.webdataset import WebdatasetSource
 

@@ -12,14 +12,8 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    StateMismatchError,
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    rebase_state,
-)
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, rebase_state
+from energon_lite.errors import StateMismatchError
 
 
 def make(path: Any, **arguments: Any) -> Any:

@@ -16,16 +16,8 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    BestFit,
-    Capacity,
-    StateMismatchError,
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
+from energon_lite import BestFit, Capacity, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
+from energon_lite.errors import StateMismatchError
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.storage.read.webdataset import WebdatasetSource
 

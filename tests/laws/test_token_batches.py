@@ -14,19 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import (
-    BestFit,
-    Capacity,
-    ConfigError,
-    SampleError,
-    StateError,
-    StateMismatchError,
-    UsageError,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-)
+from energon_lite import BestFit, Capacity, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite.errors import ConfigError, SampleError, StateError, StateMismatchError, UsageError
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.states.merge import merged, redistributed
 from energon_lite.storage.read.webdataset import WebdatasetSource

@@ -13,14 +13,8 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    StateMismatchError,
-    TopologyError,
-    UsageError,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-)
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import StateMismatchError, TopologyError, UsageError
 
 sys.path.insert(0, str(Path(__file__).parent))
 

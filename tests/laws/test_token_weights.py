@@ -19,11 +19,11 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import ConfigError, DatasetError, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.cli.main import main
 from energon_lite.config.metadataset import LeafSpec, WeightUnit, load_metadataset
 from energon_lite.config.weight_schedule import blend_shares, constant, schedule, values_at
-from energon_lite.errors import DataIndexError
+from energon_lite.errors import ConfigError, DataIndexError, DatasetError
 from energon_lite.loading import weight_units
 from energon_lite.loading.weight_units import by_samples
 from energon_lite.order import BlendOrder

@@ -19,19 +19,9 @@ from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    EpochizeDataset,
-    LimitDataset,
-    RepeatDataset,
-    StateError,
-    TaskEncoder,
-    TopologyError,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    stateless,
-)
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
+from energon_lite.errors import StateError, TopologyError
+from energon_lite.extras.energon import EpochizeDataset, LimitDataset, RepeatDataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -9,16 +9,8 @@ from effort import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    BestFit,
-    Capacity,
-    TaskEncoder,
-    TokenSequence,
-    WorkerConfig,
-    get_train_dataset,
-    pack_sequences,
-    stateless,
-)
+from energon_lite import BestFit, Capacity, TaskEncoder, WorkerConfig, get_train_dataset, pack_sequences, stateless
+from energon_lite.batching import TokenSequence
 
 CAPACITY = 100
 

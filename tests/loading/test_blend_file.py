@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite import BatchDataset, BlendDataset, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import ConfigError, DataIndexError, EnergonLiteError, UsageError
+from energon_lite.extras.energon import BatchDataset, BlendDataset
 from energon_lite.loading import blend_file, leaf_table, opened_blend
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.leaf_table import LeafTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from energon_lite import UsageError
+from energon_lite.errors import UsageError
 from energon_lite.loading.device import DeviceCopy
 
 

@@ -15,12 +15,12 @@ from energon_lite import (
     SavableDataLoader,
     SkipSample,
     TaskEncoder,
-    UsageError,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
 )
+from energon_lite.errors import UsageError
 from energon_lite.loading.device import Underway
 from energon_lite.loading.device_prefetch import OneAhead
 

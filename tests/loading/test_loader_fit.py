@@ -10,15 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import (
-    TaskEncoder,
-    UnknownLengthError,
-    WorkerConfig,
-    get_loader,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-)
+from energon_lite import TaskEncoder, WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite.errors import UnknownLengthError
 
 
 def _loader(path: Any, workers: int = 0, *, val: bool = False, **kwargs: Any) -> Any:

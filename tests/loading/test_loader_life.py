@@ -12,15 +12,8 @@ from typing import Any
 
 import pytest
 
-from energon_lite import (
-    TaskEncoder,
-    UsageError,
-    WorkerConfig,
-    get_loader,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
+from energon_lite import TaskEncoder, WorkerConfig, get_loader, get_savable_loader, get_train_dataset, stateless
+from energon_lite.errors import UsageError
 
 
 class Where(TaskEncoder):

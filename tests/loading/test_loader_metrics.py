@@ -12,16 +12,9 @@ from typing import Any
 
 import pytest
 
-from energon_lite import (
-    MetricsFile,
-    PrometheusEndpoint,
-    TaskEncoder,
-    TensorBoardFolder,
-    UsageError,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-)
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import UsageError
+from energon_lite.extras.inspect import MetricsFile, PrometheusEndpoint, TensorBoardFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer" / "parallel"))
 

@@ -11,16 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import (
-    FatalSampleError,
-    TaskEncoder,
-    UsageError,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    stateless,
-)
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
+from energon_lite.errors import FatalSampleError, UsageError
 
 Leaf = Callable[..., Path]
 KINDS = [(0, "fork"), (2, "thread"), (2, "fork")]

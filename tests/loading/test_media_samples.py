@@ -12,22 +12,13 @@ import torch
 from click.testing import CliRunner
 from media_files import FPS, film, long_film, sound
 
-from energon_lite import (
-    AVData,
-    AVDecoder,
-    SampleDecoder,
-    TaskEncoder,
-    TextSample,
-    UsageError,
-    WorkerConfig,
-    cooker,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
+from energon_lite import TaskEncoder, TextSample, WorkerConfig, cooker, get_savable_loader, get_train_dataset, stateless
 from energon_lite.cli.main import main
+from energon_lite.errors import UsageError
+from energon_lite.extras.media import AVData, AVDecoder
 from energon_lite.hooks import Cooker
 from energon_lite.samples import ChatSample, VidQASample
+from energon_lite.storage import SampleDecoder
 from energon_lite.storage.prepare.prepare import index_again
 from energon_lite.storage.read.range_stream import RangeStream
 from energon_lite.storage.samples import decoding

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from energon_lite import TopologyError, UsageError, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import TopologyError, UsageError
 from tests.trainer.parallel.rank_processes import RankFailure, run_ranks
 
 SAMPLES = 12

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from media_files import BEEP, CONTAINERS, FPS, LEFT_OUT, RATE, SECONDS, SOUNDS, film, frame, media, sound
 
-from energon_lite import AVDecoder, FatalSampleError, UsageError, open_stream
-from energon_lite.errors import DecodeError
-from energon_lite.media import get_clips_uniform, get_single_frames_uniform
+from energon_lite.errors import DecodeError, FatalSampleError, UsageError
+from energon_lite.extras.media import AVDecoder, get_clips_uniform, get_single_frames_uniform
+from energon_lite.storage import open_stream
 
 KINDS = [*CONTAINERS, *SOUNDS]
 FAST_START = ("movflags=+faststart",)

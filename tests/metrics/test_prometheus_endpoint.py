@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from in_time import in_time
 
-from energon_lite import PrometheusEndpoint, UsageError
-from energon_lite.metrics.prometheus_endpoint import exposition
+from energon_lite.errors import UsageError
+from energon_lite.extras.inspect import PrometheusEndpoint
+from energon_lite.extras.inspect.metrics.prometheus_endpoint import exposition
 
 #: The grammar of the text format, for what we write: comments, and a name, labels, and a number.
 _LINE = re.compile(

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from in_time import in_time
 
-from energon_lite import PrometheusEndpoint
-from energon_lite.metrics import bounded_server
-from energon_lite.preview.run_options import RunOptions
-from energon_lite.preview.server import PreviewServer
-from energon_lite.preview.shown_run import ShownRun
-from energon_lite.preview.site import Site
+from energon_lite.extras.inspect import PrometheusEndpoint
+from energon_lite.extras.inspect.metrics import bounded_server
+from energon_lite.extras.inspect.preview.run_options import RunOptions
+from energon_lite.extras.inspect.preview.server import PreviewServer
+from energon_lite.extras.inspect.preview.shown_run import ShownRun
+from energon_lite.extras.inspect.preview.site import Site
 
 #: Connections of each client.
 MANY = 500

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from energon_lite import BestFit, Capacity, SkipSample, TaskEncoder, TokenSequence, pack_sequences
+from energon_lite import BestFit, Capacity, SkipSample, TaskEncoder, pack_sequences
+from energon_lite.batching import TokenSequence
+from energon_lite.extras.inspect.preview.browser_bytes import png_of, webm_of
 from energon_lite.hooks import Cooker
-from energon_lite.preview.browser_bytes import png_of, webm_of
 from tests.conftest import blend_yaml, write_dataset
 
 __all__ = ["ATTACK", "CRUDE", "Keep", "Packer", "Words", "blend", "film", "hostile", "sound", "tokens"]

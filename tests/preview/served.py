@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from energon_lite.preview.server import PreviewServer
-from energon_lite.preview.site import Site
+from energon_lite.extras.inspect.preview.server import PreviewServer
+from energon_lite.extras.inspect.preview.site import Site
 
 __all__ = ["Response", "ask", "serving"]
 

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.preview.element import document, element, joined, raw, url_path
+from energon_lite.extras.inspect.preview.element import document, element, joined, raw, url_path
 from tests.effort import examples
 
 

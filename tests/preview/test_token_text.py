@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from energon_lite.preview.token_text import find_tokens, pieces_of, token_figure
+from energon_lite.extras.inspect.preview.token_text import find_tokens, pieces_of, token_figure
 
 
 def utf8(tokens: Sequence[int]) -> str:

@@ -15,17 +15,11 @@ import pytest
 import yaml
 
 from energon_lite import (
-    CachePool,
     Cooker,
     DefaultTaskEncoder,
-    FatalSampleError,
-    FileStore,
-    FileStoreCachePool,
-    NoCachePool,
     Sample,
     TaskEncoder,
     TextSample,
-    UsageError,
     WorkerConfig,
     basic_sample_keys,
     cooker,
@@ -36,9 +30,11 @@ from energon_lite import (
     register_source,
     stateless,
 )
-from energon_lite.errors import ConfigError
+from energon_lite.errors import ConfigError, FatalSampleError, UsageError
+from energon_lite.extras.media import FileStoreCachePool
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.stores import CachePool, FileStore, NoCachePool
 
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 ALONE = WorkerConfig(rank=0, world_size=1)

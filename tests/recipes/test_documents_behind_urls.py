@@ -15,18 +15,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from energon_lite import (
-    ConfigError,
-    DatasetError,
-    WorkerConfig,
-    get_loader,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-)
+from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.cli.main import main
 from energon_lite.documents.paths import join_url
-from energon_lite.errors import NotPreparedError
+from energon_lite.errors import ConfigError, DatasetError, NotPreparedError
 from energon_lite.storage.read.data_digest import data_digest
 from energon_lite.storage.read.webdataset import WebdatasetSource
 

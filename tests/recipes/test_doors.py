@@ -17,10 +17,7 @@ from energon_lite import (
     Capacity,
     EnergonLiteError,
     MicroBatches,
-    SampleDecoder,
-    StateMismatchError,
     TaskEncoder,
-    UsageError,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
@@ -29,7 +26,8 @@ from energon_lite import (
     register_strategy,
 )
 from energon_lite.batching import strategy as strategies
-from energon_lite.errors import DatasetError, ShardChangedError
+from energon_lite.errors import DatasetError, ShardChangedError, StateMismatchError, UsageError
+from energon_lite.storage import SampleDecoder
 from energon_lite.storage.read import source as sources
 
 ALONE = WorkerConfig(rank=0, world_size=1)
@@ -61,7 +59,7 @@ class Odd(Numbers):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sources, "_openers", {})
+    monkeypatch.setattr(sources, "_registered", {})
     register_source("numbers", Numbers)
     register_source("odd", Odd)
     yield

@@ -20,7 +20,6 @@ from energon_lite import (
     BestFit,
     ByTokens,
     Capacity,
-    ConfigError,
     Cooker,
     CrudeSample,
     DefaultTaskEncoder,
@@ -35,6 +34,7 @@ from energon_lite import (
     register_source,
     stateless,
 )
+from energon_lite.errors import ConfigError
 from energon_lite.storage.read import source as sources
 
 pa = pytest.importorskip("pyarrow")
@@ -272,7 +272,7 @@ def test_what_two_files_begin_with(tmp_path: Path) -> None:
 
 @pytest.fixture
 def letters(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sources, "_openers", dict(sources._openers))
+    monkeypatch.setattr(sources, "_registered", dict(sources._registered))
     register_source("letters", Letters, extensions=(".letters",), marker="letters.txt")
     yield
 

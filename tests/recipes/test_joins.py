@@ -13,22 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite import (
+from energon_lite import TextSample, WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite.errors import (
     ConfigError,
+    DataIndexError,
     DatasetError,
     EmptyDatasetError,
     StateMismatchError,
-    TextSample,
     TrustError,
     UsageError,
-    WorkerConfig,
-    get_loader,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    traverse_metadataset,
 )
-from energon_lite.errors import DataIndexError
+from energon_lite.extras.energon import traverse_metadataset
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.index.index_cache import cache_folder
 

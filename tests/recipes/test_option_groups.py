@@ -19,13 +19,13 @@ from energon_lite import (
     Reading,
     TaskEncoder,
     TextSample,
-    UsageError,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     get_val_datasets,
 )
+from energon_lite.errors import UsageError
 from energon_lite.loading.energon_compat import grouped_keywords
 
 ALONE = WorkerConfig(rank=0, world_size=1)

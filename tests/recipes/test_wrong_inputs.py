@@ -17,7 +17,6 @@ from energon_lite import (
     CaptioningSample,
     DefaultTaskEncoder,
     EnergonLiteError,
-    FatalSampleError,
     Sample,
     TaskEncoder,
     TextSample,
@@ -29,7 +28,7 @@ from energon_lite import (
     get_val_dataset,
     get_val_datasets,
 )
-from energon_lite.errors import ShardChangedError
+from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.hooks import Cooker
 
 ALONE = WorkerConfig(rank=0, world_size=1)

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 import energon_lite
-from energon_lite import StateError, WorkerConfig, get_loader, get_processing_dataset
+from energon_lite import WorkerConfig, get_loader, get_processing_dataset
+from energon_lite.errors import StateError
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -19,7 +19,6 @@ from energon_lite import (
     ReadAhead,
     Reading,
     TaskEncoder,
-    WebdatasetFileStore,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
@@ -27,6 +26,7 @@ from energon_lite import (
 )
 from energon_lite.cli.main import main
 from energon_lite.errors import DataIndexError, DatasetError
+from energon_lite.extras.media import WebdatasetFileStore
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.prepare import prepare_dataset
 

@@ -21,15 +21,8 @@ import pytest
 from shards_by_hand import write_tar
 from tables_by_hand import write_mds, write_megatron
 
-from energon_lite import (
-    JsonlFileStore,
-    ReadAhead,
-    Reading,
-    WebdatasetFileStore,
-    WorkerConfig,
-    get_savable_loader,
-    get_val_dataset,
-)
+from energon_lite import ReadAhead, Reading, WorkerConfig, get_savable_loader, get_val_dataset
+from energon_lite.extras.media import JsonlFileStore, WebdatasetFileStore
 from energon_lite.storage.prepare.prepare import prepare_dataset
 
 ALONE = WorkerConfig(rank=0, world_size=1)

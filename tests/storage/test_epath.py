@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite import UsageError
+from energon_lite.errors import UsageError
 from energon_lite.storage.files.epath import EPath
 
 

@@ -16,19 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import (
-    EmptyDatasetError,
     EnergonLiteError,
-    StateMismatchError,
-    UsageError,
     WorkerConfig,
-    build_filter_index,
-    build_filter_index_from_shard_indexes,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     register_source,
 )
-from energon_lite.errors import DataIndexError
+from energon_lite.errors import DataIndexError, EmptyDatasetError, StateMismatchError, UsageError
+from energon_lite.storage import build_filter_index, build_filter_index_from_shard_indexes
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.webdataset import WebdatasetSource

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from energon_lite.errors import FatalStorageError
+from energon_lite.extras.remote.direct_ranges import DirectRanges
+from energon_lite.extras.remote.range_client import RangeClient, StatusError, UnusualAnswer
 from energon_lite.storage.files import remote_files
-from energon_lite.storage.files.direct_ranges import DirectRanges
-from energon_lite.storage.files.range_client import RangeClient, StatusError, UnusualAnswer
 from energon_lite.storage.files.remote_errors import kind_of
 
 BODY = bytes(range(256)) * 400

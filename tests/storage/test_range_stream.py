@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from media_files import long_film
 
-from energon_lite import AVDecoder, UsageError, open_stream
-from energon_lite.errors import DatasetError, MissingShardError
+from energon_lite.errors import DatasetError, MissingShardError, UsageError
+from energon_lite.extras.media import AVDecoder
+from energon_lite.storage import open_stream
 from energon_lite.storage.read import range_stream
 from energon_lite.storage.read.range_stream import RangeStream
 

@@ -11,7 +11,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.tokenizing.tokenizer import HuggingFaceTokenizer
+from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
 
 MARK = "<image>"
 CHAT = (

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import DatasetError, UsageError
-from energon_lite.tokenizing import records
-from energon_lite.tokenizing.records import find_blocks, read_block
+from energon_lite.errors import DatasetError, UsageError
+from energon_lite.trainer.tokenizing import records
+from energon_lite.trainer.tokenizing.records import find_blocks, read_block
 
 
 def _all(paths: list[Path], size: int, **settings: Any) -> list[Any]:

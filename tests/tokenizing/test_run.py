@@ -21,14 +21,15 @@ from click.testing import CliRunner
 from effort import nightly_but
 from kill_steps import killed_at, killed_at_every_step
 
-from energon_lite import ConfigError, EmptyDatasetError, UsageError, WorkerConfig, get_loader, get_val_dataset
+from energon_lite import WorkerConfig, get_loader, get_val_dataset
 from energon_lite.cli.main import main
+from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.ranks import Ranks
-from energon_lite.tokenizing import run
-from energon_lite.tokenizing.metadata import read_metadata
-from energon_lite.tokenizing.run import Input, tokenize_files
-from energon_lite.tokenizing.tasks import Task
+from energon_lite.trainer.tokenizing import run
+from energon_lite.trainer.tokenizing.metadata import read_metadata
+from energon_lite.trainer.tokenizing.run import Input, tokenize_files
+from energon_lite.trainer.tokenizing.tasks import Task
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import DatasetError, UsageError
-from energon_lite.tokenizing.tasks import Task, examples_of
-from energon_lite.tokenizing.tokenizer import HuggingFaceTokenizer, fingerprint_of
+from energon_lite.errors import DatasetError, UsageError
+from energon_lite.trainer.tokenizing.tasks import Task, examples_of
+from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer, fingerprint_of
 
 BEGIN, END = 256, 257
 

@@ -11,8 +11,8 @@ from tests.effort import examples
 
 T = pytest.importorskip("torchvision.transforms", exc_type=ImportError)
 
-from energon_lite import transforms as ours  # noqa: E402
 from energon_lite.errors import UsageError  # noqa: E402
+from energon_lite.extras.tools import transforms as ours  # noqa: E402
 
 BILINEAR, NEAREST = T.InterpolationMode.BILINEAR, T.InterpolationMode.NEAREST
 

@@ -10,9 +10,9 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import UsageError
-from energon_lite.tuning.search import Bounds, Tuning, tune
-from energon_lite.tuning.setting import Setting, Speed
+from energon_lite.errors import UsageError
+from energon_lite.extras.inspect.tuning.search import Bounds, Tuning, tune
+from energon_lite.extras.inspect.tuning.setting import Setting, Speed
 
 GIB = 1 << 30
 

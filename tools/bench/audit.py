@@ -15,8 +15,8 @@ import numpy as np
 
 from energon_lite import BestFit, Capacity
 from energon_lite.batching import plan as plans
+from energon_lite.batching.digests import chain_digest, set_digest
 from energon_lite.batching.plan import FixedPlan
-from energon_lite.batching.set_digest import chain_digest, set_digest
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.loading.makers.chunk_job import ChunkJob, Item
 from energon_lite.loading.makers.chunk_run import ChunkRun

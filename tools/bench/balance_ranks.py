@@ -76,7 +76,8 @@ def task_encoder(model: Any) -> Any:
     """Rows of what the samples say: tokens and images at random, the same each time."""
     import torch
 
-    from energon_lite import Cooker, TaskEncoder, TokenSequence, basic_sample_keys, pack_sequences, stateless
+    from energon_lite import Cooker, TaskEncoder, basic_sample_keys, pack_sequences, stateless
+    from energon_lite.batching import TokenSequence
     from energon_lite.trainer.data.rows import RowsTaskEncoder
 
     def cook(sample: Any) -> TokenSequence:
@@ -111,7 +112,7 @@ def model_config() -> Any:
 
 def cost_model() -> Any:
     """What follows from the model's shape."""
-    from energon_lite.batching.cost_model import CostModel
+    from energon_lite.extras.balance.cost_model import CostModel
     from energon_lite.trainer.training.throughput import encoder_shape, language_shape
 
     config = model_config()

@@ -33,7 +33,7 @@ from energon_lite.batching.histogram import pack_histogram
 from energon_lite.batching.metrics import PlanMetrics, even_balance, measure_plan
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.steps import even_step
-from energon_lite.batching.strategy import CHUNK, from_dict, plan_in_chunks
+from energon_lite.batching.strategy import CHUNK, plan_in_chunks, strategy_from_dict
 
 RANKS = 8
 
@@ -157,7 +157,7 @@ def fit_model(lengths: dict[str, Ints]) -> tuple[np.ndarray, list[float]]:
     for name, wanted in SETS.items():
         global_sort = {**document("sorted", wanted), "order": "none"}
         for strategy, time_taken in zip((document("fixed", wanted), global_sort), wanted.seconds, strict=True):
-            rows.append(step_loads(from_dict(strategy).plan(lengths[name])))
+            rows.append(step_loads(strategy_from_dict(strategy).plan(lengths[name])))
             seconds.append(time_taken)
     matrix = np.array(rows) / np.array(seconds)[:, None]
     model = np.linalg.lstsq(matrix, np.ones(len(seconds)), rcond=None)[0]
@@ -170,7 +170,9 @@ def all_spreads() -> None:
     loads = {}
     for (name, wanted), way in itertools.product(SETS.items(), WAYS):
         lengths = length_set(wanted, way)
-        plans = (plan_in_chunks(from_dict(document(case, wanted)), lengths, chunk=len(lengths)) for case in cases)
+        plans = (
+            plan_in_chunks(strategy_from_dict(document(case, wanted)), lengths, chunk=len(lengths)) for case in cases
+        )
         loads[name, way] = np.array([step_loads(plan) for plan in plans])
     seconds = np.array([wanted.seconds for wanted in SETS.values()])
     published = seconds[:, 0] / seconds[:, 1]
@@ -209,7 +211,7 @@ def compare(name: str, shape: str, lengths: Ints, model: np.ndarray, exchange_st
     print(f"\n{name}, {shape}: {capacity}; published speed {published:.2f}x")
     rows, baseline = [], 0.0
     for label in STRATEGIES:
-        batches = plan_in_chunks(from_dict(document(label, wanted)), lengths)
+        batches = plan_in_chunks(strategy_from_dict(document(label, wanted)), lengths)
         found = measure_plan(batches, ranks=RANKS)
         seconds = float(np.dot(step_loads(batches), model))
         baseline = baseline or seconds
@@ -247,7 +249,7 @@ def small_ratios() -> None:
         for ratio in (5, 10, 15, 21, 42):
             row: list[object] = [shape, ratio]
             for strategy in ("best_fit", "bfd"):
-                plan = plan_in_chunks(from_dict({"strategy": strategy, "capacity": 777 * ratio}), lengths)
+                plan = plan_in_chunks(strategy_from_dict({"strategy": strategy, "capacity": 777 * ratio}), lengths)
                 found = measure_plan(plan, ranks=RANKS)
                 row += [
                     f"{found.fill:.4f}",
@@ -264,7 +266,7 @@ def speed(lengths: Ints) -> None:
     chunk, wanted = lengths[:CHUNK], SETS["ultrachat"]
     rows: list[list[object]] = []
     for label in STRATEGIES:
-        strategy = from_dict(document(label, wanted))
+        strategy = strategy_from_dict(document(label, wanted))
         seconds = fastest(lambda strategy=strategy: strategy.plan(chunk, seed=1))
         rows.append([label, f"{seconds * 1000:.0f}", f"{len(chunk) / seconds / 1e6:.1f}"])
     for what, part in (("histogram of a chunk", chunk), ("histogram of all", lengths)):
@@ -272,7 +274,7 @@ def speed(lengths: Ints) -> None:
         seconds = fastest(lambda counts=counts: pack_histogram(counts, wanted.capacity))
         rows.append([what, f"{seconds * 1000:.0f}", f"{len(part) / seconds / 1e6:.1f}"])
     for step in (RANKS, 8 * RANKS):
-        whole = from_dict(document("best_fit", wanted)).plan(chunk)
+        whole = strategy_from_dict(document("best_fit", wanted)).plan(chunk)
         parts = [whole.select(np.arange(first, first + step)) for first in range(0, 800 // step * step, step)]
         seconds = fastest(lambda parts=parts: [even_step(part, Capacity(wanted.capacity)) for part in parts])
         rows.append([f"evening out a step of {step}", f"{1000 * seconds / len(parts):.1f}", ""])

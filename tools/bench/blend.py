@@ -115,7 +115,7 @@ def remainder(n: int) -> dict[str, Any]:
 
 
 def arrays(n: int) -> dict[str, Any]:
-    from energon_lite.extras.order_arrays import build_blend_index
+    from energon_lite.extras.tools.order_arrays import build_blend_index
 
     folder = tempfile.mkdtemp()
     try:

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from energon_lite import fit_costs
-from energon_lite.batching.cost_fit import relative_errors
+from energon_lite.extras.balance import fit_costs
+from energon_lite.extras.balance.cost_fit import relative_errors
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel

@@ -80,7 +80,7 @@ def _by_pyav(data: bytes, start: float, stop: float, array: Callable[[Any], Any]
 
 
 def ours(data: bytes, start: float, stop: float) -> torch.Tensor:
-    from energon_lite import AVDecoder
+    from energon_lite.extras.media import AVDecoder
 
     return AVDecoder(io.BytesIO(data)).get_video_clips([(start, stop)])[0][0]
 

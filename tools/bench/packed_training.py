@@ -54,7 +54,7 @@ def make_data(folder: Path, arguments: argparse.Namespace) -> list[int]:
     texts = list(itertools.islice(itertools.islice(functions(), 0, None, step), arguments.samples))
     samples = ({"txt": text.encode()} for text in texts)
     write_shards(folder / "library", samples, 1000, "TextSample", {"text": "txt"})
-    program = "from energon_lite.trainer.training import MultimodalTaskEncoder\n"
+    program = "from energon_lite.trainer import MultimodalTaskEncoder\n"
     (folder / "measured_rows.py").write_text(
         f"{program}rows = MultimodalTaskEncoder(max_length={arguments.max_length})\n"
     )
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """One variant: an epoch's steps by the trainer."""
     import torch
 
-    from energon_lite.trainer.training import Trainer, config_from_dict
+    from energon_lite.trainer import Trainer, config_from_dict
 
     torch.set_num_threads(1)
     total, rows = arguments.tokens, arguments.capacity // arguments.max_length

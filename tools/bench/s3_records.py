@@ -84,7 +84,7 @@ def server(folder: str, upstream: int) -> Iterator[str]:
 def measure(path: str, is_direct: bool, workers: int, count: int) -> list[float]:
     """Samples per second; microseconds for each, of this process, and of its workers."""
     import energon_lite as lib
-    from energon_lite.storage.files import direct_ranges
+    from energon_lite.extras.remote import direct_ranges
 
     if not is_direct:
         direct_ranges._NOTHING.clear()

@@ -37,18 +37,18 @@ from common import fresh_process, machine, table
 from step_counts import counted_graphs, step_counts
 from torch import nn
 
-from energon_lite.trainer.conversion.language_config import huggingface_config
-from energon_lite.trainer.models.attention import rotate
-from energon_lite.trainer.models.sequence import rotation_table
-from energon_lite.trainer.optimizer.config import OptimizerConfig
-from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training import (
+from energon_lite.trainer import (
     LlamaModel,
     ModelConfig,
     MultimodalBatch,
     make_optimizer,
     model_preset,
 )
+from energon_lite.trainer.conversion.language_config import huggingface_config
+from energon_lite.trainer.models.attention import rotate
+from energon_lite.trainer.models.sequence import rotation_table
+from energon_lite.trainer.optimizer.config import OptimizerConfig
+from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.step import LaunchedStep, launch_step
 from energon_lite.trainer.training.throughput import flops_per_token
 

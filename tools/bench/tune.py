@@ -17,9 +17,9 @@ from typing import Any
 
 from common import machine, make_dataset, spread, table  # type: ignore[import-not-found]
 
-from energon_lite.cli.tune_trials import Trials, What
-from energon_lite.tuning.search import Bounds, tune
-from energon_lite.tuning.setting import Setting
+from energon_lite.extras.inspect.tuning.search import Bounds, tune
+from energon_lite.extras.inspect.tuning.setting import Setting
+from energon_lite.extras.inspect.tuning.trials import Trials, What
 
 ENCODERS = '''
 import fcntl, os, threading, time

@@ -16,7 +16,7 @@ class Roles(griffe.Extension):
     def __init__(self) -> None:
         super().__init__()
         pages = [listed(path.read_text()) for path in sorted(Path(FOLDER).glob("*.md"))]
-        self._addresses = {name: f"{module}.{name}" for page in pages for module, names in page for name in names}
+        self._addresses = {name: f"{module}.{name}" for page in pages for module, name in page}
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Change an object's docstring where it stands."""

@@ -22,7 +22,7 @@ from links import listing, outside, page_for, relinked
 from llms import full_text
 from navigation import DOCS, OUTSIDE, ROOT, navigation
 from notebook_page import page_of_notebook
-from reference import MARK, listed
+from reference import FOLDER, listed
 
 
 def slug(text: str, separator: str = "-") -> str:
@@ -67,7 +67,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.generated_by is None:
         folder = str((DOCS / path).parent.relative_to(ROOT))
         markdown = relinked(markdown, folder, path)
-    return _with_docstrings(markdown) if MARK.search(markdown) else markdown
+    return _with_docstrings(markdown) if Path(path).parent.name == FOLDER.name else markdown
 
 
 def on_post_build(config: Any) -> None:
@@ -81,8 +81,7 @@ def on_post_build(config: Any) -> None:
 
 
 def _with_docstrings(markdown: str) -> str:
-    for module, names in listed(markdown):
-        for name in names:
-            markdown = markdown.replace(f"| `{name}` |", f"| [`{name}`](#{module}.{name}) |", 1)
-    blocks = [f"::: {module}.{name}" for module, names in listed(markdown) for name in names]
-    return markdown + "\n" + "\n\n".join(blocks) + "\n"
+    names = list(listed(markdown))
+    for module, name in names:
+        markdown = markdown.replace(f"| `{name}` |", f"| [`{name}`](#{module}.{name}) |", 1)
+    return "\n\n".join([markdown, *(f"::: {module}.{name}" for module, name in names)]) + "\n"

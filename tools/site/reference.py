@@ -1,263 +1,255 @@
-"""The reference: pages of the public names, grouped by the room that each comes from.
+"""Reference: a page for each public package, with its names.
 
     python tools/site/reference.py      # writes docs/reference/*.md
 
-A page under ``docs/reference`` is a table of names, each with the first sentence of its docstring, as GitHub shows it.
-The site adds the whole docstrings below (``hooks.py``). A name that is made public is in the reference with the next
-run, and a test says when that run is due.
+A page has a table of names, each with the first sentence of its docstring. A name is in the table of one page; pages of
+other packages that export it link to that page. The site adds the whole docstrings (``hooks.py``). Files are parsed and
+never imported, so that the pages do not depend on the packages that are installed.
 """
 
 from __future__ import annotations
 
-import importlib
+import ast
 import inspect
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
-from types import ModuleType
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
-#: A line of each page, by which the site knows where its names are imported from.
-MARK = re.compile(r"^<!-- names of (?P<modules>[\w. ]+); made by tools/site/reference.py -->$", re.M)
-_ROW = re.compile(r"^\| \[?`(?P<name>[\w.]+)`\]?", re.M)
-#: :class:`~energon_lite.Batch`, as docstrings have it.
+#: A role of a docstring: :class:`~energon_lite.Batch`.
 ROLE = re.compile(r":(?:\w+):`~?([\w.]+)`")
+_MADE = "<!-- made by tools/site/reference.py -->"
+_MODULE_OR_NAME = re.compile(r"^(?:## `(?P<module>[\w.]+)`|\| `(?P<name>\w+)` \|.*)$", re.M)
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page of the reference.
+    """One page of the reference.
 
     Args:
-        stem: of its file.
-        title: its heading.
-        text: what the names on it are for.
-        rooms: modules; names that come from them or from below are on the page. The longest that fits decides.
-        imported_from: the module that has the names.
+        stem: file name without its suffix.
+        title: heading.
+        see: Markdown; links to the guides that explain the names.
+        modules: packages and modules whose public names the page has.
+        only: prefixes of modules; names that are defined elsewhere are left to later pages. Empty: all names.
+        links: whether names of these modules that have another page are listed with a link to it.
     """
 
     stem: str
     title: str
-    text: str
-    rooms: tuple[str, ...]
-    imported_from: str = "energon_lite"
+    see: str
+    modules: tuple[str, ...]
+    only: tuple[str, ...] = ()
+    links: bool = True
 
 
-#: The names that are taught first, in the order in which they are met; they stand first in their tables.
-_FIRST = (
+#: Names that are taught first, in the order in which a reader meets them; they stand first in the table of the top.
+FIRST = (
     *("WorkerConfig", "get_train_dataset", "get_val_dataset", "get_savable_loader"),
     *("TaskEncoder", "Cooker", "Sample", "SkipSample", "ByTokens", "Capacity"),
 )
-_TRAINER = "energon_lite.trainer.training"
+_FRAMEWORKS = ("accelerate", "lightning", "megatron", "ray", "torchtitan", "transformers", "verl")
+#: A name that several packages export is on the first of their pages.
 PAGES = (
     Page(
-        "loaders",
-        "Data sets and loaders",
-        "From a path to a loader, and its state. [The loader](../loader.md) and [checkpointing](../checkpointing.md) "
-        "explain them.",
-        ("recipes", "worker_config", "loading", "metrics", "extras"),
+        "energon_lite",
+        "Names at the top",
+        "The names that most scripts need, those of the [quickstart](../quickstart.md) first. See "
+        "[the loader](../loader.md) and [task encoder](../task_encoder.md).",
+        ("energon_lite",),
+    ),
+    Page("batching", "Batching", "See [batching by tokens](../batching.md).", ("energon_lite.batching",)),
+    Page(
+        "hooks",
+        "Hooks and samples",
+        "See [task encoder](../task_encoder.md) and [cooking](../cooking.md).",
+        ("energon_lite.hooks", "energon_lite.samples"),
     ),
     Page(
-        "task_encoders",
-        "Task encoders and samples",
-        "Your hooks, what they get and what they return; see [task encoder](../task_encoder.md) and "
+        "loading",
+        "Loading",
+        "See [the loader](../loader.md) and [checkpointing](../checkpointing.md).",
+        ("energon_lite.loading",),
+    ),
+    Page(
+        "storage",
+        "Storage and stores",
+        "See [formats](../formats.md), [a source of your own](../architecture.md#a-source) and "
         "[cooking](../cooking.md).",
-        ("hooks", "samples", "tokenizing"),
+        ("energon_lite.storage", "energon_lite.storage.stores"),
     ),
-    Page(
-        "batching",
-        "Batching by tokens",
-        "Strategies, capacities, collation and masks; see [batching by tokens](../batching.md).",
-        ("batching",),
-    ),
-    Page(
-        "wrappers",
-        "Wrappers",
-        "What takes a data set and is one: Energon's wrappers, as plans; see "
-        "[coming from Megatron-Energon](../from-energon.md#wrappers).",
-        ("loading.wrappers",),
-    ),
-    Page(
-        "data",
-        "Data on disk",
-        "Factories by sample type, sources and decoding; see [formats](../formats.md) and "
-        "[a source of your own](../architecture.md#a-source).",
-        ("factories", "storage"),
-    ),
-    Page(
-        "stores",
-        "Stores and caches",
-        "Files by name beside the samples, lazy values, and caches; see [cooking](../cooking.md).",
-        ("storage.stores",),
-    ),
-    Page("media", "Audio and video", "Clips, frames and metadata; see [audio and video](../media.md).", ("media",)),
-    Page(
-        "errors",
-        "Errors",
-        "What is raised, and what is done with a failing sample; see [waits and errors](../waits.md).",
-        ("errors", "error_handlers"),
-    ),
-    Page(
-        "trainer",
-        "Trainer: runs, data and models",
-        f"All of them are imported from `{_TRAINER}`; see [the trainer](../trainer.md).",
-        ("trainer", "metrics"),
-        _TRAINER,
-    ),
+    Page("errors", "Errors", "See [waits and errors](../waits.md).", ("energon_lite.errors",)),
     Page(
         "trainer_parallel",
         "Trainer: ranks, optimizer, checkpoints",
-        f"All of them are imported from `{_TRAINER}`; see [the optimizer](../optimizer.md) and "
-        "[checkpoints](../trainer.md#checkpoints).",
-        ("trainer.parallel", "trainer.optimizer", "trainer.checkpointing", "trainer.models.tensor_parallel"),
-        _TRAINER,
+        "See [the optimizer](../optimizer.md) and [checkpoints](../trainer.md#checkpoints).",
+        ("energon_lite.trainer",),
+        tuple(f"energon_lite.trainer.{room}" for room in ("parallel", "optimizer", "checkpointing", "models.tensor_")),
+    ),
+    Page("trainer", "Trainer: runs, data and models", "See [the trainer](../trainer.md).", ("energon_lite.trainer",)),
+    Page("media", "Audio and video", "See [audio and video](../media.md).", ("energon_lite.extras.media",)),
+    Page("balance", "Balance", "See [even work](../balance.md).", ("energon_lite.extras.balance",)),
+    Page(
+        "inspect",
+        "Inspection",
+        "See [metrics](../metrics.md) and [the history of samples](../audit.md).",
+        ("energon_lite.extras.inspect",),
+    ),
+    Page(
+        "tools",
+        "Tools",
+        "See [packed lists](../packed_list.md) and [packing](../packing.md).",
+        ("energon_lite.extras.tools",),
+    ),
+    Page(
+        "frameworks",
+        "Frameworks",
+        "Each module is imported by its own name and needs the package that it is named after.",
+        tuple(f"energon_lite.extras.frameworks.{name}" for name in _FRAMEWORKS),
+    ),
+    Page(
+        "energon",
+        "Energon's names",
+        "Names of Energon that have no other page; the package exports the others, too. See "
+        "[coming from Megatron-Energon](../from-energon.md).",
+        ("energon_lite.extras.energon",),
+        links=False,
     ),
 )
-INTEGRATIONS = Page(
-    "integrations",
-    "Adapters to other trainers",
-    "One module for each trainer, imported by its own name: it needs the package that it is named after.",
-    ("integrations",),
-    "energon_lite.integrations",
-)
 
 
-@dataclass(frozen=True)
-class Name:
-    """A public name.
+class Definition(NamedTuple):
+    """Place of a name's definition, and the first sentence about it.
 
-    Args:
-        name: as it is imported.
-        room: the module that defines it, without ``energon_lite.``.
-        sentence: the first one of its docstring; empty if it has none.
+    The sentence is from its docstring or from the ``#:`` comment above an assignment; else it is the assigned code.
     """
 
+    module: str
     name: str
-    room: str
     sentence: str
 
 
-def public_names(module: ModuleType) -> list[Name]:
-    """What a module has for others: what its ``__all__`` says, else all without an underscore that is ours."""
-    listed = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
-    found = []
-    for name in sorted(listed, key=_place):
-        value = getattr(module, name)
-        if inspect.isclass(value) or inspect.isroutine(value):
-            room, sentence = value.__module__, first_sentence(value.__doc__)
-        elif inspect.ismodule(value) or name == "annotations":
-            continue
-        else:  # a constant, or a name for a type, which does not know where it is from
-            room, sentence = module.__name__, first_sentence(comment_above(name, module))
-        if room.startswith("energon_lite."):
-            found.append(Name(name, room.removeprefix("energon_lite."), sentence))
-    return found
+@cache
+def _parsed(module: str) -> tuple[str, ast.Module, str]:
+    """Return the source of a module, or of a package's stub; its tree; and the package that its imports start from."""
+    file = _files(module)[0]
+    source = file.read_text()
+    return source, ast.parse(source), module if file.stem == "__init__" else module.rpartition(".")[0]
 
 
-def _place(name: str) -> tuple[int, str]:
-    """Where a name stands in its table: those that are taught first, then all others by the alphabet."""
-    return _FIRST.index(name) if name in _FIRST else len(_FIRST), name.lower()
+def _files(module: str) -> list[Path]:
+    """Return the files of a module: a package's stub and its ``__init__.py``, or one ``.py``."""
+    path = ROOT.joinpath(*module.split("."))
+    files = (path / "__init__.pyi", path / "__init__.py", path.with_suffix(".py"))
+    return [file for file in files if file.exists()]
 
 
-def comment_above(name: str, module: ModuleType) -> str:
-    """What ``#:`` says above a constant, in its own module or in the one that it is imported from."""
-    source = inspect.getsource(module)
-    if imported := re.search(rf"^from (\S+) import {name} as {name}$", source, re.M):
-        return comment_above(name, importlib.import_module(imported[1]))
-    above = re.search(rf"^((?:#: .*\n)+){name}\b", source, re.M)
-    return re.sub(r"^#: ", "", above[1], flags=re.M) if above else ""
+def public_names(module: str) -> list[str]:
+    """Return the names of a stub or of ``__all__``: those that are taught first, then all others by the alphabet."""
+    _, tree, _ = _parsed(module)
+    names = [alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and _targets(node) == ["__all__"]:
+            names = ast.literal_eval(node.value)
+    return sorted(names, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name.lower()))
+
+
+@cache
+def definition(module: str, name: str) -> Definition:
+    """Return the definition of a name that a module defines or imports."""
+    source, tree, package = _parsed(module)
+    for node in reversed(tree.body):  # a function's last definition follows its overloads
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    return definition(resolve_name("." * node.level + (node.module or ""), package), alias.name)
+        elif isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
+            return Definition(module, name, first_sentence(ast.get_docstring(node)))
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and name in _targets(node):
+            comment = re.search(rf"^((?:#: .*\n)+){name}\b", source, re.M)
+            text = re.sub(r"^#: ", "", comment[1], flags=re.M) if comment else f"`{ast.unparse(node.value or node)}`"
+            return Definition(module, name, first_sentence(text))
+    raise LookupError(f"{module} has no definition of {name}")
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
+    return [ast.unparse(target) for target in (node.targets if isinstance(node, ast.Assign) else [node.target])]
 
 
 def first_sentence(docstring: str | None) -> str:
-    """The first sentence of a docstring, as Markdown.
+    """Return the first sentence of a docstring, as Markdown.
 
     Example:
         >>> first_sentence("A loader of :class:`~energon_lite.Batch`. It has ``next``.")
         'A loader of `Batch`.'
     """
-    paragraph = " ".join(inspect.cleandoc(docstring or "").split("\n\n")[0].split())
-    if re.match(r"\w+\(.*\)$", paragraph):  # what a dataclass says of itself
-        return ""
-    sentence = re.match(r".+?(?:[.:?](?=\s+[A-Z`])|$)", paragraph)
-    text = ROLE.sub(lambda found: f"`{found[1].rpartition('.')[2]}`", sentence[0] if sentence else "")
-    return re.sub(r":$", ".", text.replace("``", "`").replace("|", "\\|"))
+    sentence = re.match(r".+?(?:[.:?](?=\s+[A-Z`])|$)", _paragraph(docstring))
+    return re.sub(r":$", ".", _markdown(sentence[0]).replace("|", "\\|")) if sentence else ""
 
 
-def page_of(name: Name, pages: tuple[Page, ...]) -> Page | None:
-    """The page with the longest room that a name comes from."""
-    fitting = [(len(room), page) for page in pages for room in page.rooms if f"{name.room}.".startswith(f"{room}.")]
-    return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
+def _paragraph(docstring: str | None) -> str:
+    return " ".join(inspect.cleandoc(docstring or "").split("\n\n")[0].split())
 
 
-def texts() -> dict[str, str]:
-    """The pages of the reference by file name, as they should be."""
-    found = {}
-    for module in ("energon_lite.public", _TRAINER):
-        mine = tuple(page for page in PAGES if (page.imported_from == "energon_lite") == (module != _TRAINER))
-        names = public_names(importlib.import_module(module))
-        lost = [name.name for name in names if page_of(name, mine) is None]
-        if lost:
-            raise SystemExit(f"no page of the reference is for {lost}: add their rooms in {__file__}")
-        for page in mine:
-            rows = [name for name in names if page_of(name, mine) == page]
-            found[f"{page.stem}.md"] = _head(page, page.imported_from) + "\n" + _table(rows)
-    if text := _integrations():
-        found[f"{INTEGRATIONS.stem}.md"] = text
+def _markdown(text: str) -> str:
+    return ROLE.sub(lambda found: f"`{found[1].rpartition('.')[2]}`", text).replace("``", "`")
+
+
+@cache
+def _pages_of_names() -> dict[Definition, Page]:
+    found: dict[Definition, Page] = {}
+    for page in PAGES:
+        for module in page.modules:
+            for one in (definition(module, name) for name in public_names(module)):
+                if not page.only or one.module.startswith(page.only):
+                    found.setdefault(one, page)
     return found
 
 
-def _integrations() -> str:
-    """The page of the adapters: a heading for each module that a page of the documentation names."""
-    folder = ROOT / "energon_lite" / "integrations"
-    guides = "".join(path.read_text() for path in sorted(ROOT.glob("docs/*.md")))
-    named = sorted(set(re.findall(r"energon_lite\.integrations\.(\w+)", guides)))
-    parts, modules = [], []
-    for stem in named:
-        if (folder / f"{stem}.py").exists():
-            module = importlib.import_module(f"energon_lite.integrations.{stem}")
-            modules.append(module.__name__)
-            said = ROLE.sub(r"`\1`", " ".join((module.__doc__ or "").split("\n\n")[0].split())).replace("``", "`")
-            parts.append(f"\n## `{module.__name__}`\n\n{said}\n\n{_table(public_names(module))}")
-    return _head(INTEGRATIONS, *modules) + "".join(parts) if parts else ""
+def texts() -> dict[str, str]:
+    """Return the text of each page by its file name."""
+    return {
+        f"{page.stem}.md": "\n\n".join([f"# {page.title}", _MADE, page.see, *(_section(page, m) for m in page.modules)])
+        + "\n"
+        for page in PAGES
+    }
 
 
-def _head(page: Page, *modules: str) -> str:
-    made = f"<!-- names of {' '.join(modules)}; made by tools/site/reference.py -->"
-    return f"# {page.title}\n\n{made}\n\n{page.text}\n"
+def _section(page: Page, module: str) -> str:
+    """Return the part of a page about one module: its description, its table, and links for names of other pages."""
+    definitions = [(name, definition(module, name)) for name in public_names(module)]
+    rows = [f"| `{name}` | {one.sentence} |" for name, one in definitions if _pages_of_names()[one] == page]
+    about = _markdown(_paragraph(ast.get_docstring(ast.parse(_files(module)[-1].read_text()))))
+    parts = [f"## `{module}`", about, "\n".join(["| name | description |", "|---|---|", *rows])]
+    for other in PAGES if page.links else ():
+        names = [f"`{name}`" for name, one in definitions if _pages_of_names()[one] == other != page]
+        if names:
+            parts.append(f"In [{other.title}]({other.stem}.md): {', '.join(names)}.")
+    return "\n\n".join(parts)
 
 
-def _table(names: list[Name]) -> str:
-    lines = [f"| `{name.name}` | {name.sentence} |" for name in names]
-    return "\n".join(["| name | what it is |", "|---|---|", *lines]) + "\n"
-
-
-def listed(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The modules of a page and the names in their tables, in order."""
-    mark = MARK.search(text)
-    if mark is None:
-        return
-    modules = mark["modules"].split()
-    if len(modules) == 1 and f"\n## `{modules[0]}`" not in text:
-        yield modules[0], _ROW.findall(text)
-        return
-    for module in modules:
-        part = text.partition(f"\n## `{module}`\n")[2].partition("\n## ")[0]
-        yield module, _ROW.findall(part)
+def listed(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the module and the name of each row in the tables of a page."""
+    module = ""
+    for found in _MODULE_OR_NAME.finditer(text):
+        if found["module"]:
+            module = found["module"]
+        else:
+            yield module, found["name"]
 
 
 def _write() -> None:
     FOLDER.mkdir(exist_ok=True)
-    wanted = texts()
     for path in FOLDER.glob("*.md"):
-        if path.name not in wanted:
-            path.unlink()
-    for name, text in wanted.items():
+        path.unlink()
+    for name, text in texts().items():
         (FOLDER / name).write_text(text)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     _write()

@@ -1,1 +1,1 @@
-"""Who does the jobs: this process, other processes, or threads. They own nothing, and may die at any time."""
+"""Executors: they run jobs in this process, in other processes, or in threads. Workers keep no state and may die."""

@@ -1,4 +1,4 @@
-"""Who runs jobs, and the simplest who does: this process."""
+"""Interface of executors, which run jobs, and the simplest executor: this process."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ __all__ = ["Executor", "InlineExecutor", "JobRunner", "Load"]
 
 T = TypeVar("T")
 
-#: Jobs that slow storage is told of before their turn.
+#: Number of jobs that slow storage is asked to fetch before their turn.
 _NEAR = 4
 
 
 class JobRunner(Protocol):
-    """What makes something of a job: a batch, the batches of a chunk, or lengths.
+    """Function object that makes the result of a job: a batch, the batches of a chunk, or lengths.
 
     Attributes:
-        samples: makes the samples.
+        samples: maker of the samples.
     """
 
     samples: SampleMaker
 
     def run(self, job: Any) -> Result:
-        """The result of a job; pure, so that it can be run by anybody, and again."""
+        """Return the result of a job; pure, so that any process can run it, also repeatedly."""
 
 
 class Load(NamedTuple):
-    """What an executor has in hand.
+    """Present load of an executor.
 
     Attributes:
         ready: results that wait for their turn.
-        pending: jobs that are at work, or wait for a worker.
-        bytes_in_flight: of the results that are ready.
+        pending: jobs that are running, or wait for a worker.
+        bytes_in_flight: size of the results that are ready, in bytes.
     """
 
     ready: int = 0
@@ -55,38 +55,38 @@ class Load(NamedTuple):
 
 
 class Executor(Protocol):
-    """Runs jobs in the order they were submitted, or ahead of it.
+    """Runner of jobs, in the order in which they were submitted, or ahead of it.
 
     Attributes:
-        total_deaths: workers that died.
+        total_deaths: number of workers that died.
     """
 
     total_deaths: int = 0
 
     def submit(self, job: Any) -> Any:
-        """Take a job; returns a ticket."""
+        """Accept a job; return a ticket for its result."""
 
     def result(self, ticket: Any) -> Result:
-        """The result of a job; waits for it. Each ticket is asked for once."""
+        """Wait for the result of a job and return it. Call it once for each ticket."""
 
     def load(self) -> Load:
-        """What is in hand now."""
+        """Return the present load."""
         return Load()
 
     def cancel(self) -> None:
-        """Forget all jobs whose results were not asked for."""
+        """Forget all jobs whose results were not requested."""
         return
 
     def close(self) -> None:
-        """Let go of everything; may be called twice."""
+        """Release all resources; may be called twice."""
         return
 
     def ahead(self, jobs: int) -> int:
-        """Jobs that should be submitted before their turn, where so many were wished for: more if they are tiny."""
+        """Return the number of jobs to submit before their turn, at least ``jobs``: more if jobs are tiny."""
         return jobs
 
     def results(self, jobs: Iterator[Job], ahead: int) -> Iterator[Result]:
-        """The results of jobs, in their order; ``ahead`` of them, or more, are submitted before their turn."""
+        """Yield the results of jobs, in order; ``ahead`` of the jobs, or more, are submitted before their turn."""
         tickets = deque[Any]()
         while True:
             wanted = 1 + self.ahead(ahead)
@@ -98,33 +98,34 @@ class Executor(Protocol):
 
     @property
     def makes_all_batches(self) -> bool:
-        """Whether all batches of a chunk are there when the first one is; else each is made when it is asked for."""
+        """True if all batches of a chunk exist when the first one does; False if each is made on request."""
         return True
 
     def batches(self, ticket: Any) -> Iterator[Made]:
-        """The batches that the job of a chunk makes. Each ticket is asked for once."""
+        """Yield the batches that the job of a chunk makes. Call it once for each ticket."""
         batches = deque(self.result(ticket).batch)
         while batches:
             made = batches.popleft()
             if made.carried is not None:
-                # Tensors look into the message that they came with, which has the whole chunk: only these have to stay.
+                # Tensors refer to the received message, which holds the whole chunk; a copy lets go of the rest.
                 items, samples = deepcopy((made.carried.items, made.carried.samples))
                 made = replace(made, carried=replace(made.carried, items=items, samples=samples))
             yield made
 
 
 class InlineExecutor(Executor):
-    """Runs each job in this process, when its result is asked for. A ticket is the job itself.
+    """Executor that runs each job in this process, when its result is requested. A ticket is the job itself.
 
     Args:
-        pipeline: what runs a job.
-        work: is told how long it took.
+        pipeline: runner of a job.
+        work: record of the time that jobs take.
 
-    Which hook runs is noted in a context of the job's own, so the caller's is as it was, whenever Ctrl-C comes.
+    The running hook is stored in a context of the job's own, so an interrupt leaves the caller's context unchanged.
     """
 
     def __init__(self, pipeline: JobRunner, work: WorkSeconds | None = None):
-        self._pipeline, self._work = pipeline, work or WorkSeconds()
+        self._pipeline = pipeline
+        self._work = work or WorkSeconds()
         self._timer = JobTimer(self._work.add)
 
     def submit(self, job: Any) -> Any:
@@ -138,7 +139,7 @@ class InlineExecutor(Executor):
             return self._timed(lambda: self._pipeline.run(job))
 
     def _timed(self, make: Callable[[], T]) -> T:
-        """What ``make`` returns; now and then it is timed."""
+        """Return the result of ``make``; some of the calls are timed."""
         began = time.monotonic()
         try:
             return make() if began < self._timer.due else self._timer.run(self._pipeline.samples, make)
@@ -149,7 +150,7 @@ class InlineExecutor(Executor):
         return map(self.result, self._foreseen(jobs) if self._pipeline.samples.reads_ahead else jobs)
 
     def _foreseen(self, jobs: Iterator[Job]) -> Iterator[Job]:
-        """The jobs; slow storage is told of each when its turn is near."""
+        """Yield the jobs; slow storage is asked to fetch the samples of each shortly before its turn."""
         near = deque[Job]()
         for job in jobs:
             self._pipeline.samples.foresee(job.addresses)
@@ -163,7 +164,8 @@ class InlineExecutor(Executor):
         return False
 
     def batches(self, ticket: Any) -> Iterator[Made]:
-        """The same, a batch at a time."""
+        """Yield the batches of a chunk, each made on request."""
         assert isinstance(self._pipeline, ChunkPipeline)
-        context, made = copy_context(), lending(self._pipeline.batches(ticket))
+        context = copy_context()
+        made = lending(self._pipeline.batches(ticket))
         return iter(lambda: self._timed(lambda: context.run(next, made, None)), None)

@@ -1,4 +1,4 @@
-"""Who does the work for a loader: worker processes, or this process; started when they are needed."""
+"""Handle of a loader's executor: worker processes, threads or this process, started on demand."""
 
 from __future__ import annotations
 
@@ -19,65 +19,69 @@ __all__ = ["ExecutorHandle"]
 
 
 class ExecutorHandle:
-    """Starts workers, and stops them.
+    """Handle that starts and stops the workers.
 
     Args:
-        pipeline: what runs a job.
-        num_workers: 0: this process does the work.
-        options: how they are started, watched and bounded.
+        pipeline: runner of a job.
+        num_workers: number of workers; 0: this process runs the jobs.
+        options: options for starting, watching and limiting the workers.
 
     Attributes:
-        num_workers: in fact: 0 for the start method ``main``.
+        num_workers: actual number of workers: 0 for the start method ``main``.
 
     Raises:
-        UsageError: threads cannot do what the hooks ask for.
+        UsageError: the hooks cannot be run in threads.
     """
 
     def __init__(self, pipeline: Pipeline | ChunkPipeline, num_workers: int, options: PoolOptions):
         num_workers = 0 if options.start_method == "main" else num_workers
-        self._pipeline, self.num_workers, self._options = pipeline, num_workers, options
+        self._pipeline = pipeline
+        self.num_workers = num_workers
+        self._options = options
         if num_workers and options.start_method == "thread":
             check_threads(pipeline)
         if not num_workers and options.trace:
             pipeline.samples.observers += (StageTimer(pipeline.samples.leaves),)
-        #: Somebody has to watch this process where it does the work itself; None: nobody does.
+        #: Watchdog of this process, if it runs the jobs itself; None: no watchdog.
         self.watchdog = None if num_workers or options.watchdog_seconds is None else OwnWatchdog(options)
         self._executor: Executor | None = None
         self._past_deaths = 0
-        #: What workers did with their time, those that were stopped since included.
+        #: Record of the workers' time, including that of workers that were stopped.
         self.work = WorkSeconds()
 
     @property
     def worker_deaths(self) -> int:
-        """Workers that died, those of pools that were closed since included."""
+        """Number of workers that died, including those of pools that were closed."""
         return self._past_deaths + (0 if self._executor is None else self._executor.total_deaths)
 
     def load(self) -> Load:
-        """What is in hand now."""
+        """Return the present load."""
         self._take_reads()
         return Load() if self._executor is None else self._executor.load()
 
     def executor(self) -> Executor:
-        """The executor of jobs; the same until it is closed."""
+        """Return the executor of jobs; the same object until it is closed."""
         if self._executor is None:
-            COUNTS.take()  # what others have read in this process
-            workers, pipeline = self.num_workers, self._pipeline
+            COUNTS.take()  # drop the counts of earlier reads in this process
+            workers = self.num_workers
+            pipeline = self._pipeline
             pool = partial(WorkerPool, pipeline, workers, self._options, self.work)
             self._executor = pool() if workers else InlineExecutor(pipeline, self.work)
         return self._executor
 
     def close(self) -> bool:
-        """Stop the workers. False: nobody was at work."""
+        """Stop the workers; return False if there was no executor."""
         if self.watchdog is not None:
             self.watchdog.close()
         self._past_deaths = self.worker_deaths
         self._take_reads()
-        executor, self._executor = self._executor, None
+        executor = self._executor
+        self._executor = None
         if executor is not None:
             executor.close()
         return executor is not None
 
     def _take_reads(self) -> None:
-        """What was read in this process, where the work is done here, since a job was timed."""
+        """Add the bytes that this process has read since the last timed job, if it runs the jobs."""
         if self._executor is not None and (not self.num_workers or self._options.start_method == "thread"):
             self.work.reads += COUNTS.take()

@@ -1,7 +1,7 @@
-"""What a fork server does at its end, if it was started for loaders: it is imported there, and nowhere else.
+"""Cleanup at the end of a fork server that was started for loaders. Only that server imports this module.
 
-The socket of a fork server is in a temporary folder, which the process that started it removes when it ends, unless it
-is killed. The server ends in any case, right behind it.
+The socket of a fork server is in a temporary folder. The process that started the server removes the folder when it
+ends, unless it is killed. The server ends shortly after that process in any case, so it removes the folder, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 
 __all__ = ["FOLDER"]
 
-#: The variable of the server's environment that names the folder.
+#: Environment variable of the server that holds the path of the folder.
 FOLDER = "ENERGON_LITE_FORK_SERVER_FOLDER"
 
 if FOLDER in os.environ:

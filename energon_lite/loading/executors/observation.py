@@ -1,9 +1,9 @@
-"""What a worker was doing when it died, and what it is doing while it hangs.
+"""Observation of workers: the last step before a worker died, and the stacks of a worker that hangs.
 
-A worker that is killed cannot say anything any more, and one that hangs in foreign code cannot be asked in Python. So
-both is written to memory that the trainer sees: the step that is about to be taken (only when a job is run again after
-a worker died in it, since it costs a system call for each step), and, by the handler of a signal that Python's
-``faulthandler`` installs, the stacks of all threads.
+A worker that was killed cannot report anything, and a worker that hangs in foreign code cannot be asked in Python. So
+both are written to memory that the trainer process reads: the next step (only if a job is run again after a worker died
+in it, because it costs a system call for each step), and the stacks of all threads, which a signal handler of Python's
+``faulthandler`` writes.
 """
 
 from __future__ import annotations
@@ -22,33 +22,38 @@ from energon_lite.loading.makers.outcomes import Address
 
 __all__ = ["Notes"]
 
-#: Seconds that a worker has to write its stack, and between two looks at whether it has.
-_PATIENCE, _LOOK = 1.0, 0.01
-#: Bytes of a note, and of a stack that are shown.
-_NOTE, _STACK = 512, 16 << 10
+#: Seconds that a worker has to write its stacks.
+_PATIENCE = 1.0
+#: Seconds between two checks for the stacks.
+_LOOK = 0.01
+#: Size of a note in bytes.
+_NOTE = 512
+#: Bytes of the stacks that are shown, at most.
+_STACK = 16 << 10
 
 
 class Notes:
-    """Memory that a worker writes and the trainer reads. On systems without ``memfd`` there is none, and no notes.
+    """Memory that a worker writes and the trainer reads. On systems without ``memfd`` no notes are written.
 
-    As an observer of a pipeline it notes each step, sample by sample.
+    As an observer of a pipeline it notes each step of each sample.
     """
 
     sees_samples = times_samples = True
 
     def __init__(self) -> None:
-        self._stacks, self._steps = MemoryFile(), MemoryFile()
+        self._stacks = MemoryFile()
+        self._steps = MemoryFile()
         self._is_possible = self._steps.descriptor >= 0
 
     def close(self) -> None:
-        """In this process."""
+        """Release the memory in this process."""
         self._stacks.close()
         self._steps.close()
 
     # -- in the worker --------------------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """From now on a SIGUSR1 has the stacks of all threads written down."""
+        """Install the handler of SIGUSR1, which writes the stacks of all threads."""
         if not self._is_possible:
             return
         faulthandler.register(signal.SIGUSR1, file=self._stacks.descriptor, all_threads=True, chain=False)
@@ -70,34 +75,36 @@ class Notes:
     # -- in the trainer -------------------------------------------------------------------------------------------
 
     def began(self) -> float | None:
-        """When the worker began to work, by the monotonic clock; None: it is being started."""
+        """Return the time at which the worker was ready, by the monotonic clock; None: it is still being started."""
         if not self._is_possible:
             return 0.0
         written = os.pread(self._steps.descriptor, 8, _NOTE)
         return struct.unpack("<d", written)[0] if len(written) == 8 else None
 
     def last_step(self) -> str:
-        """What was about to be done when it was last noted; "" if nothing was."""
+        """Return the step that was noted last; "" if there is none."""
         if not self._is_possible or not self._steps.close.alive:
             return ""
         return os.pread(self._steps.descriptor, _NOTE, 0).rstrip(b"\0").decode("utf-8", "replace")
 
     def stacks(self, worker: Any) -> str:
-        """The stacks of the threads of a worker's process, or why there are none."""
+        """Return the stacks of the threads of a worker's process, or the reason why there are none."""
         if not self._is_possible:
             return "(its stack cannot be shown on this system)"
         if self.began() is None:
             return "(it has not begun to work: it is still being started)"
         stacks = self._stacks.descriptor
-        # The offset is shared by both processes, so the worker writes at the beginning, too.
+        # Both processes share the file offset, so this lets the worker write from the beginning, too.
         os.ftruncate(stacks, 0)
         os.lseek(stacks, 0, os.SEEK_SET)
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker.pid, signal.SIGUSR1)
-        size, deadline = 0, time.monotonic() + _PATIENCE
+        size = 0
+        deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
             time.sleep(_LOOK)
-            before, size = size, os.fstat(stacks).st_size
+            before = size
+            size = os.fstat(stacks).st_size
             if size and size == before:
                 return os.pread(stacks, _STACK, 0).decode("utf-8", "replace").rstrip()
         return "(it does not answer: it is stopped, or waits for the system)"

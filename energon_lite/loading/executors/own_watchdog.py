@@ -1,4 +1,4 @@
-"""The watchdog of a loader without workers: it can show what this process does, and cannot end it."""
+"""Watchdog of a loader without workers: it can show the stack of this process, but cannot end it."""
 
 from __future__ import annotations
 
@@ -21,30 +21,33 @@ logger = logging.getLogger(__name__)
 
 
 def on_hang() -> None:
-    """Called behind each warning. Who replaces it hears of hangs, in the watchdog's thread."""
+    """Do nothing. Called after each warning, in the watchdog's thread; replace it to be notified of hangs."""
 
 
 class OwnWatchdog:
-    """Looks on while this process makes a batch. If that takes too long, a thread logs this one's stack, once.
+    """Watchdog of a process that makes batches itself. If a batch takes too long, a thread logs the stack, once.
 
-    With ``on_timeout="raise"`` a WorkerError follows when the batch is there: a hook that never returns ends only
-    in a worker.
+    With ``on_timeout="raise"``, a WorkerError is raised when the batch is finished; a hook that never returns can only
+    be ended in a worker.
 
     Args:
-        options: how long is too long, and what happens then.
+        options: the timeout, and the reaction to it.
     """
 
     def __init__(self, options: PoolOptions):
         assert options.watchdog_seconds is not None
-        self._seconds, self._on_timeout = options.watchdog_seconds, options.on_timeout
+        self._seconds = options.watchdog_seconds
+        self._on_timeout = options.on_timeout
         self._began: float | None = None
         self._watched = 0  # the thread that makes the batch
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def watch(self, make: Callable[[], T]) -> T:
-        """What ``make`` returns."""
-        self._watched, self._began = threading.get_ident(), (began := time.monotonic())
+        """Return the result of ``make``, which is watched meanwhile."""
+        began = time.monotonic()
+        self._watched = threading.get_ident()
+        self._began = began
         if self._thread is None or not self._thread.is_alive():
             self._ended.clear()
             self._thread = threading.Thread(target=self._look, name="energon-lite-watchdog", daemon=True)
@@ -66,12 +69,12 @@ class OwnWatchdog:
         self._ended.set()
 
     def _look(self) -> None:
-        told = None
+        reported = None
         while not self._ended.wait(min(1.0, self._seconds / 4)):
             began = self._began
-            if began is None or began == told or time.monotonic() - began < self._seconds:
+            if began is None or began == reported or time.monotonic() - began < self._seconds:
                 continue
-            told = began
+            reported = began
             frame = sys._current_frames().get(self._watched)
             stack = "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
             logger.warning(

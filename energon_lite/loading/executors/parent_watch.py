@@ -1,6 +1,6 @@
-"""A worker's end when its trainer has ended, however it did, and whatever the worker is doing at that moment.
+"""End of a worker process after the end of its trainer, in whatever way the trainer ended.
 
-A worker between two jobs sees its pipe close. One in a hook that takes minutes, or never returns, does not look.
+A worker between two jobs sees its pipe close. A worker in a hook that takes minutes, or never returns, does not look.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ import time
 
 __all__ = ["can_kernel_watch", "end_with_trainer"]
 
-#: ``PR_SET_PDEATHSIG`` of Linux: the signal that a process gets when the thread that started it has ended.
+#: ``PR_SET_PDEATHSIG`` of Linux: sets the signal that a process gets when the thread that started it has ended.
 _SET_PARENT_DEATH_SIGNAL = 1
-#: Seconds between two looks at whether the trainer is there, on systems that cannot wait for it.
+#: Seconds between two checks for the trainer, on systems that cannot wait for a process.
 _LOOK = 1.0
 
 
 def end_with_trainer(trainer: int, *, by_kernel: bool) -> None:
-    """Have this process end when the trainer has.
+    """End this process when the trainer process has ended.
 
     Args:
-        trainer: its process.
-        by_kernel: the kernel may kill this process (see :func:`can_kernel_watch`), which it does even where a hook
-            never gives Python's lock back. Where it may not, or this is no child of the trainer, a thread waits for
-            the trainer's end.
+        trainer: process id of the trainer.
+        by_kernel: the kernel may kill this process (see :func:`can_kernel_watch`), also while a hook holds Python's
+            lock. Otherwise, or if this is not a child of the trainer, a thread waits for the trainer's end.
     """
     if by_kernel:
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
@@ -37,10 +36,10 @@ def end_with_trainer(trainer: int, *, by_kernel: bool) -> None:
 
 
 def can_kernel_watch(start_method: str) -> bool:
-    """Whether the kernel can watch over a process that the calling thread is about to start.
+    """Return whether the kernel can end a process that the calling thread is about to start.
 
-    The signal comes when the *thread* ends that started it, so that has to be the main one. With a fork server it is
-    that of the server, which ends right behind its trainer, unless other processes use it, too.
+    The signal is sent when the *thread* that started the process ends, so that has to be the main thread. With a fork
+    server it is the server's thread; the server ends shortly after its trainer, unless other processes use it, too.
     """
     in_main_thread = start_method == "forkserver" or threading.get_native_id() == os.getpid()
     return sys.platform == "linux" and in_main_thread

@@ -1,4 +1,4 @@
-"""How workers are started, watched and bounded."""
+"""Options for starting, watching and limiting workers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ OnTimeout = Literal["warn", "replace", "raise"]
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """What a user may say about workers.
+    """Options of a user for workers.
 
     Args:
         start_method: ``fork``, ``forkserver`` or ``spawn`` for processes; the latter two need a pipeline (and hooks)
-            that can be pickled. ``thread``: threads of this process. ``main``: none, however many are asked for.
-        watchdog_seconds: a micro-batch that is waited for longer than this is reported; None: never.
-        on_timeout: then ``warn`` once, ``raise``, or ``replace`` the worker that hangs and run its job again.
-        max_bytes_in_flight: no further job is begun while the results that wait for their turn, and those that are
-            expected of the jobs at work, are larger than this. The job whose result is waited for is begun anyway.
-        trace: results carry how they were made.
+            that can be pickled. ``thread``: threads of this process. ``main``: no workers, whatever their number.
+        watchdog_seconds: a longer wait for a micro-batch, in seconds, is reported; None: never.
+        on_timeout: reaction to such a wait: ``warn`` once, ``raise``, or ``replace`` the worker that hangs and run its
+            job again.
+        max_bytes_in_flight: no further job is begun while the results that wait for their turn, and the expected
+            results of running jobs, exceed this size in bytes. The job whose result is requested is begun anyway.
+        trace: results carry timing records.
         prefetch_factor: jobs that each worker is given before their turn; more if they are tiny.
 
     Raises:
-        UsageError: a word that is none of these, or a number below 1.
+        UsageError: an unknown value of a choice, or a number below 1.
     """
 
     start_method: StartMethod = "fork"

@@ -1,12 +1,11 @@
-"""Memory that a worker writes and the trainer reads: large results do not pass through the pipe.
+"""Shared memory that a worker writes and the trainer process reads: large results do not pass through the pipe.
 
-A worker has a few segments. It writes a result into one that is free; the trainer's tensors look right into it, and
-when the last of them is gone, the segment is free again. So nothing is allocated, cleared or mapped from batch to
-batch. If all segments are in use (the user keeps batches), results go through the pipe into memory of their own.
+A worker has a few segments. It writes a result into a free segment; the trainer's tensors refer to this memory, and
+when the last of them is deleted, the segment is free again. So nothing is allocated, cleared or mapped per batch. If
+all segments are in use (because the user keeps batches), results go through the pipe into memory of their own.
 
-All segments of a worker are regions of one anonymous file (``memfd``), which takes memory only where something was
-written. It has no name in ``/dev/shm`` that could stay behind, and vanishes with the last process that has it, however
-that ended.
+All segments of a worker are regions of one anonymous file (``memfd``), which uses memory only where it was written. It
+has no name in ``/dev/shm`` that could be left over, and is freed with the last process that has it, however that ended.
 """
 
 from __future__ import annotations
@@ -22,20 +21,24 @@ import numpy as np
 
 __all__ = ["MemoryFile", "SegmentReader", "SegmentWriter", "Segments", "write"]
 
-#: Segments grow by whole multiples of this, and begin at multiples of that: no result is as large.
-_STEP, _REGION = 1 << 20, 1 << 40
-#: Smaller messages do not need a segment, unless so many may wait in the pipe that it would be full.
-_LARGE, _PIPE = 16 << 10, 96 << 10
+#: Unit of the size of a segment, in bytes.
+_STEP = 1 << 20
+#: Distance between the starts of two segments, in bytes; larger than any result.
+_REGION = 1 << 40
+#: Size in bytes from which on a message is put into a segment.
+_LARGE = 16 << 10
+#: Bytes that may wait in the pipe; with many segments, smaller messages use segments, too, so that it is never full.
+_PIPE = 96 << 10
 #: Parts written by one call; the system allows 1,024.
 _VECTOR = 512
 
 
 class MemoryFile:
-    """An anonymous file, made by the trainer and handed to a worker when it starts.
+    """Anonymous file, made by the trainer and handed to a worker when it starts.
 
     Attributes:
-        descriptor: -1 where the system has no such files.
-        close: closes it in this process; it is ``alive`` before.
+        descriptor: file descriptor; -1 if the system has no such files.
+        close: function that closes the file in this process; its ``alive`` is True before.
     """
 
     def __init__(self) -> None:
@@ -47,7 +50,7 @@ class MemoryFile:
         self.close = weakref.finalize(self, _close, descriptor)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Only on the way to a process that is being started.
+        # Only used to hand the file to a process that is being started.
         context.assert_spawning(self)
         return self.__dict__ | {"descriptor": self.descriptor >= 0 and reduction.DupFd(self.descriptor), "close": None}
 
@@ -62,10 +65,10 @@ def _close(descriptor: int) -> None:
 
 
 class Segments(MemoryFile):
-    """One worker's segments.
+    """Segments of one worker.
 
     Args:
-        count: how many: one is being written, some wait for their turn, one or two are with the user.
+        count: number of segments: one is being written, some wait for their turn, the user has one or two.
     """
 
     def __init__(self, count: int):
@@ -74,10 +77,10 @@ class Segments(MemoryFile):
 
 
 def write(descriptor: int, waiting: list[memoryview]) -> None:
-    """Write as much of ``waiting`` as a pipe takes (all of it, if it blocks, or is a file), and take that out of it.
+    """Write as much of ``waiting`` as a pipe takes (all of it, if it blocks, or is a file), and remove that from it.
 
     Raises:
-        OSError: the other side is gone, or no memory is left.
+        OSError: the other side has closed the pipe, or there is no memory left.
     """
     while waiting:
         try:
@@ -91,30 +94,30 @@ def write(descriptor: int, waiting: list[memoryview]) -> None:
 
 
 def _grown(size: int) -> int:
-    """Bytes of a segment that has a message of so many."""
+    """Return the size in bytes of a segment for a message of ``size`` bytes."""
     return -(-size // _STEP) * _STEP
 
 
 class SegmentWriter:
-    """The worker's side."""
+    """Writer of segments, in the worker."""
 
     def __init__(self, segments: Segments):
         self._segments = segments
         self._sizes = [0] * segments.count
         self._free = list(range(segments.count))
-        #: Messages from so many bytes on are worth a segment.
+        #: Size in bytes from which on a message is put into a segment.
         self.worth = min(_LARGE, _PIPE // max(1, segments.count))
 
     def release(self, numbers: Sequence[int]) -> None:
-        """The trainer has no more use for these."""
+        """Mark segments as free after the trainer has released them."""
         self._free += numbers
 
     def write(self, message: Sequence[memoryview]) -> int | None:
-        """Write a large message; returns the number of its segment, None: it is small, or all are in use."""
+        """Write a large message; return the number of its segment, None if it is small, or if all are in use."""
         size = sum(part.nbytes for part in message)
         if not self._free or size < self.worth:
             return None
-        number = self._free[-1]  # the one released last: the fewer are in use, the less memory
+        number = self._free[-1]  # the one released last, so that few segments, and little memory, are used
         descriptor = self._segments.descriptor
         try:
             if size > self._sizes[number]:
@@ -124,23 +127,23 @@ class SegmentWriter:
                 self._sizes[number] = _grown(size)
             os.lseek(descriptor, number * _REGION, os.SEEK_SET)
             write(descriptor, list(message))
-        except OSError:  # no memory for it; the pipe takes its time, but needs none
+        except OSError:  # no memory for it; the pipe is slower, but needs none
             return None
         self._free.remove(number)
         return number
 
 
 class SegmentReader:
-    """The trainer's side."""
+    """Reader of segments, in the trainer process."""
 
     def __init__(self, segments: Segments):
         self._segments = segments
         self._maps: dict[int, mmap.mmap] = {}
-        #: Segments that nobody looks into any more; filled by finalizers, so only by steps that cannot be interrupted.
+        #: Segments without references. Finalizers fill it, so only operations that cannot be interrupted are used.
         self._released: list[int] = []
 
     def view(self, number: int, size: int) -> memoryview:
-        """What a worker wrote. The segment is released when this, and all that looks into it, is gone."""
+        """Return a message in a segment. The segment is released when this view, and all its users, are deleted."""
         mapped = self._maps.get(number)
         if mapped is None or len(mapped) < size:
             mapped = mmap.mmap(self._segments.descriptor, _grown(size), offset=number * _REGION)
@@ -150,13 +153,13 @@ class SegmentReader:
         return memoryview(memory)  # type: ignore[arg-type]
 
     def take_released(self) -> list[int]:
-        """The numbers of segments to be given back to the worker."""
+        """Return and clear the numbers of the segments to be given back to the worker."""
         released: list[int] = []
         while self._released:
             released.append(self._released.pop())
         return released
 
     def close(self) -> None:
-        """Forget the segments; what still looks into them keeps its memory."""
+        """Forget the segments; objects that refer to them keep their memory."""
         self._maps.clear()
         self._segments.close()

@@ -1,7 +1,7 @@
-"""Workers that are threads of this process: no start, no pickling, no copies; for work that gives up Python's lock.
+"""Workers that are threads of this process: no start, no pickling, no copies; for work that releases Python's lock.
 
-Reading, and decoding in C, run beside each other and beside the trainer. Python code in hooks does not: it holds the
-interpreter's lock, and takes its time from the trainer.
+Reads, and decoding in C, run in parallel with each other and with the trainer. Python code in hooks does not: it holds
+the interpreter's lock and slows down the trainer.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_threads(pipeline: JobRunner) -> None:
-    """Whether threads can run a pipeline; hooks that will have to wait for each other are told.
+    """Check that threads can run a pipeline; warn if its hooks will have to wait for each other.
 
     Raises:
-        UsageError: they cannot.
+        UsageError: threads cannot run it.
     """
     if pipeline.samples.seeded_hooks:
         logger.warning(
@@ -58,11 +58,12 @@ def check_threads(pipeline: JobRunner) -> None:
 
 
 class ThreadHandle(WorkerHandle):
-    """A worker that is a thread; the hooks are shared by all of them."""
+    """Handle of a worker that is a thread; all of them share the hooks."""
 
     def __init__(self, number: int, pipeline: JobRunner, *, trace: bool, peers: int):
         channel = _ThreadChannel()
-        name, args = f"energon-lite-thread-{number}", (channel, _own(pipeline), number, trace, peers)
+        name = f"energon-lite-thread-{number}"
+        args = (channel, _own(pipeline), number, trace, peers)
         thread = threading.Thread(target=_work, args=args, name=name, daemon=True)
         super().__init__(number, channel, _ThreadNotes(), thread)
 
@@ -71,10 +72,10 @@ class ThreadHandle(WorkerHandle):
 
 
 class _ThreadChannel(Channel):
-    """What goes to a thread, and comes from it, as it is: the pipe only tells the trainer, who polls, of answers."""
+    """Channel to a thread without pickling; its pipe only wakes the trainer, which polls, when there are answers."""
 
     def __init__(self) -> None:
-        # Nobody closes the writing end: it cannot become somebody else's descriptor while a thread still writes.
+        # The writing end is never closed: its descriptor must not be reused while a thread may still write.
         self._connection, self._writer = Pipe(duplex=False)
         os.set_blocking(self.fileno(), False)
         self._unsent = []
@@ -86,18 +87,18 @@ class _ThreadChannel(Channel):
 
     def receive(self) -> tuple[Any, int] | None:
         with suppress(BlockingIOError):
-            os.read(self.fileno(), 1 << 16)  # an answer is there before it is told of
+            os.read(self.fileno(), 1 << 16)  # an answer is in the queue before its byte is in the pipe
         return self._answers.popleft() if self._answers else None
 
     def answer(self, answers: list[Answer], seconds: float, said: list[Times]) -> None:
-        """From the thread."""
+        """Send answers; called by the thread."""
         ((_, ok, value),) = answers
         self._answers.append(((answers, seconds, said), _size_of(value[0]) if ok else 0))
         self._tell()
 
     @property
     def is_closed(self) -> bool:
-        """Nobody wants answers any more."""
+        """True if the trainer has closed the channel."""
         return self._connection.closed
 
     def close(self) -> None:
@@ -111,7 +112,7 @@ class _ThreadChannel(Channel):
 
 
 class _ThreadNotes(Notes):
-    """A thread's stack can be seen by its trainer. None of them dies alone, so no steps are noted."""
+    """Notes of a thread. The trainer can see its stack; threads do not die alone, so no steps are noted."""
 
     def __init__(self) -> None:
         self._is_possible = False
@@ -125,7 +126,7 @@ class _ThreadNotes(Notes):
 
 
 def _work(channel: _ThreadChannel, pipeline: JobRunner, number: int, trace: bool, peers: int) -> None:
-    """The body of a thread."""
+    """Run the jobs of a thread until its channel is closed."""
     set_worker_number(number, thread=True)
     torch_worker_info.tell(number, peers, thread=True)
     if trace:
@@ -143,16 +144,16 @@ def _work(channel: _ThreadChannel, pipeline: JobRunner, number: int, trace: bool
 
 
 def _own(pipeline: JobRunner) -> JobRunner:
-    """A pipeline for one thread: open files, and what is planned per leaf, are not shared."""
+    """Return a copy of a pipeline for one thread that does not share open files and plans of leaves."""
     own = copy.copy(pipeline)
     own.samples = copy.copy(pipeline.samples)
-    own.samples.worker_config = pipeline.samples.worker_config  # as it is: a copy would have no process groups
+    own.samples.worker_config = pipeline.samples.worker_config  # the same object: a copy would have no process groups
     own.samples.leaves = leaves_apart(pipeline.samples.leaves)
     return own
 
 
 def _size_of(batch: Any) -> int:
-    """Bytes of the tensors in a batch."""
+    """Return the size of the tensors in a batch, in bytes."""
     sizes = [0]
 
     def add(tensor: Any) -> Any:

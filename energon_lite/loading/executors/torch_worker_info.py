@@ -1,7 +1,7 @@
-"""What ``torch.utils.data.get_worker_info`` says in a worker: nothing, or what it says in one of torch's own.
+"""Result of ``torch.utils.data.get_worker_info`` in a worker: None, or the information that a torch worker has.
 
-It says nothing as a rule: torch's ``default_collate`` makes batches in ``/dev/shm`` where it takes itself to be in a
-worker of torch's, and that is small in many a container.
+It is None by default: in a torch worker, ``default_collate`` makes batches in ``/dev/shm``, which is small in many
+containers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["is_told", "tell"]
 
-#: Whether it is told; set by ``energon_lite.compat``, since programs for Energon are used to it.
+#: True: provide the information; set by ``energon_lite.extras.energon``, because programs for Energon rely on it.
 is_told = False
 
 _thread = threading.local()
@@ -19,13 +19,13 @@ _patched = threading.Lock()
 
 
 def tell(number: int, peers: int, *, thread: bool = False) -> None:
-    """Have torch say it, if it is to be told.
+    """Provide torch's worker information, if :data:`is_told` is set.
 
     Args:
-        number: of this worker. It is the seed, too: hooks have generators of their own for each sample.
-        peers: workers of this rank.
-        thread: the worker is this thread; torch's own answer is one for the whole process, so its function is replaced
-            by one that asks the thread first.
+        number: number of this worker. It is also the seed, because hooks have generators of their own for each sample.
+        peers: number of workers of this rank.
+        thread: the worker is this thread. Torch stores one answer for the whole process, so its function is replaced
+            by a function that looks up the thread first.
     """
     if not is_told:
         return

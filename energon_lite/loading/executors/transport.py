@@ -1,9 +1,8 @@
-"""Objects between processes: pickle for the structure, plain memory for tensors and arrays.
+"""Transfer of objects between processes: pickle for the structure, raw memory for tensors and arrays.
 
 Worker and trainer are the same program, so pickle is safe here (states and data sets are never pickled). Tensors are
-not pickled at all: their memory is sent as it is, and the receiver's tensors look into the message that it received.
-Large messages lie in memory that both sides see (:mod:`energon_lite.loading.executors.segments`), small ones go through
-the pipe.
+not pickled: their memory is sent unchanged, and the receiver's tensors refer to the message that it received. Large
+messages are in shared memory (:mod:`energon_lite.loading.executors.segments`), small ones go through the pipe.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from energon_lite.loading.executors.segments import SegmentReader, SegmentWriter
 
 __all__ = ["Channel", "Message", "WholeMessages", "pack", "receive", "send", "unpack"]
 
-#: Of what is in a message; its size in bytes is a multiple of it.
+#: Alignment of the parts of a message, in bytes.
 _ALIGNMENT = 64
 
 
@@ -51,13 +50,13 @@ def _tensor(memory: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Te
     return torch.frombuffer(memory, dtype=dtype).reshape(shape)
 
 
-#: An object ready to be sent: the sizes of what follows, the pickled structure, then the raw memory of each tensor or
-#: array; each is filled up so that, in the receiver's memory, what follows stands aligned.
+#: A packed object: the sizes of the parts that follow, the pickled structure, then the raw memory of each tensor or
+#: array; each part is padded so that the next one is aligned in the receiver's memory.
 Message = list[memoryview]
 
 
 def pack(obj: Any) -> Message:
-    """What has to be sent of ``obj``. The memory of tensors is not copied, so they must not change until it is sent."""
+    """Return the message of ``obj``. Tensor memory is not copied, so it must not change until it has been sent."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
@@ -69,7 +68,7 @@ def pack(obj: Any) -> Message:
 
 
 def unpack(memory: memoryview) -> Any:
-    """The object of a message whose parts lie one after the other in ``memory``; its tensors look into it."""
+    """Return the object of a message whose parts are contiguous in ``memory``; its tensors refer to that memory."""
     (count,) = struct.unpack_from("<Q", memory)
     sizes = struct.unpack_from(f"<{count}Q", memory, 8)
     starts = itertools.accumulate(size + -size % _ALIGNMENT for size in (8 + 8 * count, *sizes))
@@ -78,40 +77,40 @@ def unpack(memory: memoryview) -> Any:
 
 
 def send(connection: Connection, message: Message, segments: SegmentWriter | None = None) -> None:
-    """Send a message, straight from the memory where it is; waits until the other side takes it.
+    """Send a message from its own memory, without a copy; wait until the other side has taken it.
 
     Args:
-        segments: a large message is put into one of these, if there is a free one.
+        segments: segments for large messages, as long as one is free.
 
     Raises:
-        OSError: the other side is gone.
+        OSError: the other side has closed the pipe.
     """
     number = None if segments is None else segments.write(message)
     write(connection.fileno(), _led(message, number))
 
 
 def _led(message: Message, segment: int | None = None) -> Message:
-    """What goes through the pipe: how large a message is and whether it is in a segment; then the message, if not."""
+    """Return the parts for the pipe: the size of the message and its segment (0: none); then, if none, the message."""
     lead = struct.pack("<2Q", sum(part.nbytes for part in message), 0 if segment is None else 1 + segment)
     return [memoryview(lead), *(message if segment is None else ())]
 
 
 def receive(connection: Connection, segments: SegmentReader | None = None) -> tuple[Any, int]:
-    """The next object from a connection, and its size in bytes; its tensors share the memory that was received.
+    """Return the next object from a connection, and its size in bytes; its tensors share the received memory.
 
     Args:
-        segments: where the other side puts large messages.
+        segments: segments that the other side uses for large messages.
 
     Raises:
-        EOFError, OSError: the other side is gone.
+        EOFError, OSError: the other side has closed the pipe.
     """
-    found = next(_receiving(connection.fileno(), segments))
-    assert found is not None  # since the pipe blocks
-    return found
+    received = next(_receiving(connection.fileno(), segments))
+    assert received is not None  # because the pipe blocks
+    return received
 
 
 class WholeMessages:
-    """Tells whether the next message has come as a whole, so that receiving it does not wait.
+    """Check for a complete message, which can be received without waiting.
 
     Args:
         connection: an end of a two-way pipe.
@@ -136,7 +135,7 @@ class WholeMessages:
 
 
 def _receiving(descriptor: int, segments: SegmentReader | None) -> Iterator[tuple[Any, int] | None]:
-    """The objects that come through a pipe, with their sizes; None: the next one is not here yet, or not whole."""
+    """Yield the objects that come through a pipe, with their sizes; None: the next one is not complete yet."""
     while True:
         yield (yield from _receive_one(descriptor, segments))
 
@@ -154,7 +153,7 @@ def _receive_one(descriptor: int, segments: SegmentReader | None) -> Generator[N
 
 
 def _fill(memory: memoryview, descriptor: int) -> Iterator[None]:
-    """Fill memory from a pipe; yields whenever that would have to wait."""
+    """Fill memory from a pipe; yield whenever the pipe is empty."""
     while memory.nbytes:
         try:
             got = os.readv(descriptor, [memory])
@@ -167,7 +166,7 @@ def _fill(memory: memoryview, descriptor: int) -> Iterator[None]:
 
 
 def _memory(size: int) -> memoryview:
-    """So many bytes, neither cleared nor copied."""
+    """Return ``size`` bytes of uninitialised memory."""
     return memoryview(np.empty(size, dtype=np.uint8))  # type: ignore[arg-type]
 
 
@@ -175,13 +174,14 @@ class Channel:
     """The trainer's end of a worker's pipe: neither sending nor receiving ever waits for the worker.
 
     Args:
-        connection: the end; it does not block from now on.
-        segments: where the worker puts large messages.
+        connection: the end; it is made non-blocking.
+        segments: segments that the worker uses for large messages.
     """
 
     def __init__(self, connection: Connection, segments: SegmentReader):
         os.set_blocking(connection.fileno(), False)
-        self._connection, self._segments = connection, segments
+        self._connection = connection
+        self._segments = segments
         self._unsent: Message = []
         self._received = _receiving(connection.fileno(), segments)
 
@@ -190,34 +190,34 @@ class Channel:
 
     @property
     def is_full(self) -> bool:
-        """Whether something waits to be sent until the worker has read what was sent before."""
+        """True if data cannot be sent before the worker has read what was sent earlier."""
         return bool(self._unsent)
 
     def send(self, jobs: Sequence[tuple[int, Any]], *, noted: bool) -> None:
         """Send jobs with their tickets, or as much of them as the pipe takes; :meth:`flush` sends the rest.
 
         Args:
-            noted: each step is noted before it is taken, since a worker died, or hung, in this job before.
+            noted: note each step before it begins, because a worker died, or hung, in this job before.
 
         Raises:
-            OSError: the worker is gone.
+            OSError: the worker has ended.
         """
         self._unsent += _led(pack((jobs, self._segments.take_released(), noted)))
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as the pipe takes it.
+        """Send the rest of earlier messages, as far as the pipe takes it.
 
         Raises:
-            OSError: the worker is gone.
+            OSError: the worker has ended.
         """
         write(self.fileno(), self._unsent)
 
     def receive(self) -> tuple[Any, int] | None:
-        """The next object and its size in bytes; None: it is not here yet, or not whole.
+        """Return the next object and its size in bytes; None: it is not complete yet.
 
         Raises:
-            EOFError, OSError: the worker is gone.
+            EOFError, OSError: the worker has ended.
         """
         return next(self._received)
 

@@ -1,4 +1,4 @@
-"""What cannot go from one process to another, named: a part of a batch, or of a task encoder; and errors that came."""
+"""Errors for objects that cannot be sent to another process, with the part at fault; and errors sent by workers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from energon_lite.loading.makers.chunk_job import Made
 
 __all__ = ["raise_of_worker", "raise_unpicklable", "unsendable"]
 
-#: Samples that a message names, and containers in each other that are looked into, at most.
-_SHOWN, _DEPTH = 4, 20
+#: Largest number of samples that a message names.
+_SHOWN = 4
+#: Largest depth of nested containers that are searched.
+_DEPTH = 20
 
 
 def unsendable(result: Any, error: BaseException) -> FatalSampleError:
-    """The error for the result of a job that cannot be sent.
+    """Return the error for the result of a job that cannot be sent.
 
     Args:
-        result: its batch, and what else is sent with it.
-        error: what packing it raised.
+        result: the batch, and the other parts of the result.
+        error: the error that packing it raised.
     """
     batch = result[0] if isinstance(result, tuple) and result else result
-    if isinstance(batch, list) and batch and all(isinstance(one, Made) for one in batch):  # those of a chunk
-        parts = [one.batch for one in batch]
-        parts += [item.value for one in batch if one.carried is not None for item in one.carried.items]
+    if isinstance(batch, list) and batch and all(isinstance(entry, Made) for entry in batch):  # batches of a chunk
+        parts = [made.batch for made in batch]
+        parts += [item.value for made in batch if made.carried is not None for item in made.carried.items]
         batch = next((part for part in parts if _fails(pack, part)), batch)
     path, value = _culprit(pack, batch, "", _DEPTH)
     keys = field_of(batch, "__key__")
@@ -49,11 +51,11 @@ def unsendable(result: Any, error: BaseException) -> FatalSampleError:
 
 
 def raise_unpicklable(encoder: Any, method: str, error: BaseException) -> NoReturn:
-    """The workers of a start method that needs pickling cannot be started.
+    """Raise the error for workers that cannot be started because their start method needs pickling.
 
     Raises:
-        UsageError: names the part of the task encoder that is to blame.
-        BaseException: ``error`` itself, if it is another part.
+        UsageError: names the part of the task encoder that cannot be pickled.
+        BaseException: ``error`` itself, if another part cannot be pickled.
     """
     if not _fails(pickle.dumps, encoder):
         raise error
@@ -71,18 +73,18 @@ def raise_unpicklable(encoder: Any, method: str, error: BaseException) -> NoRetu
 
 
 def raise_of_worker(error: BaseException) -> NoReturn:
-    """Raise what came from a worker, its traceback there shown with it.
+    """Raise an error that a worker sent, with its traceback in the worker.
 
     Raises:
         BaseException: always.
     """
-    if sys.version_info < (3, 11) and (notes := getattr(error, "__notes__", None)):  # which shows no notes
+    if sys.version_info < (3, 11) and (notes := getattr(error, "__notes__", None)):  # Python 3.10 shows no notes
         raise error from RuntimeError("\n" + "\n".join(notes))
     raise error
 
 
 def _culprit(dumps: Callable[[Any], Any], value: Any, path: str, depth: int) -> tuple[str, Any]:
-    """The innermost part of a value that cannot be pickled, and the way to it."""
+    """Return the innermost part of a value that cannot be pickled, with its path."""
     for name, part in _parts(value) if depth else ():
         if _fails(dumps, part):
             return _culprit(dumps, part, f"{path}{name}" if path else name.lstrip("."), depth - 1)
@@ -91,15 +93,15 @@ def _culprit(dumps: Callable[[Any], Any], value: Any, path: str, depth: int) -> 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
-        yield from ((f"[{key!r}]", one) for key, one in value.items())
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        yield from ((f"[{place}]", one) for place, one in enumerate(value))
+        yield from ((f"[{place}]", part) for place, part in enumerate(value))
     elif isinstance(value, tuple):
-        yield from ((f".{name}", one) for name, one in zip(value._fields, value, strict=True))  # type: ignore[attr-defined]
+        yield from ((f".{name}", part) for name, part in zip(value._fields, value, strict=True))  # type: ignore[attr-defined]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield from ((f".{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value))
     elif hasattr(value, "__dict__") and not isinstance(value, (type, torch.Tensor)) and not callable(value):
-        yield from ((f".{name}", one) for name, one in vars(value).items())
+        yield from ((f".{name}", part) for name, part in vars(value).items())
 
 
 def _fails(dumps: Callable[[Any], Any], value: Any) -> bool:
@@ -111,7 +113,7 @@ def _fails(dumps: Callable[[Any], Any], value: Any) -> bool:
 
 
 def _described(value: Any) -> str:
-    """What a value is, and where its code is."""
+    """Return a description of a value: the place of its code, its device, or its type."""
     if (place := place_of(value)) is not None:
         return f"the function {value.__qualname__} ({place})"
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What workers did with their time, and how much they read: added up where the batches go."""
+"""Sums of the workers' time by stage, and of their reads, added up in the process that gets the batches."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from energon_lite.storage.files.read_counts import Reads
 
 __all__ = ["STAGES", "WorkSeconds", "WorkSum"]
 
-#: Stages of a job, as :func:`~energon_lite.loading.makers.stage_timer.stage_of` has them; what is in none is "other".
+#: Stages of a job, see :func:`~energon_lite.loading.makers.stage_timer.stage_of`; "other" is time outside of them.
 STAGES = ("read", "decode", "hooks", "batch", "other")
 
 
 class WorkSum(NamedTuple):
-    """Sums, up to some moment.
+    """Sums up to some moment.
 
     Attributes:
         busy: seconds in which workers made batches.
-        timed: of these, those that timed jobs took or stand for: for all jobs but the last ones.
-        cpu: of ``timed``, those in which the worker did not wait.
-        stages: of ``timed``, by stage.
+        timed: the part of ``busy`` that is covered by timed jobs: all jobs but the last ones.
+        cpu: the part of ``timed`` in which the worker used the CPU.
+        stages: seconds of ``timed``, by stage.
         sent: seconds in which workers packed and sent results.
-        received: seconds in which the trainer's process took them, and began to copy them to the device.
+        received: seconds in which the trainer process received results, and began to copy them to the device.
     """
 
     busy: float = 0.0
@@ -34,7 +34,7 @@ class WorkSum(NamedTuple):
     received: float = 0.0
 
     def since(self, before: WorkSum) -> WorkSum:
-        """What came after another moment."""
+        """Return the difference from an earlier moment."""
         stages = tuple(now - then for now, then in zip(self.stages, before.stages, strict=True))
         return WorkSum(
             self.busy - before.busy,
@@ -46,17 +46,17 @@ class WorkSum(NamedTuple):
         )
 
     def by_stage(self) -> dict[str, float]:
-        """Seconds of all jobs by stage, as those that were timed say."""
+        """Return the seconds of all jobs by stage, extrapolated from the timed jobs."""
         scale = self.busy / self.timed if self.timed > 0 else 0.0
         return {stage: seconds * scale for stage, seconds in zip(STAGES, self.stages, strict=True)}
 
 
 class WorkSeconds:
-    """Adds up.
+    """Accumulator of the workers' time.
 
     Attributes:
-        busy: seconds in which workers made batches; those of a job are added behind what it says by :meth:`add`.
-        received: seconds in which this process took results from workers, and began to copy them to the device.
+        busy: seconds in which workers made batches; the time of a job is added after its report to :meth:`add`.
+        received: seconds in which this process received results from workers, and began to copy them to the device.
         reads: what was read.
     """
 
@@ -64,11 +64,11 @@ class WorkSeconds:
         self.busy = self.received = 0.0
         self.reads = Reads()
         self._timed = self._cpu = self._sent = 0.0
-        self._steps: Counter[tuple[str, str]] = Counter()  # seconds, by stage and data set
+        self._steps: Counter[tuple[str, str]] = Counter()  # seconds, by stage and leaf
 
     def add(self, times: Times) -> None:
-        """A worker says how long a job took. It stands for those before it that nobody timed, and for no more: a first
-        job that opens files for seconds says nothing about a million others."""
+        """Add the times of a job. They also stand for the jobs before it that were not timed, but for no later ones: a
+        first job that opens files for seconds is not representative of a million others."""
         scale = 1.0 + max(0.0, self.busy - self._timed) / max(1e-9, times.seconds)
         self._timed += times.seconds * scale
         self._cpu += times.cpu_seconds * scale
@@ -78,7 +78,7 @@ class WorkSeconds:
             self._steps[stage, leaf] += seconds * scale  # type: ignore[assignment]
 
     def sum(self) -> WorkSum:
-        """The sums up to now."""
+        """Return the sums up to now."""
         stages = dict.fromkeys(STAGES, 0.0)
         for (stage, _), seconds in self._steps.items():
             stages[stage] += seconds
@@ -86,8 +86,7 @@ class WorkSeconds:
         return WorkSum(self.busy, self._timed, self._cpu, tuple(stages.values()), self._sent, self.received)
 
     def by_leaf(self) -> list[dict[str, float | str]]:
-        """Seconds of each data set that anything was timed of: ``read``, ``decode`` and ``hooks`` (those of single
-        samples)."""
+        """Return the seconds of each leaf with timed jobs: ``read``, ``decode`` and ``hooks`` (of single samples)."""
         scale = self.busy / self._timed if self._timed > 0 else 0.0
         leaves: dict[str, dict[str, float | str]] = {}
         for (stage, leaf), seconds in sorted(self._steps.items()):

@@ -1,4 +1,4 @@
-"""A worker as its trainer sees it: a process, a pipe, memory, and the jobs that it was given."""
+"""Handle of a worker in its trainer: the process, its pipe and memory, and the jobs that it was given."""
 
 from __future__ import annotations
 
@@ -31,74 +31,78 @@ __all__ = ["ProcessHandle", "WorkerHandle", "end_workers", "kill_workers"]
 
 logger = logging.getLogger(__name__)
 
-#: A worker that has not begun to work after so long hangs, too. It imports torch and the user's modules, maybe slowly.
+#: Seconds after which a worker that is still being started counts as hung. It imports torch and the user's modules.
 _START_SECONDS = 120.0
-#: Seconds that a worker that was killed may take to be gone.
+#: Seconds to wait for the end of a worker that was killed.
 _KILLED = 5.0
 
 # The trainer's ends of all pipes, with its views of their segments. A forked worker inherits them and closes them at
-# once: as long as anyone else holds such an end, a worker would not notice that its trainer is gone.
+# once: a worker would not notice the trainer's end while another process holds such an end open.
 _trainer_ends: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 class WorkerHandle:
-    """A worker that :meth:`start` starts.
+    """Handle of a worker that :meth:`start` starts.
 
     Args:
-        number: of the worker in its pool.
-        channel: to it.
-        notes: what it was doing, and what it is doing.
-        process: what it is: a process, or a thread.
+        number: number of the worker in its pool.
+        channel: channel to the worker.
+        notes: the worker's last step and stacks.
+        process: the process or the thread.
 
     Attributes:
-        tickets: jobs sent and not answered, oldest first.
-        together: some of them were sent at once, so that it is not known which one it works on.
-        since: when it began the oldest of them, or later.
+        tickets: tickets of the jobs that were sent and not answered, oldest first.
+        together: some of them were sent at once, so it is not known which one is running.
+        since: time at which the oldest of them was begun, or later.
     """
 
     def __init__(self, number: int, channel: Channel, notes: Notes, process: Any):
-        self.number, self.channel, self.notes, self.process = number, channel, notes, process
+        self.number = number
+        self.channel = channel
+        self.notes = notes
+        self.process = process
         self.tickets: deque[int] = deque()
         self.together = False
         self.since = 0.0
 
     def start(self) -> None:
-        """Start it."""
+        """Start the process or thread."""
         self.process.start()
 
     @property
     def handles(self) -> list[int]:
-        """What can be polled: its answers, and its end, if it may come."""
+        """Descriptors to be polled: for its answers, and, for a process, for its end."""
         return [self.channel.fileno(), *([self.process.sentinel] if isinstance(self.process, BaseProcess) else ())]
 
     def busy_seconds(self, now: float) -> float:
-        """How long it has been at its oldest job; its own start does not count, unless that takes very long."""
+        """Return the seconds since its oldest job began; its own start only counts after :data:`_START_SECONDS`."""
         began = self.notes.began()
         return now - self.since - _START_SECONDS if began is None else now - max(self.since, began)
 
     def close(self) -> None:
-        """Let go of the pipe and of the memory."""
+        """Release the pipe and the memory."""
         self.channel.close()
         self.notes.close()
 
 
 class ProcessHandle(WorkerHandle):
-    """A worker that is a process of its own.
+    """Handle of a worker that is a process.
 
     Args:
-        context: how it is started: fork, forkserver or spawn.
-        number: see above.
-        pipeline: what runs a job.
-        segments: large results that may be in shared memory at the same time.
+        context: context of the start method: fork, forkserver or spawn.
+        number: number of the worker in its pool.
+        pipeline: runner of a job.
+        segments: number of large results that may be in shared memory at the same time.
         trace: time the stages of each batch.
-        peers: workers of this rank.
+        peers: number of workers of this rank.
     """
 
     def __init__(
         self, context: BaseContext, number: int, pipeline: JobRunner, *, segments: int, trace: bool, peers: int
     ):
         ours, self._theirs = context.Pipe(duplex=True)
-        memory, notes = Segments(segments), Notes()
+        memory = Segments(segments)
+        notes = Notes()
         channel = Channel(ours, SegmentReader(memory))
         method = context.get_start_method()
         if method == "forkserver":
@@ -115,7 +119,7 @@ class ProcessHandle(WorkerHandle):
         super().__init__(number, channel, notes, made)
 
     def start(self) -> None:
-        # Until it ignores them, which takes a moment, signals wait.
+        # The signals are blocked until the worker ignores them, which takes a moment.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             self.process.start()
@@ -128,13 +132,13 @@ class ProcessHandle(WorkerHandle):
 
 
 def _prepare_server(context: BaseContext) -> None:
-    """Have the fork server, if it is not there yet, import what workers need, once for all of them.
+    """Start the fork server, if it is not running, with the modules that workers need, imported once for all of them.
 
-    Its socket is in a folder of its own: the usual one may be that of the process that started this one.
+    Its socket is in a separate folder: the default folder may belong to the process that started this one.
     """
     context.set_forkserver_preload(["__main__", fork_server.__name__, serve.__module__, "torch"])
     folder = tempfile.mkdtemp(prefix="pymp-")
-    config = process.current_process()._config  # type: ignore[attr-defined]  # where get_temp_dir() looks; no public way
+    config = process.current_process()._config  # type: ignore[attr-defined]  # read by get_temp_dir(); no public way
     usual = config.get("tempdir")
     config["tempdir"] = os.environ[fork_server.FOLDER] = folder
     try:
@@ -148,20 +152,20 @@ def _prepare_server(context: BaseContext) -> None:
         del os.environ[fork_server.FOLDER]
         config["tempdir"] = usual
         if os.listdir(folder):
-            Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)  # should the server be killed
+            Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)  # in case the server is killed
         else:
             os.rmdir(folder)
 
 
 def end_workers(workers: Sequence[WorkerHandle], seconds: float) -> None:
-    """Tell workers to leave, and kill those that have not left after so many seconds."""
+    """Ask workers to end, and kill those that have not ended after ``seconds``."""
     for worker in workers:
         worker.close()
     kill_workers(workers, seconds)
 
 
 def kill_workers(workers: Sequence[WorkerHandle], patience: float) -> None:
-    """Wait so many seconds for workers to leave, then kill them; threads that stay are left to themselves."""
+    """Wait ``patience`` seconds for workers to end, then kill the rest; threads cannot be killed and keep running."""
     left = [worker for worker in _outlasting(workers, patience) if isinstance(worker.process, BaseProcess)]
     for worker in left:
         worker.process.kill()
@@ -171,15 +175,15 @@ def kill_workers(workers: Sequence[WorkerHandle], patience: float) -> None:
             "to itself",
             worker,
         )
-        # multiprocessing would wait for it when this process ends, and has no public way to be told otherwise.
+        # multiprocessing would wait for it at the end of this process, and has no public way to prevent that.
         getattr(process, "_children", set()).discard(worker.process)
 
 
 def _outlasting(workers: Sequence[WorkerHandle], seconds: float) -> list[WorkerHandle]:
-    """Those that are still there after so many seconds."""
+    """Return the workers that are still running after ``seconds``."""
     deadline = time.monotonic() + seconds
     for worker in workers:
-        # Not started, it cannot be waited for; and a thread may be the one that collects what nobody needs any more.
+        # A worker that was not started cannot be joined; and the garbage collector may run in a worker thread.
         if worker.process.is_alive() and worker.process is not threading.current_thread():
             worker.process.join(max(0.0, deadline - time.monotonic()))
     return [worker for worker in workers if worker.process.is_alive()]

@@ -1,8 +1,8 @@
-"""Workers that run jobs, and may die: processes, or threads.
+"""Pool of workers that run jobs: processes, or threads. Workers may die.
 
-A worker owns nothing: no shard, no buffer, no position. It gets a job, sends back a batch, and forgets both. Therefore
-which worker runs a job, how many there are, and whether one dies half-way cannot change a batch: the job is run again.
-One that hangs is as good as dead, if the user says so.
+A worker keeps no shard, no buffer and no position. It gets a job, sends back a batch, and forgets both. So the batches
+do not depend on which worker runs a job, on the number of workers, or on the death of a worker: its job is run again.
+A worker that hangs is treated like one that died, if the user asks for it.
 """
 
 from __future__ import annotations
@@ -32,32 +32,36 @@ __all__ = ["WorkerPool"]
 
 logger = logging.getLogger(__name__)
 
-#: A job during which so many workers died, or hung, is not tried again.
+#: Number of dead or hung workers in one job after which it is not run again.
 MAX_DEATHS = 3
-#: Jobs that a worker has at least: one to work on, one to go on with. No more until a result's size is known.
+#: Jobs that a worker has at least: one running, one waiting. There are no more until the size of a result is known.
 _DEPTH = 2
-#: Very short jobs that a worker has at most, that give results of so many bytes, as many as take so many seconds: to
-#: wake a sleeping process up takes longer than to copy such a batch.
-_MAX_DEPTH, _SMALL_RESULTS, _WORTH_WAKING = 16, 1 << 20, 4e-3
-#: Results that a worker can hand over through shared memory beyond those that wait for their turn.
+# To wake a sleeping process takes longer than to copy a small batch, so workers get several very short jobs.
+#: Very short jobs that a worker has at most.
+_MAX_DEPTH = 16
+#: Bytes that the results of these jobs have together, at most.
+_SMALL_RESULTS = 1 << 20
+#: Seconds that these jobs take together, at most.
+_WORTH_WAKING = 4e-3
+#: Results that a worker can have in shared memory in addition to those that wait for their turn.
 _WITH_USER = 4
-#: Seconds that workers have to end the job that they are at, when they are told to leave.
+#: Seconds that workers have to finish their job when the pool is closed.
 _LEAVE = 2.0
-#: Seconds that a job may take as long as nobody knows better: the first ones, and those after a death, go one by one.
+#: Assumed seconds of a job while none has been measured: the first jobs, and those after a death, are sent one by one.
 _UNKNOWN = 1.0
 
 
 class WorkerPool(Executor):
-    """Runs jobs in worker processes, or in threads.
+    """Executor that runs jobs in worker processes, or in threads.
 
-    Whatever interrupts a call (Ctrl-C may come between any two steps, in the middle of a message too) leaves the pool
-    as one that nobody relies on: :meth:`cancel` then starts new workers.
+    An interrupt of a call (Ctrl-C may come between any two steps, also in the middle of a message) leaves the pool
+    marked as incomplete: :meth:`cancel` then starts new workers.
 
     Args:
-        pipeline: what runs a job; each worker has a copy of it.
+        pipeline: runner of a job; each worker has a copy of it.
         num_workers: number of processes, or of threads.
-        options: how they are started, watched and bounded; None: the defaults.
-        work: is told how long they work.
+        options: options for starting, watching and limiting the workers; None: the defaults.
+        work: record of the workers' time.
     """
 
     def __init__(
@@ -67,10 +71,12 @@ class WorkerPool(Executor):
         options: PoolOptions | None = None,
         work: WorkSeconds | None = None,
     ):
-        self._pipeline, self._options, self._work = pipeline, options or PoolOptions(), work or WorkSeconds()
-        self._sizes: dict[int, int] = {}  # of results that wait for their turn
+        self._pipeline = pipeline
+        self._options = options or PoolOptions()
+        self._work = work or WorkSeconds()
+        self._sizes: dict[int, int] = {}  # bytes of the results that wait for their turn
         self._largest = 0
-        self._seconds = _UNKNOWN  # that a job takes, lately
+        self._seconds = _UNKNOWN  # moving average of the seconds of a job
         self._poll = select.poll()
         method = self._options.start_method
         self._context = None if method == "thread" else multiprocessing.get_context(method)  # None: threads
@@ -86,15 +92,15 @@ class WorkerPool(Executor):
         self._jobs: dict[int, Job] = {}  # submitted, not answered
         self._done: dict[int, Result | BaseException] = {}
         self._deaths: dict[int, int] = {}
-        self._awaited = 0  # the ticket that somebody waits for
+        self._awaited = 0  # the ticket whose result is requested
         self.total_deaths = 0
         self._closing = False
         self._workers: list[WorkerHandle] = []
-        # Workers end when nobody has the pool any more, and when this process ends: multiprocessing, which then waits
-        # for all processes, runs this before, whatever was imported first.
+        # Workers end when the pool is deleted, and when this process ends: multiprocessing, which then waits for all
+        # processes, runs this finalizer before, whatever was imported first.
         self._owner = os.getpid()
         self._end = Finalize(self, end_workers, (self._workers, _LEAVE), exitpriority=10)
-        self._whole = False  # no call is at work, and none was interrupted
+        self._whole = False  # True if no call is running, and none was interrupted
         self._num_workers = num_workers
         for number in range(num_workers):
             self._start(number)
@@ -102,11 +108,11 @@ class WorkerPool(Executor):
 
     @property
     def _is_open(self) -> bool:
-        """Whether nobody ends, or has ended, its workers."""
+        """True if the pool is neither closed nor being closed."""
         return not self._closing and self._end.still_active()
 
     def _begin(self) -> None:
-        """A call begins that workers are needed for."""
+        """Begin a call that needs the workers."""
         if os.getpid() != self._owner:
             raise UsageError(
                 "a loader is used in a process that was forked after its workers were started: they answer to the "
@@ -121,7 +127,7 @@ class WorkerPool(Executor):
         self._jobs[self._tickets] = job
         self._waiting.append(self._tickets)
         if self._depth <= self._base_depth or not all(worker.tickets for worker in self._workers):
-            self._dispatch()  # else many are sent together, when a result is asked for
+            self._dispatch()  # otherwise many jobs are sent together when a result is requested
         self._whole = True
         return self._tickets
 
@@ -155,7 +161,7 @@ class WorkerPool(Executor):
         if self._whole and os.getpid() == self._owner:
             self._whole = False
             while self._collect(0.0):
-                pass  # answers that have come are taken; to look must not begin any work
+                pass  # only take answers that have come; this must not start any work
             self._whole = True
         return Load(len(self._done), len(self._jobs), sum(self._sizes.values()))
 
@@ -164,7 +170,7 @@ class WorkerPool(Executor):
         return jobs if depth <= self._base_depth else max(jobs, 2 * depth * len(self._workers))
 
     def cancel(self) -> None:
-        # Jobs already sent are run to their end; their results are dropped when they come, because no one knows them.
+        # Jobs that were sent are finished; their results are dropped when they come, because their tickets are unknown.
         for forgotten in (self._waiting, self._jobs, self._done, self._sizes, self._deaths):
             forgotten.clear()
         if not self._whole and self._is_open:
@@ -185,8 +191,10 @@ class WorkerPool(Executor):
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _start(self, number: int) -> None:
-        """Start a worker, and put it in its place: before it begins, so that it is known even after an interrupt."""
-        pipeline, trace, segments = self._pipeline, self._options.trace, self._base_depth + _WITH_USER
+        """Start a worker. It is stored before it is started, so that it is known even after an interrupt."""
+        pipeline = self._pipeline
+        trace = self._options.trace
+        segments = self._base_depth + _WITH_USER
         worker: WorkerHandle
         if self._context is None:
             worker = ThreadHandle(number, pipeline, trace=trace, peers=self._num_workers)
@@ -206,21 +214,21 @@ class WorkerPool(Executor):
 
     @property
     def _base_depth(self) -> int:
-        """Jobs that a worker has ahead where they are not tiny."""
+        """Jobs that a worker has at the same time, unless they are tiny."""
         return max(_DEPTH, self._options.prefetch_factor)
 
     @property
     def _depth(self) -> int:
-        """Jobs that a worker may have now: more of those that take it less time than to be woken up."""
+        """Jobs that a worker may have now: more if they take less time than to wake the worker."""
         small = _SMALL_RESULTS // (1 + self._largest * len(self._workers))
         short = _MAX_DEPTH if self._seconds * _MAX_DEPTH <= _WORTH_WAKING else int(_WORTH_WAKING / self._seconds)
         return max(self._base_depth if self._largest else _DEPTH, min(short, small))
 
     def _dispatch(self) -> None:
-        """Send waiting jobs, each to the worker that has the fewest."""
+        """Send waiting jobs, each to the worker with the fewest jobs."""
         while self._waiting:
             depth = self._depth
-            worker = min(self._workers, key=lambda one: len(one.tickets))
+            worker = min(self._workers, key=lambda worker: len(worker.tickets))
             together = depth > self._base_depth
             if len(worker.tickets) >= depth or (together and len(worker.tickets) > depth // 2):
                 return
@@ -230,18 +238,18 @@ class WorkerPool(Executor):
             self._send(worker, tickets)
 
     def _next_jobs(self, wanted: int) -> list[int]:
-        """Tickets that are sent together, taken from those that wait. One in which a worker died goes alone."""
-        found: list[int] = []
-        while self._waiting and len(found) < wanted and self._has_room(self._waiting[0], len(found)):
-            if found and self._waiting[0] in self._deaths:
+        """Take the tickets to be sent together from the waiting ones. A job in which a worker died is sent alone."""
+        tickets: list[int] = []
+        while self._waiting and len(tickets) < wanted and self._has_room(self._waiting[0], len(tickets)):
+            if tickets and self._waiting[0] in self._deaths:
                 break
-            found.append(self._waiting.popleft())
-            if found[0] in self._deaths:
+            tickets.append(self._waiting.popleft())
+            if tickets[0] in self._deaths:
                 break
-        return found
+        return tickets
 
     def _send(self, worker: WorkerHandle, tickets: list[int]) -> None:
-        """Send jobs; if the worker is dead, they wait again, and there is another one in its place."""
+        """Send jobs; if the worker is dead, they wait again, and the worker is replaced."""
         jobs = [(ticket, self._jobs[ticket]) for ticket in tickets]
         worker.since = worker.since if worker.tickets else time.monotonic()
         worker.together = len(tickets) > 1 or (worker.together and bool(worker.tickets))
@@ -253,18 +261,18 @@ class WorkerPool(Executor):
             self._replace(worker)
 
     def _watch(self, worker: WorkerHandle) -> None:
-        """Look for answers, and for room in a pipe that was full."""
+        """Poll for answers, and for space in a pipe that was full."""
         self._poll.modify(worker.channel.fileno(), select.POLLIN | (select.POLLOUT if worker.channel.is_full else 0))
 
     def _has_room(self, ticket: int, taken: int) -> bool:
-        """Whether the result of one more job may be expected, beside those at work and ``taken`` ones."""
+        """Return whether there is memory for the result of one more job, after the running ones and ``taken`` ones."""
         at_work = sum(len(worker.tickets) for worker in self._workers) + taken
         needed = not at_work and (ticket == self._awaited or not self._done)
         expected = sum(self._sizes.values()) + (at_work + 1) * self._largest
         return needed or expected <= self._options.max_bytes_in_flight
 
     def _collect(self, timeout: float | None) -> bool:
-        """Wait for something to happen; take what answers there are. False: nothing happened in time."""
+        """Wait for an event and take the answers that have come; return False if the time ran out."""
         events = dict(self._poll.poll(None if timeout is None else 1000 * timeout))
         for worker in list(self._workers):
             event = events.get(worker.channel.fileno(), 0)
@@ -274,7 +282,7 @@ class WorkerPool(Executor):
                     self._watch(worker)
                 if event & ~select.POLLOUT:
                     self._take_answers(worker)
-                elif events.keys() & worker.handles[1:]:  # what it said before its end is heard first
+                elif events.keys() & worker.handles[1:]:  # answers sent before its end are taken first
                     self._replace(worker)
             except (EOFError, OSError):
                 self._replace(worker)
@@ -284,7 +292,8 @@ class WorkerPool(Executor):
         began = worker.since = time.monotonic()
         while (received := worker.channel.receive()) is not None:
             (answers, seconds, said), size = received
-            before, worker.since = worker.since, time.monotonic()
+            before = worker.since
+            worker.since = time.monotonic()
             self._work.received += worker.since - before
             if not answers:
                 if self._pipeline.samples.failures is not None:
@@ -293,7 +302,8 @@ class WorkerPool(Executor):
             for times in said:
                 self._work.add(times)
             self._work.busy += seconds
-            size, seconds = size // len(answers), seconds / len(answers)
+            size = size // len(answers)
+            seconds = seconds / len(answers)
             for ticket, ok, value in answers:
                 self._seconds += 0.2 * (seconds - self._seconds)
                 worker.tickets.remove(ticket)
@@ -305,17 +315,17 @@ class WorkerPool(Executor):
                     note_transfer(outcome, began, worker.since)
                 self._done[ticket] = outcome
                 self._sizes[ticket] = size
-                self._largest = max(size, self._largest - (self._largest >> 4))  # forgets what was long ago
+                self._largest = max(size, self._largest - (self._largest >> 4))  # decays, so old results are forgotten
 
     def _replace(self, worker: WorkerHandle, *, hung: bool = False) -> None:
-        """A worker died, or is killed because it hangs: start another one and run its jobs again."""
+        """Replace a worker that died, or kill and replace one that hangs, and run its jobs again."""
         kill_workers([worker], 0.0 if hung else 1.0)
         end = "was stuck" if hung else f"ended with {_exit_text(worker.process.exitcode)}"
         self.total_deaths += 1
         self._seconds = _UNKNOWN
         lost = [ticket for ticket in worker.tickets if ticket in self._jobs]
         if worker.together and len(lost) > 1 and lost[0] not in self._deaths:
-            self._deaths.update(dict.fromkeys(lost, 0))  # nobody knows which it was; each goes alone from now on
+            self._deaths.update(dict.fromkeys(lost, 0))  # it is not known which one failed; each is sent alone now
         elif lost:
             running = lost[0]
             self._deaths[running] = self._deaths.get(running, 0) + 1
@@ -330,7 +340,7 @@ class WorkerPool(Executor):
         self._start(worker.number)
 
     def _gave_up(self, job: Job, worker: WorkerHandle, end: str) -> WorkerError:
-        names = [f"{self._pipeline.samples.leaves[one[0]].name}[{one[1]}]" for one in job.addresses]
+        names = [f"{self._pipeline.samples.leaves[address[0]].name}[{address[1]}]" for address in job.addresses]
         step = worker.notes.last_step()
         return WorkerError(
             f"{MAX_DEATHS} workers died while making the same micro-batch; the last one {end}"
@@ -341,7 +351,7 @@ class WorkerPool(Executor):
         )
 
     def _too_slow(self, ticket: int) -> float | None:
-        """A result was waited for too long. Returns when to look again; None: not for this one."""
+        """Handle a result that is overdue. Return the time of the next check; None: no further check."""
         limit = self._options.watchdog_seconds
         assert limit is not None
         now = time.monotonic()
@@ -351,7 +361,7 @@ class WorkerPool(Executor):
         what = f"a micro-batch has been waited for longer than {limit:g} s ({owner or 'no worker has begun it'})"
         number = "?" if job is None else job.number
         suspects = hung or ([] if owner is None else [owner])
-        stacks = "".join(f"\n{one}:\n{one.notes.stacks(one.process)}" for one in suspects)
+        stacks = "".join(f"\n{suspect}:\n{suspect.notes.stacks(suspect.process)}" for suspect in suspects)
         match self._options.on_timeout:
             case "raise":
                 raise WorkerError(

@@ -1,7 +1,7 @@
-"""A worker's life: take a job, make the batch, send it.
+"""Main loop of a worker process: take a job, make the batch, send it.
 
-Workers ignore SIGINT and SIGTERM (the trainer decides when to stop, and may want to save first) and leave when their
-pipe closes, or when their trainer is gone. On SIGUSR1 they write down what they are doing.
+Workers ignore SIGINT and SIGTERM (the trainer decides when to stop, and may want to save first). They end when their
+pipe is closed, or when their trainer has ended. On SIGUSR1 they write their stacks.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ __all__ = ["STOP_SIGNALS", "answer", "serve"]
 
 logger = logging.getLogger(__name__)
 
-#: What ends a trainer, and no worker.
+#: Signals that end a trainer, but not its workers.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: Seconds that answers wait for each other, at most.
+#: Seconds that answers are collected before they are sent together, at most.
 _TOGETHER = 1e-3
 
 
-#: A ticket, whether all went well, and what the result is made of, or the error. Beside answers, a worker sends what
-#: failed, as soon as it does: no answers, and a Failure in place of the seconds.
+#: A ticket, whether the job succeeded, and the parts of the result, or the error. In addition to answers, a worker
+#: sends each failure immediately: a message without answers, with a Failure in place of the seconds.
 Answer = tuple[int, bool, Any]
 
 
@@ -63,18 +63,18 @@ def serve(
     trace: bool,
     peers: int,
 ) -> None:
-    """The body of a worker process.
+    """Run the jobs of a worker process until its pipe is closed.
 
     Args:
-        connection: to the trainer.
+        connection: connection to the trainer.
         segments: memory for large results.
-        notes: where the trainer looks if this process dies, or hangs.
-        pipeline: what runs a job.
-        trainer: its process.
+        notes: memory that the trainer reads if this process dies, or hangs.
+        pipeline: runner of a job.
+        trainer: process id of the trainer.
         by_kernel: the kernel ends this process with the trainer.
-        inherited: the trainer's ends of pipes that a forked process has, and must not keep open.
+        inherited: the trainer's ends of pipes, which a forked process inherits and must close.
         trace: time the stages of each batch.
-        peers: workers of this rank.
+        peers: number of workers of this rank.
     """
     for stop in STOP_SIGNALS:
         signal.signal(stop, signal.SIG_IGN)
@@ -93,19 +93,22 @@ def serve(
     torch_worker_info.tell(own_number, peers)
     observers: tuple[Observer, ...] = (StageTimer(pipeline.samples.leaves, own_number),) if trace else ()
     if pipeline.samples.failures is not None:
-        pipeline.samples.failures = pipeline.samples.failures.sending(lambda one: send(connection, pack(((), one, ()))))
-    LendingScope().__enter__()  # nobody else in this process draws, and it never ends
+        log = pipeline.samples.failures
+        pipeline.samples.failures = log.sending(lambda failure: send(connection, pack(((), failure, ()))))
+    LendingScope().__enter__()  # only hooks draw random numbers in this process, so the scope never ends
     try:
-        COUNTS.take()  # what the trainer had read before it was forked
-        writer, said = SegmentWriter(segments), list[Times]()
-        orders, timer = _Orders(connection, writer, pipeline), JobTimer(said.append)
+        COUNTS.take()  # drop the counts that the trainer had before the fork
+        writer = SegmentWriter(segments)
+        said = list[Times]()
+        orders = _Orders(connection, writer, pipeline)
+        timer = JobTimer(said.append)
         while True:
             jobs, observe = orders.next()
             pipeline.samples.observers = (*observers, notes) if observe else observers
             for message in _run(pipeline, jobs, timer, said):
                 send(connection, message, writer)
     except (EOFError, ConnectionError):
-        code = 0  # the trainer closed the pipe, or is gone
+        code = 0  # the trainer closed the pipe, or has ended
     except Exception:
         logger.exception("a worker ends, by an error that is none of a job")
         code = 1
@@ -113,39 +116,41 @@ def serve(
         pipeline.samples.cache_pool.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Skip the interpreter's shutdown: it would run the trainer's exit handlers in a forked copy of it.
+    # Skip the interpreter's shutdown: it would run the exit handlers that a fork copies from the trainer.
     os._exit(code)
 
 
 class _Orders:
-    """What the trainer asks for. Slow storage is told of jobs as soon as they are here, before their turn."""
+    """Queue of the trainer's requests. Slow storage is asked to fetch jobs as soon as they arrive."""
 
     def __init__(self, connection: Connection, writer: SegmentWriter, pipeline: JobRunner):
-        self._connection, self._writer, self._pipeline = connection, writer, pipeline
+        self._connection = connection
+        self._writer = writer
+        self._pipeline = pipeline
         self._here: deque[tuple[Sequence[tuple[int, Job]], bool]] = deque()
         self._peek = WholeMessages(connection) if pipeline.samples.reads_ahead else None
 
     def next(self) -> tuple[Sequence[tuple[int, Job]], bool]:
-        """Jobs with their tickets; and whether a worker died, or hung, in them before: then each step is noted before
-        it is taken."""
+        """Return jobs with their tickets, and whether to note each step before it begins, because a worker died, or
+        hung, in these jobs before."""
         while not self._here or (self._peek is not None and self._peek.is_one_here()):
-            # With them come segments that the trainer has no more use for.
+            # The message also has the segments that the trainer has released.
             (jobs, released, observe), _ = receive(self._connection)
             self._writer.release(released)
             self._here.append((jobs, observe))
             if self._peek is not None and not observe:
-                with suppress(Exception):  # whatever it is, the job itself will say it
+                with suppress(Exception):  # the job itself will report the error
                     for _, job in jobs:
                         self._pipeline.samples.foresee(job.addresses)
         return self._here.popleft()
 
 
 def _run(pipeline: JobRunner, jobs: Sequence[tuple[int, Job]], timer: JobTimer, said: list[Times]) -> Iterator[Message]:
-    """Answers as they come; those that take next to no time together, since the trainer wakes up for each message.
+    """Yield messages with answers. Very short jobs are answered together, because each message wakes the trainer.
 
     Args:
-        timer: times some of the jobs.
-        said: what it says; it goes with the answers.
+        timer: timer of some of the jobs.
+        said: times reported by the timer; they are sent with the answers.
     """
     answers: list[Answer] = []
     began = now = time.monotonic()
@@ -155,24 +160,26 @@ def _run(pipeline: JobRunner, jobs: Sequence[tuple[int, Job]], timer: JobTimer, 
         if now - began > _TOGETHER or ticket == jobs[-1][0]:
             yield _pack_answers(answers, now - began, said)
             said.clear()
-            answers, began = [], time.monotonic()
+            answers = []
+            began = time.monotonic()
             timer.sent += began - now
 
 
 def answer(pipeline: JobRunner, ticket: int, job: Job, timer: JobTimer | None = None) -> Answer:
-    """Run a job, whatever comes of it; a timer times it."""
+    """Run a job, with a timer if given; return its result or its error."""
     try:
         result = pipeline.run(job) if timer is None else timer.run(pipeline.samples, lambda: pipeline.run(job))
         return ticket, True, (result.batch, result.outcomes, result.tokens, result.trace, result.digest)
     except SystemExit as error:
-        what, details = f"a hook ended its worker with sys.exit({error.code!r})", hook_traceback(error)
+        what = f"a hook ended its worker with sys.exit({error.code!r})"
+        details = hook_traceback(error)
         return ticket, False, FatalSampleError(what, fix="raise FatalSampleError to end the run", details=details)
     except BaseException as error:
         return ticket, False, error
 
 
 def _pack_answers(answers: Sequence[Answer], seconds: float, said: list[Times]) -> Message:
-    """A message of all of them; what cannot be sent becomes an error."""
+    """Return a message of all answers; a result that cannot be sent is replaced by an error."""
     sent = [(ticket, ok, value if ok else _sendable(value)) for ticket, ok, value in answers]
     try:
         return pack((sent, seconds, said))
@@ -189,10 +196,10 @@ def _packed_alone(answer: Answer) -> Answer:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """An error that can be sent: the exception itself if it survives pickling, else its text."""
+    """Return an error that can be sent: the exception itself if it can be pickled, else one with its text."""
     text = hook_traceback(error)
     if shows_more(error):
-        error.__notes__ = [f"in a worker process:\n{text}"]  # add_note is of Python 3.11
+        error.__notes__ = [f"in a worker process:\n{text}"]  # add_note needs Python 3.11
     error.__cause__ = error.__context__ = None
     try:
         pickle.loads(pickle.dumps(error))

@@ -1,5 +1,6 @@
-"""Which micro-batch is next for this rank, and where it is: the data sets, their cursors, and the way through them.
+"""Data sets, their cursors and the iterators of a rank: which micro-batch comes next, and its position in the run.
 
-Two kinds, of the same shape: planned ahead (``planned_dataset``, ``planned_iterator``), by a number of samples or by
-tokens, which only their plans tell apart; and decided by content, in lanes of chunks (``lane_...``).
+There are two kinds of the same structure. Planned batches (``planned_dataset``, ``planned_iterator``) are planned
+ahead, by a number of samples or by tokens; only their plans differ. Content-decided batches (``lane_...``) are dealt
+out in lanes of chunks.
 """

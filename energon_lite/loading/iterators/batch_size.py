@@ -1,8 +1,9 @@
-"""Going on with micro-batches of another size: a place that was counted in those of one size, in those of another.
+"""Resuming with another micro-batch size: conversion of a cursor from one size to another.
 
-The sequence of samples does not depend on the size of micro-batches, only where it is cut. So a run may go on with
-another size wherever one of its micro-batches begins. With ``micro_batch_size * world_size`` unchanged, or any other
-split of the global batch, each global batch then has the samples that it would have had.
+The sequence of samples does not depend on the size of micro-batches; the size only decides where the sequence is cut.
+So a run can be resumed with another size at every position at which a micro-batch of that size begins. If
+``micro_batch_size * world_size`` stays the same, or the global batch is split in any other way, each global batch has
+the same samples as before.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ __all__ = ["BATCH_SIZE", "next_position", "resized", "saved_batch_size", "steps_
 
 N = TypeVar("N", bound=Numbers)
 
-#: Where a size of micro-batches stands among the settings of a run, and from where on it cannot be one.
+#: Name of the micro-batch size among the settings of a run.
 BATCH_SIZE = "batch_size"
+#: Exclusive upper bound of a valid micro-batch size, in samples.
 _MOST = 1 << 32
 
 
 def saved_batch_size(state: Any) -> Any:
-    """The ``batch_size`` of the run that a state is of, as it was given; None: single samples, or it does not say."""
+    """Return the ``batch_size`` that a state was saved with; None if batches are single samples or it is not stored."""
     size = (saved_settings(state) or {}).get(BATCH_SIZE)
     return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < _MOST else None
 
 
 def next_position(position: int, old: int, new: int) -> int:
-    """The first position from ``position`` on, in micro-batches of ``old`` samples, at which one of ``new`` begins.
+    """Return the first position from ``position`` on, in micro-batches of ``old`` samples, where one of ``new`` begins.
 
     Example:
         >>> next_position(3, old=2, new=4)
@@ -41,8 +43,9 @@ def next_position(position: int, old: int, new: int) -> int:
 
 
 def steps_to(position: int, old: int, new: int, world_size: int) -> int | None:
-    """How many more steps of ``world_size`` micro-batches of ``old`` samples end where one of ``new`` begins; None:
-    none does.
+    """Return the number of steps after which a micro-batch of ``new`` samples begins; None if there is no such step.
+
+    A step is ``world_size`` micro-batches of ``old`` samples; ``position`` counts micro-batches of ``old`` samples.
 
     Example:
         >>> steps_to(3, old=2, new=4, world_size=3), steps_to(3, old=2, new=4, world_size=2)
@@ -55,19 +58,20 @@ def steps_to(position: int, old: int, new: int, world_size: int) -> int | None:
 def resized(
     numbers: N, old: int, new: int, ends: tuple[int | None, int | None], world_size: int, *, give_up: bool = False
 ) -> N:
-    """A place in micro-batches of another size.
+    """Convert a cursor to micro-batches of another size.
 
     Args:
-        numbers: the place, in micro-batches of ``old`` samples.
+        numbers: the cursor, in micro-batches of ``old`` samples.
         old, new: samples in a micro-batch.
-        ends: positions at which the pass ends, with either size; None: it does not.
-        world_size: of the ranks that go on, for the message.
-        give_up: pass over the rest of a new micro-batch that begins before the place.
+        ends: positions at which the pass ends, with the old and the new size; None if it does not end.
+        world_size: number of ranks of the resumed run; only used in the error message.
+        give_up: skip the rest of a new micro-batch that begins before the position.
 
     Raises:
-        StateMismatchError: the place is inside of a new micro-batch; says where the next one begins.
+        StateMismatchError: the position is inside a new micro-batch; the message says where the next one begins.
     """
-    position, (end, new_end) = numbers.position, ends
+    position = numbers.position
+    end, new_end = ends
     if end is not None and new_end is not None and position >= end:
         return replace(numbers, position=new_end, loop_start=0)
     samples = position * old
@@ -83,7 +87,7 @@ def resized(
             fix=f"go on with batch_size={old} to micro-batch {following:,} (steps: {way} there), save, and change it "
             f"then; or take a state that was saved at a multiple of {new // gcd(old, new)} micro-batches",
         )
-    # A loop that was begun has as many samples behind it as before; rounded up, where that is no whole number.
+    # The samples delivered in the running loop stay the same; they are rounded up to whole new micro-batches.
     in_loop = -(-(position - numbers.loop_start) * old // new)
     here = -(-samples // new)
     return replace(numbers, position=here, loop_start=max(0, here - in_loop))

@@ -1,4 +1,4 @@
-"""Plain data between ranks: as JSON bytes in tensors, never as pickles."""
+"""Exchange of plain data between ranks, as JSON bytes in tensors, never as pickles."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ __all__ = [
 
 
 def is_running() -> bool:
-    """Whether there is a process group to talk over."""
+    """Return whether a process group is initialised."""
     return dist.is_available() and dist.is_initialized()
 
 
 def device_of(group: ProcessGroup | None) -> torch.device:
-    """Where tensors must be for this group's collectives: on the CPU if it can, for that waits for no GPU."""
+    """Return the device of tensors for the group's collectives: the CPU if possible, which needs no GPU sync."""
     backends = dist.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
     return torch.device("cpu") if "cpu:" in backends else torch.device("cuda", torch.cuda.current_device())
 
 
 def broadcast_plain(value: Any, *, src_rank: int, group: ProcessGroup | None) -> Any:
-    """``value`` of the rank ``src_rank`` *of the group*, on every rank of the group.
+    """Return the ``value`` of one rank on every rank of the group; ``src_rank`` is the rank *within the group*.
 
     Raises:
         TopologyError: the group has no such rank.
@@ -57,11 +57,11 @@ def broadcast_plain(value: Any, *, src_rank: int, group: ProcessGroup | None) ->
 
 
 def broadcast_bytes(own: torch.Tensor | None, source: int, group: ProcessGroup | None) -> torch.Tensor:
-    """Bytes of one rank, as uint8, on all ranks of a group. A collective tells their number first.
+    """Broadcast the bytes of one rank, as uint8, to all ranks of a group. A first broadcast sends their number.
 
     Args:
-        own: the bytes, on the rank that has them.
-        source: its rank in the whole world.
+        own: the bytes, on the rank that sends them; None on the others.
+        source: the rank that sends them, in the default group.
     """
     device = device_of(group)
     size = torch.tensor([0 if own is None else own.numel()], dtype=torch.int64, device=device)
@@ -72,8 +72,9 @@ def broadcast_bytes(own: torch.Tensor | None, source: int, group: ProcessGroup |
 
 
 def gather_plain(value: Any, *, group: ProcessGroup | None) -> list[Any]:
-    """The values of all ranks of the group, on every rank."""
-    size, device = dist.get_world_size(group), device_of(group)
+    """Return the values of all ranks of the group, on every rank."""
+    size = dist.get_world_size(group)
+    device = device_of(group)
     data = json.dumps(value).encode()
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
     dist.all_gather(lengths, torch.tensor([len(data)], dtype=torch.int64, device=device), group=group)
@@ -85,42 +86,45 @@ def gather_plain(value: Any, *, group: ProcessGroup | None) -> list[Any]:
 
 
 def gather_states(state: Any, config: WorkerConfig) -> list[Any]:
-    """The states of all ranks of the data-parallel group, on every one of them.
+    """Return the states of all ranks of the data-parallel group, on every rank of it.
 
     Raises:
-        TopologyError: a data-parallel rank is no process's, so that its batches are missing.
+        TopologyError: no process has one of the data-parallel ranks, so its batches are missing.
     """
-    told = gather_plain([config.rank, state], group=config.data_parallel_group)
-    ranks = [rank for rank, _ in told]
+    gathered = gather_plain([config.rank, state], group=config.data_parallel_group)
+    ranks = [rank for rank, _ in gathered]
     if missing := sorted(set(range(config.world_size)) - set(ranks)):
         raise TopologyError(
             f"no process is data-parallel rank {listed(missing)} of {config.world_size}; the processes are ranks "
             f"{listed(ranks)}: some have the same batches, and other batches come nowhere",
             fix="give each its own rank: WorkerConfig.default_worker_config(), or from_mesh for a model in parts",
         )
-    return [state for _, state in told]
+    return [state for _, state in gathered]
 
 
 def check_place(config: WorkerConfig) -> None:
-    """Refuse a rank that, by the process group or the launcher, is another process's. No collective.
+    """Refuse a rank that differs from the rank given by the process group or the launcher. Needs no collective.
 
-    Ranks that share their batches (fewer data-parallel ranks than processes) can only be checked where they have a
-    ``data_parallel_group``; that of a mesh is right by itself.
+    Ranks that share their batches (fewer data-parallel ranks than processes) can only be checked if they have a
+    ``data_parallel_group``; the group of a mesh is always right.
 
     Raises:
-        TopologyError: this process is another rank.
+        TopologyError: this process has another rank.
     """
     if config.replica is not None or not config.loads_data:
         return
-    group, own = config.data_parallel_group, (config.rank, config.world_size)
+    group = config.data_parallel_group
+    own = (config.rank, config.world_size)
     if is_running():
-        place, by = (dist.get_rank(group), dist.get_world_size(group)), "the process group"
+        place = (dist.get_rank(group), dist.get_world_size(group))
+        by = "the process group"
         fix = "give WorkerConfig.default_worker_config(data_parallel_group=...), made after init_process_group"
     else:
         launched = launched_place()
         if launched is None:
             return
-        place, by = launched[:2], " and ".join(launched.names)
+        place = launched[:2]
+        by = " and ".join(launched.names)
         fix = (
             f"give WorkerConfig(rank={place[0]}, world_size={place[1]}); or unset {by}, if they are not this process's"
         )
@@ -134,10 +138,10 @@ def check_place(config: WorkerConfig) -> None:
 
 
 def check_group(*, world_size: int, group: ProcessGroup | None) -> None:
-    """Whether the ranks can agree on anything.
+    """Check that there is a process group with the right number of ranks.
 
     Raises:
-        UsageError: there is no process group to ask the other ranks over.
+        UsageError: there is no process group for the collectives.
         TopologyError: the group has another number of ranks.
     """
     if not is_running():
@@ -155,7 +159,7 @@ def check_group(*, world_size: int, group: ProcessGroup | None) -> None:
 
 
 def agree_on_step(step: int, *, group: ProcessGroup | None) -> tuple[int, int]:
-    """The smallest and the largest of the ranks' numbers. One all-reduce of 16 bytes."""
+    """Return the smallest and the largest step number of the ranks. One all-reduce of 16 bytes."""
     numbers = torch.tensor([step, -step], dtype=torch.int64, device=device_of(group))
     dist.all_reduce(numbers, op=dist.ReduceOp.MIN, group=group)
     least, most = numbers.tolist()

@@ -1,4 +1,4 @@
-"""A data set as a loader takes it: leaves, their order, the plan of batches, the hooks. Everything but the position."""
+"""Base class of the data sets: leaves, their order, the plan of batches and the hooks; everything but the position."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["Moved", "SavableDataset"]
 
 @dataclass(frozen=True)
 class Moved:
-    """A cursor that was moved to where another blend can begin.
+    """A cursor that was advanced to a position at which another blend can begin.
 
     Args:
-        cursor: of the kind that the data set has.
-        first: position, in samples, of what it has to deliver next.
-        given_up: samples before it that were not delivered.
+        cursor: cursor of the data set's kind.
+        first: position of the next sample to be delivered.
+        given_up: number of samples before ``first`` that were not delivered.
         up_to: ``given_up`` is an upper bound.
     """
 
@@ -44,28 +44,28 @@ class Moved:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SavableDataset:
-    """What ``get_train_dataset`` and ``get_val_dataset`` return. Immutable; loaders of it do not share anything.
+    """Data set returned by ``get_train_dataset`` and ``get_val_dataset``. Immutable; its loaders share nothing.
 
     Args:
-        plan: which samples make up which batch, or chunk; each kind of data set has its own.
-        leaves: the data sets it is made of.
-        weights: their shares, or None: one after the other, or by repetitions.
+        plan: assignment of samples to batches or chunks; each kind of data set has its own plan.
+        leaves: the leaves of the blend.
+        weights: shares of the leaves; None: the leaves come one after the other, or by repetitions.
         task_encoder: the hooks.
-        worker_config: this process's place among the ranks.
-        identity: what states of its loaders are checked against.
-        seed: 64 bits, for the hooks' randomness.
+        worker_config: rank and world size of this process.
+        identity: identity that is compared with the states of its loaders.
+        seed: 64-bit seed of the hooks' random numbers.
         loop_length: micro-batches per rank in one ``for`` loop over an endless stream; 0: the loop never ends.
-        repetitions: how often an epoch shows each leaf, or None.
-        stages: how the weights change, if they do; then ``weights`` are those at the start.
-        rebase: the blend begins in the middle of a run, that was one of another blend before.
-        limit: steps of a pass at most, on the ranks on which it begins; None: all.
-        drop_last: a pass ends with its last step in which every rank has a micro-batch.
-        loops: what ``for`` loops are made of, from the inside out; nothing: each is a pass, or ``loop_length`` steps.
-        once: there is one pass and no other, and it is no concern of a rank what the others still have: it gets no
-            batch without samples, and ends when it has none left.
+        repetitions: repetitions of each leaf in an epoch, or None.
+        stages: stages of the run with their own weights; ``weights`` are those of the first stage.
+        rebase: the blend begins in the middle of a run that had another blend before.
+        limit: largest number of steps in a pass, with the world size at its beginning; None: no limit.
+        drop_last: a pass ends with the last step in which every rank has a micro-batch.
+        loops: wrappers around ``for`` loops, from the inside out; empty: a loop is a pass, or ``loop_length`` steps.
+        once: there is a single pass, and ranks do not wait for each other: a rank gets no batches without samples,
+            and ends when it has no samples left.
     """
 
-    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # annotations may say what is in it
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # annotations may name the type of its batches
 
     plan: Any
     leaves: Sequence[Leaf]
@@ -85,47 +85,47 @@ class SavableDataset:
 
     @property
     def runs_as(self) -> SavableDataset:
-        """What a loader runs: this very data set, or what a wrapper around others comes to."""
+        """The data set that a loader runs: this one, or the one that a wrapper is resolved to."""
         return self
 
     @cached_property
     def is_endless(self) -> bool:
-        """Whether there is only one pass, which does not end."""
+        """True if there is only one pass, which does not end."""
         return self.plan.order.bounds(0) is None
 
     def pipeline(self) -> Pipeline | ChunkPipeline:
-        """What runs this data set's jobs."""
+        """Return the pipeline that runs this data set's jobs."""
         raise NotImplementedError
 
     def __len__(self) -> int:
-        """Micro-batches per rank in one ``for`` loop.
+        """Return the number of micro-batches per rank in one ``for`` loop.
 
         Raises:
-            UnknownLengthError: nobody knows.
+            UnknownLengthError: the number is not known before the loop.
         """
         raise NotImplementedError
 
     def len_rank(self) -> int:
-        """The length, by Energon's name for it."""
+        """Return the length; Energon's name for ``len()``."""
         return len(self)
 
     def config(self) -> dict[str, Any]:
-        """The settings and the data that decide the order, as plain data."""
+        """Return the settings and the data that decide the order, as plain data."""
         return self.identity.to_plain()
 
     def can_restore_sample(self) -> bool:
-        """Whether any batch can be made again from its key: always."""
+        """Return whether any batch can be made again from its key; always True."""
         return True
 
     def state(self, cursor: Any) -> State:
-        """A place in the run as plain data."""
+        """Return the state of a cursor, as plain data."""
         raise NotImplementedError
 
     def state_at(self, position: int) -> State:
-        """The place of a run that has delivered so many micro-batches, over all ranks and in all passes.
+        """Return the state after ``position`` micro-batches, counted over all ranks and all passes.
 
         Raises:
-            UsageError: a negative number; or hooks decide what a micro-batch is, so that they have no numbers.
+            UsageError: the number is negative; or batches are content-decided, so that they have no numbers.
         """
         raise UsageError(
             f"where micro-batch {position} begins is not known before those in front of it are made: hooks decide",
@@ -137,42 +137,42 @@ class SavableDataset:
         return make_state(kind, cursor, place, identity, self.rebase, ranks)
 
     def behind_begun(self, state: State) -> Moved:
-        """The first place, from a state's on, at which another blend can begin: behind all chunks that were begun."""
+        """Return the first position from a state's on at which another blend can begin: after all begun chunks."""
         raise NotImplementedError
 
     def restore_sample(self, key: Any, pipeline: Any) -> Any:
-        """The batch or sample of a restore key, made in this process.
+        """Make the batch or sample of a restore key in this process.
 
         Keys are ``("batch", pass, *place)``, ``("chunk", pass, number, *place)``, ``("sample", leaf, index, epoch,
-        attempt)``, with the number of the result behind it if the hooks yield several, and ``("empty",)``.
+        attempt)``, followed by the number of the result if the hooks yield several, and ``("empty",)``.
 
         Raises:
             UsageError: not a key of such a data set.
             SampleError: the sample (or the batch) cannot be made.
         """
         parts = tuple(key) if isinstance(key, (tuple, list)) else ()
-        signed = 3 if parts[:1] == ("chunk",) else 0  # a position of a chunk may be one before it
+        signed = 3 if parts[:1] == ("chunk",) else 0  # the place in a chunk may begin before its first position: < 0
         if all(
             isinstance(part, int) and not isinstance(part, bool) and (part >= 0 or place == signed)
             for place, part in enumerate(parts[1:], 1)
         ):
-            for made in self._restored(parts, pipeline):
-                return made
+            for batch in self._restored(parts, pipeline):
+                return batch
         raise UsageError(
             f"{key!r} is not a restore key of this loader",
             fix="give the __restore_key__ of a batch or of a sample as it was delivered",
         )
 
     def _restored(self, key: tuple[Any, ...], pipeline: Any) -> Sequence[Any]:
-        """What a key stands for; nothing, if it is none of this data set."""
+        """Return the batch or sample of a key, as a sequence of length 1; empty if the key is not of this data set."""
         raise NotImplementedError
 
     def stop(self, ranks: int | None) -> int | None:
-        """The position at which the limit ends a pass that began on so many ranks; None: there is no limit."""
+        """Return the position at which the limit ends a pass that began on ``ranks`` ranks; None: there is no limit."""
         return None if self.limit is None else self.limit * (ranks or self.worker_config.world_size)
 
     def rebased(self, rebase: Rebase) -> Self:
-        """The same data set, in a run whose blend was another one before; see
+        """Return this data set in a run that had another blend before; see
         :func:`~energon_lite.loading.states.rebase.rebase_state`."""
         return replace(
             self,
@@ -182,22 +182,22 @@ class SavableDataset:
         )
 
     def at(self, state: Any) -> Self:
-        """The data set in the run that a state is of: whether its blend was changed on the way.
+        """Return this data set in the run of a state, including a change of the blend during that run.
 
         Raises:
-            StateError: it is damaged. What else may be wrong with it is not looked at.
+            StateError: the entry of the rebase is damaged. Other entries are not checked.
         """
         rebase = read_rebase(state)
         return self if rebase is None else self.rebased(rebase)
 
     def check_rebase(self, position: int) -> None:
-        """Check where a state says that the blend begins, after the state's identity was checked.
+        """Check the position at which the blend begins by a state. The state's identity has been checked before.
 
         Args:
-            position: where the run is, in samples.
+            position: position of the run, in samples.
 
         Raises:
-            StateError: it cannot be right.
+            StateError: the rebase is not possible.
         """
         rebase = self.rebase
         if rebase is None:
@@ -207,11 +207,11 @@ class SavableDataset:
             raise damaged("rebase", {"position": rebase.position, "starts": list(rebase.starts)})
 
     def has(self, leaf: int, index: int) -> bool:
-        """Whether there is such a sample."""
+        """Return whether the leaf exists and has a sample of this index."""
         return 0 <= leaf < len(self.leaves) and 0 <= index < self.leaves[leaf].length
 
     def describe(self, batches: str) -> str:
-        """A title and a line for each leaf; ``batches`` is a part of the title."""
+        """Return a title and a line for each leaf; ``batches`` describes the batches in the title."""
         kind = "one after the other" if self.weights is None else "by weight"
         kind = kind if self.repetitions is None else "by repetitions"
         if self.stages:

@@ -1,7 +1,7 @@
-"""What a state belongs to: the data, and the settings that decide the order.
+"""Identity of a run: the data, and the settings that decide the order. A state is compared with it on restore.
 
-A state holds a digest of both. So that a refusal can name what differs, it also holds the settings in clear and a few
-characters of each leaf's own digest. That is all within 1 KiB for a blend of 100 leaves.
+A state holds a digest of both. To let an error name the differences, it also holds the settings in clear text and a few
+characters of the digest of each leaf. All of this takes less than 1 KiB for a blend of 100 leaves.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from energon_lite.errors import StateError, StateMismatchError
 
 __all__ = ["Identity", "LeafIdentity"]
 
-#: Characters spent on the digests of all leaves together, and at most on one.
-_DIGEST_BUDGET, _DIGEST_LENGTH = 512, 4
+#: Characters spent on the digests of all leaves together.
+_DIGEST_BUDGET = 512
+#: Characters spent on the digest of one leaf, at most.
+_DIGEST_LENGTH = 4
 
 
 @dataclass(frozen=True)
 class LeafIdentity:
-    """One leaf, as far as the order depends on it.
+    """The properties of one leaf that the order depends on.
 
     Args:
-        name: for messages; not part of the identity (data may move).
-        samples: how many.
-        fingerprint: digest of which data it has, from which the order is derived.
-        settings: weight and the like.
-        contents: what tells the data more closely; none if empty.
+        name: for messages; not part of the identity, because data may be moved.
+        samples: number of samples.
+        fingerprint: digest of the data, from which the order is derived.
+        settings: weight and similar settings.
+        contents: a more specific digest of the data; used in place of ``fingerprint`` unless empty.
     """
 
     name: str
@@ -42,18 +44,18 @@ class LeafIdentity:
 
     @cached_property
     def digest(self) -> str:
-        """URL-safe base64 text."""
+        """SHA-256 of the leaf's properties, as URL-safe base64 text."""
         text = json.dumps([self.samples, self.contents or self.fingerprint, self.settings])
         return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 @dataclass(frozen=True)
 class Identity:
-    """All that decides the order of a run.
+    """All properties that decide the order of a run.
 
     Args:
-        settings: plain values by name, those of the call that built the data set.
-        leaves: in their order.
+        settings: plain values by name: the arguments of the call that built the data set.
+        leaves: the identities of the leaves, in their order.
     """
 
     settings: Mapping[str, Any]
@@ -61,7 +63,7 @@ class Identity:
 
     @cached_property
     def fingerprint(self) -> str:
-        """64 bits of a digest over everything, as 16 hexadecimal characters."""
+        """Digest of all settings and leaves: 64 bits, as 16 hexadecimal characters."""
         text = json.dumps([dict(sorted(self.settings.items())), [leaf.digest for leaf in self.leaves]])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -78,19 +80,19 @@ class Identity:
         return sum(leaf.samples for leaf in self.leaves) if known is None else known
 
     def at(self, samples: int) -> Identity:
-        """The identity of the run as far as its first ``samples`` positions go: this one, if nothing changes."""
+        """Return the identity of the first ``samples`` positions of the run; the same object if nothing changes."""
         return self
 
     def whole(self) -> Identity:
-        """The identity of all of the run."""
+        """Return the identity of the whole run."""
         return self
 
     def beginning_at(self, position: int) -> Identity:
-        """The same for a run whose blend begins at a position, those before having been another one's."""
+        """Return the identity of a run whose blend begins at a position; an earlier blend covers those before it."""
         return self
 
     def to_plain(self) -> dict[str, Any]:
-        """The part of a state that tells what it belongs to."""
+        """Return the identity as plain data, as it is stored in a state."""
         return {
             "fingerprint": self.fingerprint,
             "settings": dict(self.settings),
@@ -103,8 +105,8 @@ class Identity:
         """Compare with the identity in a state.
 
         Raises:
-            StateError: it cannot be read.
-            StateMismatchError: it is another one; the message names every difference that can be told.
+            StateError: the saved identity cannot be read.
+            StateMismatchError: the saved identity differs; the message names all differences that can be determined.
         """
         if not isinstance(saved, Mapping) or not isinstance(saved.get("fingerprint"), str):
             raise StateError("the state is damaged: it does not say what it belongs to", fix="use another checkpoint")
@@ -129,11 +131,12 @@ class Identity:
     def _leaf_differences(self, saved: Mapping[str, Any]) -> list[str]:
         here = self.to_plain()
         counts = [
-            f"{what}: {saved.get(name)!r} in the state, {here[name]!r} here"
-            for name, what in (("leaves", "number of data sets"), ("samples", "samples in all data sets"))
+            f"{label}: {saved.get(name)!r} in the state, {here[name]!r} here"
+            for name, label in (("leaves", "number of data sets"), ("samples", "samples in all data sets"))
             if saved.get(name) != here[name]
         ]
-        marks, length = saved.get("marks"), len(self._leaf_marks) // max(1, len(self.leaves))
+        marks = saved.get("marks")
+        length = len(self._leaf_marks) // max(1, len(self.leaves))
         if not length or not isinstance(marks, str) or len(marks) != len(self._leaf_marks):
             return counts
         different = [

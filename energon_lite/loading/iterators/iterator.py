@@ -1,4 +1,4 @@
-"""The way of a rank through the data, as a loader asks for it; what planned batches and lanes have in common of it."""
+"""Base class of the iterators of a rank: the interface to the loader, and the common part of plans and lanes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["DatasetIterator", "Loop", "OneThread", "checked_steps"]
 
 @dataclass(slots=True)
 class Loop:
-    """A ``for`` loop over a loader. Over from a request for a batch until its delivery, so also after an error."""
+    """State of a ``for`` loop over a loader. It is over from a request until its delivery, so also after an error."""
 
     is_begun: bool = False
     is_over: bool = False
 
 
 class OneThread:
-    """Lets one thread at a time move a loader; one that comes in between gets an error, and changes nothing.
+    """A lock that lets one thread at a time advance a loader; a second thread gets an error and changes nothing.
 
     Attributes:
-        holder: the thread. Set to None when it is done: an assignment, for an interrupt may come after any call.
+        holder: the thread. It is released by assigning None, because an interrupt may come after any call.
     """
 
     def __init__(self) -> None:
@@ -37,10 +37,10 @@ class OneThread:
         self._lock = threading.Lock()
 
     def take(self) -> None:
-        """Begin.
+        """Claim the loader for the calling thread.
 
         Raises:
-            UsageError: another thread has begun.
+            UsageError: another thread has claimed it.
         """
         own = threading.get_ident()
         with self._lock:
@@ -54,29 +54,29 @@ class OneThread:
 
 
 class DatasetIterator(ABC):
-    """A place in the run, and what comes next.
+    """The cursor of a rank, and the batches that follow it.
 
     Args:
-        dataset: what is gone through.
-        workers: who does the work; started at the first batch.
-        prefetch_factor: how far each worker is ahead.
-        report: told what happened to samples that do not get into a batch.
-        skip: ``(pass, step)`` of steps that are passed over.
+        dataset: the data set to iterate over.
+        workers: handle of the executor; it is started at the first batch.
+        prefetch_factor: jobs that are submitted ahead, per worker.
+        report: receiver of the outcomes of samples that do not get into a batch.
+        skip: ``(pass, step)`` of steps that are skipped.
 
     Attributes:
-        dataset: the same, in the run that was restored.
-        cursor: the place. It is never changed, but replaced.
+        dataset: the data set in the restored run.
+        cursor: the position. It is never changed, but replaced.
     """
 
     cursor: Any
-    #: A place behind the last step of a pass is told as its end also where a ``for`` loop begins there; else the next
-    #: pass begins.
+    #: If True, a ``for`` loop that begins after the last step of a pass reports the pass's end; if False, the next pass
+    #: begins.
     tells_ends = False
 
     @property
     @abstractmethod
     def knows_end(self) -> bool:
-        """Whether every rank can tell by itself when the loop is over; else only those that read."""
+        """True if every rank can determine the end of the loop by itself; False if only ranks that read data can."""
 
     def __init__(
         self,
@@ -88,19 +88,23 @@ class DatasetIterator(ABC):
     ):
         self.dataset: Any = dataset
         self._unchanged = dataset
-        self._workers, self._prefetch_factor, self._report, self._skip = workers, prefetch_factor, report, skip
+        self._workers = workers
+        self._prefetch_factor = prefetch_factor
+        self._report = report
+        self._skip = skip
         self._config = config = dataset.worker_config
-        self._world, self._reads = config.world_size, config.reads
+        self._world = config.world_size
+        self._reads = config.reads
         self.restore(None)
 
     @property
     def step(self) -> tuple[int, int]:
-        """The pass, and the position at which the step begins, of what was taken last."""
+        """Pass and position of the step that was taken last."""
         return self.cursor.pass_number, self.cursor.position
 
     @abstractmethod
     def start_loop(self) -> None:
-        """A ``for`` loop begins: go on in the running pass (or virtual epoch), or begin the next one if it is over."""
+        """Begin a ``for`` loop: continue the running pass (or virtual epoch), or begin the next one if it is over."""
 
     @abstractmethod
     def rewind(self) -> None:
@@ -108,71 +112,72 @@ class DatasetIterator(ABC):
 
     @abstractmethod
     def is_over(self) -> bool:
-        """Whether the loop is over; only where ``knows_end``."""
+        """Return whether the loop is over; only valid if ``knows_end``."""
 
     @abstractmethod
     def take(self) -> Result | None:
-        """What comes next for this rank; None: the loop is over. Taken again after an error, it is the same."""
+        """Return the next result of this rank; None: the loop is over. After an error, it is the same result again."""
 
     def follow(self, step: tuple[int, int] | None) -> None:
-        """Take what a peer has taken at its ``step``; None: the peer's loop is over. Only where not ``knows_end``."""
-        return  # where each rank knows for itself
+        """Move to the ``step`` that a peer has taken; None: the peer's loop is over. Only used if not ``knows_end``."""
+        return  # nothing to do if each rank knows the step itself
 
     @abstractmethod
     def advance(self) -> None:
-        """What was taken is delivered."""
+        """Move the cursor past the result that was taken; call it when that result is delivered."""
 
     @abstractmethod
     def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
-        """The addresses of the samples of a step, for each of some ranks. A step is one at which
-        ``position // world_size`` is its number.
+        """Return the addresses of the samples of a step, for each of the given ranks.
+
+        The number of a step is ``position // world_size``.
 
         Args:
-            pass_number: None: the one that is running.
+            pass_number: None: the running pass.
 
         Raises:
-            UsageError: there is no such step, or nobody knows before it is made.
+            UsageError: there is no such step, or its samples are not known before it is made.
         """
 
     def loop_steps(self) -> int | None:
-        """Batches of the ``for`` loop that is running, or comes next; None: as many as in every other one."""
+        """Return the steps of the running or next ``for`` loop; None: as many as every other loop has."""
         return None
 
     @abstractmethod
     def planned_counts(self) -> dict[str, int] | None:
-        """What plans by tokens dropped, truncated and split; None: there are none."""
+        """Return the numbers of samples that the plan by tokens dropped, truncated and split; None for other plans."""
 
     def state(self, cursor: Any = None) -> State:
-        """A place as plain data.
+        """Return the state of a cursor, as plain data.
 
         Args:
-            cursor: that ``cursor`` was at that place; None: where it is now.
+            cursor: an earlier value of ``cursor``; None: the current one.
         """
         state: State = self.dataset.state(cursor or self.cursor)
         return state
 
     @abstractmethod
     def restore(self, state: State | None) -> None:
-        """Go to a place; None: to the beginning."""
+        """Go to the position of a state; None: to the beginning."""
 
     @abstractmethod
     def close(self) -> None:
-        """The workers are stopped. ``take`` starts new ones."""
+        """Note that the workers have been stopped. The next ``take`` starts new ones."""
 
     def _is_skipped(self, pass_number: int, position: int) -> bool:
         return (pass_number, position // self._world) in self._skip
 
 
 def checked_steps(steps: Iterable[int | tuple[int, int]]) -> set[tuple[int, int]]:
-    """Steps as pairs of pass and number.
+    """Return steps as pairs of pass and number.
 
     Raises:
-        UsageError: one of them is neither.
+        UsageError: an entry is neither a number nor such a pair.
     """
-    found = set()
+    pairs = set()
     for step in steps:
         pair = (0, step) if isinstance(step, int) else tuple(step)
         if len(pair) != 2 or not all(isinstance(part, int) and part >= 0 for part in pair):
             raise UsageError(f"{step!r} among skip_steps", fix="give numbers of steps, or pairs (pass, number)")
-        found.add((pair[0], pair[1]))
-    return found
+        pairs.add((pair[0], pair[1]))
+    return pairs

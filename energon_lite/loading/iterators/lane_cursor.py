@@ -1,7 +1,7 @@
-"""Where a run is whose content decides how many batches there are: a place in each lane.
+"""Cursor of a rank in a run with content-decided batches: a position in each lane.
 
 Chunk ``c`` of a pass belongs to lane ``c % lanes``, and micro-batch ``m`` is the next one of lane ``m % lanes``. So a
-rank that takes each ``world_size``-th micro-batch has lanes of its own, as long as ``world_size`` divides ``lanes``.
+rank that takes every ``world_size``-th micro-batch has lanes of its own, if ``world_size`` divides ``lanes``.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ __all__ = [
 ]
 
 
-#: Lanes of a run at most. Each is some hundred bytes of a state, and every rank has at least one.
+#: Largest number of lanes of a run. Each takes some hundred bytes of a state, and every rank has at least one.
 MAX_LANES = 1 << 20
-#: Above these a state is damaged: chunks of a run, what a chunk has of anything.
-MAX_CHUNK, MAX_BATCH = 1 << 45, 1 << 40
+#: Exclusive upper bound of chunk numbers in a state; above it the state is damaged.
+MAX_CHUNK = 1 << 45
+#: Exclusive upper bound of all counts within a chunk in a state; above it the state is damaged.
+MAX_BATCH = 1 << 40
 
 
 class LanePlace(NamedTuple):
-    """Where a lane is.
+    """The position of a lane.
 
     Attributes:
         chunk: the chunk of its next batch.
-        place: where in it that batch begins.
-        tails: what chunks before it handed over, and no batch has used yet.
-        begins: later chunks that begin before their own first position, with samples that an earlier one handed over,
-            and where they do.
+        place: the position in the chunk at which that batch begins.
+        tails: samples that earlier chunks handed over and that no batch has used yet.
+        begins: places of later chunks that begin before their own first position, with samples handed over by an
+            earlier chunk.
     """
 
     chunk: int
@@ -50,44 +52,44 @@ class LanePlace(NamedTuple):
     begins: tuple[Tail, ...] = ()
 
     def next(self, lanes: int, tails: tuple[Tail, ...], begins: tuple[Tail, ...]) -> LanePlace:
-        """The beginning of the lane's next chunk."""
+        """Return the beginning of the lane's next chunk."""
         chunk = self.chunk + lanes
         later = tuple(begin for begin in begins if begin.chunk > chunk)
         return LanePlace(chunk, begin_of_chunk(chunk, begins), tails, later)
 
 
 def begin_of_chunk(chunk: int, begins: Sequence[Tail]) -> Place:
-    """Where a chunk begins, by what is known of those that do not begin at their first position."""
+    """Return the place at which a chunk begins, given the chunks that do not begin at their first position."""
     return next((begin.place for begin in begins if begin.chunk == chunk), START)
 
 
 @dataclass(frozen=True)
 class LaneCursor(Numbers):
-    """A place in the run. It moves as a whole, so that whatever interrupts a loader finds one place or the next.
+    """A position in the run. It is replaced as a whole, so an interrupted loader has the old position or the next one.
 
     Args:
         lanes: number of lanes of the run.
-        pass_number, position, loop_start, ranks: see :class:`~energon_lite.loading.iterators.state.Numbers`; a position
-            also counts micro-batches that lanes did not have any more.
-        at: for each lane of this rank, where it is.
+        pass_number, position, loop_start, ranks: see :class:`~energon_lite.loading.iterators.state.Numbers`; also,
+            ``position`` counts the micro-batches that exhausted lanes did not have.
+        at: the position of each lane of this rank.
     """
 
     lanes: int
     at: Mapping[int, LanePlace] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
-        """The lanes as entries of a state. Zeros at the end of a place's numbers are left out."""
+        """Return the lanes as entries of a state. Trailing zeros of a place are left out."""
         return {"lanes": self.lanes, "cursors": [_row(lane, at, self.lanes) for lane, at in sorted(self.at.items())]}
 
     @classmethod
     def at_start(cls, lanes: int, rank: int, world_size: int, pass_number: int = 0) -> LaneCursor:
-        """The beginning of a pass."""
+        """Return the cursor at the beginning of a pass."""
         own = lanes_of(lanes, 0, rank, world_size)
         return cls(lanes, pass_number=pass_number, at={lane: LanePlace(lane) for lane in own})
 
 
 def lanes_of(lanes: int, position: int, rank: int, world_size: int) -> list[int]:
-    """The lanes of a rank that takes micro-batches ``position + rank``, ``position + rank + world_size``, ..., in turn.
+    """Return the lanes of a rank that takes micro-batches ``position + rank``, ``position + rank + world_size``, ...
 
     Example:
         >>> lanes_of(6, 0, 1, 2)
@@ -97,16 +99,16 @@ def lanes_of(lanes: int, position: int, rank: int, world_size: int) -> list[int]
 
 
 def ends_of(numbers: Sequence[int]) -> str:
-    """Numbers in words; of many, the first ones and the last one."""
+    """Return numbers as text; of more than 16, the first 15 and the last one."""
     shown = numbers if len(numbers) <= 16 else [*numbers[:15], "...", numbers[-1]]
     return ", ".join(map(str, shown))
 
 
 def check_topology(lanes: int, world_size: int) -> None:
-    """Refuse a world size that does not divide the lanes.
+    """Refuse a world size that does not divide the number of lanes.
 
     Raises:
-        TopologyError: names those that do.
+        TopologyError: names the world sizes that do.
     """
     if lanes % world_size:
         raise TopologyError(
@@ -117,34 +119,36 @@ def check_topology(lanes: int, world_size: int) -> None:
 
 
 def _row(lane: int, at: LanePlace, lanes: int) -> list[Any]:
-    """A lane as plain data: its number, its chunk, the place in it; for each tail, how many chunks of the lane before,
-    and the place. Chunks that begin elsewhere are further on in the lane: their number is negative."""
+    """Return a lane as plain data: its number, its chunk and the place in it; then, for each tail, its distance in
+    chunks of the lane and its place. Chunks with another beginning come later in the lane: their distance is negative.
+    """
     ends = [[(at.chunk - chunk) // lanes, *place.to_plain()] for chunk, place in (*at.tails, *at.begins)]
     return [lane, at.chunk, at.place.to_plain(), *ends]
 
 
 def read_lanes(state: Mapping[str, Any]) -> tuple[int, dict[int, LanePlace]]:
-    """The number of lanes of the run, and those that a state has.
+    """Read the number of lanes of the run, and the positions of the lanes in a state.
 
     Raises:
-        StateError: they are damaged.
+        StateError: the entries are damaged.
     """
-    lanes, rows = state.get("lanes"), state.get("cursors")
+    lanes = state.get("lanes")
+    rows = state.get("cursors")
     if not is_count(lanes, MAX_LANES + 1) or not lanes:
         raise damaged("lanes", lanes)
     if not isinstance(rows, (list, tuple)):
         raise damaged("cursors", rows)
-    found: dict[int, LanePlace] = {}
+    places: dict[int, LanePlace] = {}
     for row in rows:
         lane, place = _read_row(row, lanes)
-        if lane in found:
+        if lane in places:
             raise damaged("a lane", row)
-        found[lane] = place
-    return lanes, found
+        places[lane] = place
+    return lanes, places
 
 
 def _read_row(row: Any, lanes: int) -> tuple[int, LanePlace]:
-    """What :func:`_row` wrote."""
+    """Read a lane that :func:`_row` wrote."""
     if not isinstance(row, (list, tuple)) or len(row) < 3:
         raise damaged("a lane", row)
     lane, chunk, place, *tails = row
@@ -155,14 +159,14 @@ def _read_row(row: Any, lanes: int) -> tuple[int, LanePlace]:
     if not all(tail and _is_whole(tail[0]) and tail[0] for tail in tails):
         raise damaged("a lane", row)
     ends = [Tail(chunk - before * lanes, Place(*numbers)) for before, *numbers in tails]
-    found = tuple(end for end in ends if end.chunk < chunk), tuple(end for end in ends if end.chunk > chunk)
-    if any(end.chunk < 0 for end in ends) or any(begin.place.unit >= 0 for begin in found[1]):
+    tails_and_begins = tuple(end for end in ends if end.chunk < chunk), tuple(end for end in ends if end.chunk > chunk)
+    if any(end.chunk < 0 for end in ends) or any(begin.place.unit >= 0 for begin in tails_and_begins[1]):
         raise damaged("a lane", row)
-    return lane, LanePlace(chunk, Place(*place), *found)
+    return lane, LanePlace(chunk, Place(*place), *tails_and_begins)
 
 
 def _is_place(value: Any) -> bool:
-    """Whether these are the numbers of a place. Only the first one may be negative."""
+    """Return whether a value is a list of a place's numbers. Only the first one may be negative."""
     if not isinstance(value, (list, tuple)) or len(value) > len(START):
         return False
     return all(map(_is_whole, value[:1])) and all(is_count(number, MAX_BATCH) for number in value[1:])

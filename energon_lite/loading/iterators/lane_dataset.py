@@ -1,4 +1,4 @@
-"""A data set whose content decides how many batches there are: it is worked on in chunks."""
+"""Data set with content-decided batches: it is worked on in chunks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from energon_lite.loading.makers.token_chunks import BundlesByTokens, TokenBundl
 
 __all__ = ["PUSHBACK", "LaneDataset"]
 
-#: The setting that says that samples which are pushed back at a chunk's end go on.
+#: Setting of a run in which samples that are pushed back at a chunk's end are handed over to a later chunk.
 PUSHBACK = "pushback"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LaneDataset(SavableDataset):
-    """What ``get_train_dataset`` and ``get_val_dataset`` return where hooks decide how many samples there are.
+    """Data set of ``get_train_dataset`` and ``get_val_dataset`` if hooks decide how many samples there are.
 
     Args:
-        plan: which samples make up which chunk.
-        lanes: among so many lanes chunks are divided; None: see
-            :func:`~energon_lite.batching.chunks.default_lanes`, for the ranks with which the run begins.
-        bundling: batches are made by the lengths of encoded samples, in this way.
+        plan: assignment of samples to chunks.
+        lanes: number of lanes that the chunks are dealt to; None: the number given by
+            :func:`~energon_lite.batching.chunks.default_lanes` for the world size at the beginning of the run.
+        bundling: settings for making batches by the lengths of encoded samples; None: batches are not made by length.
     """
 
     plan: ChunkPlan
@@ -42,7 +42,7 @@ class LaneDataset(SavableDataset):
     bundling: TokenBundling | None = None
 
     def pipeline(self) -> ChunkPipeline:
-        """What runs this data set's jobs."""
+        """Return the pipeline that runs this data set's jobs."""
         return ChunkPipeline(
             self.leaves,
             self.task_encoder,
@@ -56,12 +56,13 @@ class LaneDataset(SavableDataset):
 
     @cached_property
     def hooks(self) -> Hooks:
-        """The hooks that are in force."""
-        packing, batched = self.plan.packing_buffer_size is not None, self.plan.batch_size is not None
+        """The hooks that are in use."""
+        packing = self.plan.packing_buffer_size is not None
+        batched = self.plan.batch_size is not None
         return hooks_of(self.task_encoder, packing=packing, batched=batched, by_tokens=self.bundling is not None)
 
     def stride(self, lanes: int) -> int:
-        """How many chunks further on is used what is left at a chunk's end; 0: nowhere."""
+        """Return the distance in chunks to the chunk that gets a chunk's remainder; 0: nothing is handed over."""
         return self.plan.stride(lanes, is_endless=self.is_endless)
 
     def job(
@@ -74,34 +75,35 @@ class LaneDataset(SavableDataset):
         stride: int = 0,
         carried: Carried | ChunkJob | None = None,
     ) -> ChunkJob:
-        """The job that makes the batches of a chunk from ``first`` on, or an empty one in the likeness of its first.
+        """Return the job that makes the batches of a chunk from ``first`` on, or an empty batch like its first one.
 
         Args:
             stride, carried: see :class:`~energon_lite.loading.makers.chunk_job.ChunkJob`.
         """
-        offset, count = 0 if self.hooks.whole_chunks else first.unit, self.plan.count(pass_number)
+        offset = 0 if self.hooks.whole_chunks else first.unit
+        count = self.plan.count(pass_number)
         samples = self.plan.addresses(number, pass_number, offset, stride)
         is_last = count is not None and number + stride >= count
         rules = self.plan.pushback, self.plan.fills_buffers
         return ChunkJob(pass_number, number, samples, offset, first, empty, stride, is_last, carried, *rules)
 
     def cursor(self, state: State, *, whole: bool = False) -> LaneCursor:
-        """The cursor of this rank from a state that has (at least) its lanes.
+        """Return the cursor of this rank from a state that contains (at least) its lanes.
 
         Args:
-            whole: that of a single rank instead, with all lanes.
+            whole: return the cursor of a single rank with all lanes instead.
 
         Raises:
             StateError: not a state, or a damaged one.
-            StateMismatchError: another run's, or without the lanes of this rank.
-            TopologyError: the lanes cannot be divided among so many ranks; says among how many they can.
+            StateMismatchError: a state of another run, or without the lanes of this rank.
+            TopologyError: the lanes cannot be divided among the ranks; the message names the possible world sizes.
         """
         config = self.worker_config
         rank, world, reads = (0, 1, True) if whole else (config.rank, config.world_size, config.reads)
         numbers = checked(state, "lanes")
         self._check_batch_size(state)
         self.identity.check(state.get("identity"))
-        lanes, found = read_lanes(state)
+        lanes, lane_places = read_lanes(state)
         if not whole and self.lanes not in (None, lanes):
             raise StateMismatchError(
                 f"lanes: {lanes} in the state, {self.lanes} here",
@@ -109,15 +111,15 @@ class LaneDataset(SavableDataset):
             )
         check_topology(lanes, world)
         own = lanes_of(lanes, numbers.position, rank, world)
-        missing = [lane for lane in own if lane not in found]
+        missing = [lane for lane in own if lane not in lane_places]
         if missing and reads:
             raise StateMismatchError(
-                f"the state has {len(found)} of {counted(lanes, 'lane')}, and not those of rank {rank} of {world}: "
-                f"{listed(missing)}",
+                f"the state has {len(lane_places)} of {counted(lanes, 'lane')}, and not those of rank {rank} of "
+                f"{world}: {listed(missing)}",
                 fix="on other ranks than those that saved, give the states of all of them: "
                 "restore_state_global([...]), or `energon-lite checkpoint merge`",
             )
-        cursor = LaneCursor(lanes, {lane: found[lane] for lane in own if lane in found}, **vars(numbers))
+        cursor = LaneCursor(lanes, {lane: lane_places[lane] for lane in own if lane in lane_places}, **vars(numbers))
         self._check_places(cursor)
         chunks = [at.chunk for at in cursor.at.values()]
         if not self.plan.reaches(cursor.pass_number, max(chunks, default=0)):
@@ -127,7 +129,7 @@ class LaneDataset(SavableDataset):
         return cursor
 
     def _check_places(self, cursor: LaneCursor) -> None:
-        """Refuse places of a state that this data set cannot have."""
+        """Refuse lane positions of a state that this data set cannot have."""
         stride = self.stride(cursor.lanes)
         for at in cursor.at.values():
             if at.tails and not self.plan.carries:
@@ -137,8 +139,8 @@ class LaneDataset(SavableDataset):
                     raise damaged("cursors", f"chunk {number} begins at position {place.unit}")
 
     def at(self, state: Any) -> Self:
-        """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`. A state that does not say what becomes
-        of samples that are pushed back at a chunk's end is from before they went on: its run keeps to that."""
+        """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`. A state without the pushback setting was
+        saved by a release that dropped samples pushed back at a chunk's end: its run continues to drop them."""
         dataset = super().at(state)
         settings = saved_settings(state)
         if not dataset.plan.pushback or settings is None or PUSHBACK in settings:
@@ -148,8 +150,9 @@ class LaneDataset(SavableDataset):
         return replace(dataset, plan=replace(dataset.plan, pushback=False), identity=identity)
 
     def _check_batch_size(self, state: State) -> None:
-        """Refuse a state that only has another batch size, and say what can be done."""
-        size, here = saved_batch_size(state), self.plan.batch_size
+        """Refuse a state that differs in nothing but the batch size, with a message that says how to proceed."""
+        size = saved_batch_size(state)
+        here = self.plan.batch_size
         if None in (size, here) or size == here:
             return
         other = replace(self.identity, settings={**self.identity.settings, BATCH_SIZE: size})
@@ -162,17 +165,20 @@ class LaneDataset(SavableDataset):
             )
 
     def state(self, cursor: LaneCursor) -> State:
-        """A place in the run as plain data."""
+        """Return the state of a cursor, as plain data."""
         return self._make_state("lanes", cursor, cursor.to_plain(), self.identity)
 
     def behind_begun(self, state: State) -> Moved:
-        """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`. Lanes that are behind pass over the
-        chunks before that place."""
-        cursor, size = self.cursor(state, whole=True), self.plan.chunk
+        """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`. Lanes that lag behind skip the chunks
+        before that position."""
+        cursor = self.cursor(state, whole=True)
+        size = self.plan.chunk
         begun = [
             at.chunk if any(at.place[2:]) or at.place.unit > 0 else at.chunk - cursor.lanes for at in cursor.at.values()
         ]
-        first, given_up, places = max(0, max(begun) + 1), 0, {}
+        first = max(0, max(begun) + 1)
+        given_up = 0
+        places = {}
         for lane, (chunk, place, tails, begins) in cursor.at.items():
             left = len(range(chunk, first, cursor.lanes))
             given_up += left * size - (place.unit if left or place.unit < 0 else 0)
@@ -194,29 +200,34 @@ class LaneDataset(SavableDataset):
         return []
 
     def _batch_at(self, pass_number: int, number: int, numbers: list[int], pipeline: ChunkPipeline) -> Any:
-        """The batch that begins at a place of a chunk. One that goes on in another chunk has the way to it in its
-        key."""
-        place, stride = Place(*numbers[: len(Place._fields)]), sum(numbers[len(Place._fields) :])
+        """Make the batch that begins at a place of a chunk. The key of a batch that ends in another chunk also has the
+        stride to that chunk."""
+        place = Place(*numbers[: len(Place._fields)])
+        stride = sum(numbers[len(Place._fields) :])
         count = self.plan.count(pass_number)
-        chunk, first, carried = number, place, None
+        chunk = number
+        first = place
+        carried = None
         while count is None or chunk < count:
             job = self.job(pass_number, chunk, first, stride=stride, carried=carried)
-            made = next((one for one in pipeline.batches(job) if one.is_batch or one.carried), None)
+            made = next((batch for batch in pipeline.batches(job) if batch.is_batch or batch.carried), None)
             if made is None:
                 break
             if made.is_batch:
                 return made.batch
-            chunk, first, carried = chunk + stride, START, made.carried
+            chunk = chunk + stride
+            first = START
+            carried = made.carried
         raise SampleError(
             f"there is no batch at {tuple(place)} of chunk {number} in pass {pass_number}",
             fix="give the __restore_key__ of a batch as it was delivered, with the hooks that it was made with",
         )
 
     def __len__(self) -> int:
-        """Micro-batches per rank in one ``for`` loop.
+        """Return the number of micro-batches per rank in one ``for`` loop.
 
         Raises:
-            UnknownLengthError: without ``virtual_epoch_length`` nobody knows.
+            UnknownLengthError: there is no ``virtual_epoch_length``, so the number is not known.
         """
         if self.loop_length:
             return self.loop_length

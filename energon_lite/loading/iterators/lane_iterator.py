@@ -1,9 +1,9 @@
-"""Walking through micro-batches whose content decides how many there are: lane by lane, in step with the other ranks.
+"""Iteration over content-decided micro-batches: lane by lane, in step with the other ranks.
 
-In an endless stream a lane always has a next micro-batch, so ranks need not talk. In a pass that ends, lanes end at
-different steps, and nobody knows when. So the ranks agree before each step on the first one for which any of them has a
-micro-batch; the others deliver a batch without samples. The micro-batches that do have samples, in their order, are the
-same for any number of ranks.
+In an endless stream a lane always has a next micro-batch, so ranks need not communicate. In a pass that ends, lanes end
+at different steps, which are not known in advance. So the ranks agree before each step on the first step for which any
+of them has a micro-batch; the others deliver a batch without samples. The micro-batches that have samples, and their
+order, are the same for any number of ranks.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from energon_lite.loading.makers.pipeline import Address, Failure, Mark, Outcome
 
 __all__ = ["LaneIterator"]
 
-#: In place of the number of a step: this rank has no micro-batch any more; it failed.
-_NONE, _FAILED = 1 << 62, -1
+#: Sent in place of a step number: this rank has no micro-batch left.
+_NONE = 1 << 62
+#: Sent in place of a step number: this rank failed.
+_FAILED = -1
 
 
 class LaneIterator(DatasetIterator):
-    """The way of one rank through its lanes.
+    """Iterator of one rank over its lanes.
 
-    Whatever is interrupted, at any point, leaves the cursor at one place of the run or at the next, and the feed to be
-    started over there. Steps that are skipped are made, but passed over.
+    An interrupt at any point leaves the cursor at one position of the run or at the next, and the feed is restarted
+    there. Skipped steps are made, but not delivered.
     """
 
     cursor: LaneCursor
@@ -73,8 +75,10 @@ class LaneIterator(DatasetIterator):
 
     def take(self) -> Result | None:
         while (result := self._take()) is not None and self._is_skipped(*self.step):
-            # Its samples are not delivered, but what went wrong with others on the way to them is counted.
-            self._report.add([one for one in result.outcomes if isinstance(one, (Failure, Mark))], batches=0)
+            # The samples of the step are not delivered, but failures of other samples in its jobs are counted.
+            self._report.add(
+                [outcome for outcome in result.outcomes if isinstance(outcome, (Failure, Mark))], batches=0
+            )
             self.advance()
         return result
 
@@ -89,11 +93,14 @@ class LaneIterator(DatasetIterator):
     def advance(self) -> None:
         lane = (self._step + self._config.rank) % self.cursor.lanes
         self._move([lane] if self._taken is not None else [], self._step + self._world)
-        self._taken, self._delivered = None, True
+        self._taken = None
+        self._delivered = True
 
     def _move(self, lanes: Sequence[int], position: int) -> None:
-        """Go to a position; what was looked at in these lanes is delivered."""
-        feed, at, lost = self.feed, dict(self.cursor.at), list[Outcome]()
+        """Go to a position; the batches that were peeked at in these lanes count as delivered."""
+        feed = self.feed
+        at = dict(self.cursor.at)
+        lost = list[Outcome]()
         with self._feeding():
             for lane in lanes:
                 assert feed is not None
@@ -110,24 +117,25 @@ class LaneIterator(DatasetIterator):
                 return None
             step = self._step
         else:
-            found = self._next_step()
+            next_step = self._next_step()
             goes_on = self._delivered or self.tells_ends or self.dataset.once
-            if found is None and not goes_on and self.cursor.position:
-                # The place that was restored, or left by a `break`, was behind the last batch of its pass.
+            if next_step is None and not goes_on and self.cursor.position:
+                # The restored cursor, or the one left by a `break`, was after the last batch of its pass.
                 self._begin_pass(self.cursor.pass_number + 1)
-                found = self._next_step()
-            if found is None:
+                next_step = self._next_step()
+            if next_step is None:
                 self._end_pass()
                 return None
-            step = self._step = found
+            step = self._step = next_step
         self._taken = made = self._peek(step) if self._reads else None
         if made is not None:
             return Result(made.batch, made.outcomes, trace=made.trace, digest=made.digest)
         return Result(None if self.dataset.is_endless else self._empty())
 
     def _next_step(self) -> int | None:
-        """The position at which the first step begins that is not empty on all ranks; None: the pass is over."""
-        world, group = self._world, self._config.data_parallel_group
+        """Return the position of the first step that is not empty on all ranks; None: the pass is over."""
+        world = self._world
+        group = self._config.data_parallel_group
         if not self._reads:
             raise UsageError(
                 "a rank that loads no data cannot know how many batches a pass has whose content decides",
@@ -159,7 +167,7 @@ class LaneIterator(DatasetIterator):
 
     @contextmanager
     def _telling_others(self) -> Iterator[None]:
-        """The other ranks wait for this one's number, now or before the next step: if it goes down, it says so."""
+        """Send the failure code to the other ranks if the block raises: they wait for this rank's step number."""
         try:
             yield
         except BaseException:
@@ -167,13 +175,15 @@ class LaneIterator(DatasetIterator):
             raise
 
     def _own_next_step(self) -> int:
-        """The position at which the first step begins for which this rank has a micro-batch."""
-        position, lanes, world = self.cursor.position, self.cursor.lanes, self._world
+        """Return the position of the first step for which this rank has a micro-batch."""
+        position = self.cursor.position
+        lanes = self.cursor.lanes
+        world = self._world
         steps = range(position, position + lanes, world)  # each lane of this rank once
         return next((step for step in steps if self._peek(step) is not None), _NONE)
 
     def _peek(self, step: int) -> Made | None:
-        """This rank's micro-batch at a step, if there is one."""
+        """Return this rank's micro-batch at a step, or None."""
         if self._config.rank >= self._left:
             return None
         feed = self._started_feed()
@@ -181,20 +191,20 @@ class LaneIterator(DatasetIterator):
             return feed.peek((step + self._config.rank) % self.cursor.lanes)
 
     def _empty(self) -> Any:
-        """A batch without samples."""
+        """Return a batch without samples."""
         is_last = self._left <= self._world
         with nullcontext() if is_last else self._telling_others():
             return self._started_feed().empty()
 
     def _end_pass(self) -> None:
-        """What happened to samples behind the last batches is counted, once."""
+        """End the pass: count the outcomes of samples after the last batches, once."""
         if self._reads and self.feed is not None and self._is_fed:
             self._move([lane for lane in self.cursor.at if self.feed.is_over(lane)], self.cursor.position)
         self._ended = True
 
     @contextmanager
     def _feeding(self) -> Iterator[None]:
-        """If this does not come to its end, a job may be lost, or the feed ahead of the cursor: it starts over."""
+        """Mark the feed as invalid if the block raises: a job may be lost, or the feed ahead of the cursor."""
         self._is_fed = False
         yield
         self._is_fed = True
@@ -211,7 +221,8 @@ class LaneIterator(DatasetIterator):
         return self.feed
 
     def _loop_is_over(self) -> bool:
-        length, cursor = self.dataset.loop_length * self._world, self.cursor
+        length = self.dataset.loop_length * self._world
+        cursor = self.cursor
         return bool(length) and cursor.position - cursor.loop_start >= length
 
     def _begin_pass(self, pass_number: int) -> None:
@@ -219,9 +230,9 @@ class LaneIterator(DatasetIterator):
 
     def _go_to(self, cursor: LaneCursor) -> None:
         self._is_fed = self._ended = self._delivered = False
-        self._step = cursor.position  # the position at which the step begins that was taken last
+        self._step = cursor.position  # the position of the step that was taken last
         self._taken = None
-        self.cursor = cursor if self._reads else replace(cursor, at={})  # others know where the lanes are
+        self.cursor = cursor if self._reads else replace(cursor, at={})  # only ranks that read have lane positions
 
     # -- the state ------------------------------------------------------------------------------------------------
 
@@ -231,7 +242,8 @@ class LaneIterator(DatasetIterator):
         return {"truncated_samples": self._report.truncated, "split_samples": self._report.split}
 
     def restore(self, state: State | None) -> None:
-        config, dataset = self._config, self._unchanged.at(state)
+        config = self._config
+        dataset = self._unchanged.at(state)
         if state is None:
             lanes = default_lanes(config.world_size) if dataset.lanes is None else dataset.lanes
             check_topology(lanes, config.world_size)

@@ -1,7 +1,7 @@
-"""Loops made of the loops of a data set: limited, repeated, cut into epochs, where batches have no numbers.
+"""Loops around the loops of a data set: limited, repeated, cut into epochs, for batches without numbers.
 
-Where hooks or tokens decide how many batches a pass has, only going through it tells. So this is an iterator around
-that of the data set. It counts steps and loops; these counts are all that its state adds.
+If hooks or tokens decide how many batches a pass has, the number is only known after the pass. So this is an iterator
+around the data set's iterator. It counts steps and loops; its state has these counts in addition.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from energon_lite.loading.makers.report import Report
 
 __all__ = ["Loop", "going_through", "is_endless", "length_of"]
 
-#: Above this a count of a state is damaged.
+#: Exclusive upper bound of the counts in a state; above it the state is damaged.
 _MOST = 1 << 60
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop that is made of the loops of what is inside it.
+    """A loop around the loops inside it.
 
     Args:
         kind: ``limit``: the first steps of the first loop, always the same ones; ``repeat``: several loops, one after
-            the other; ``epoch``: steps that go on where those of the loop before have ended.
-        count: steps of each rank, or repetitions; 0: without end.
+            the other; ``epoch``: a number of steps that continue after those of the loop before.
+        count: steps of each rank, or repetitions; 0: endless.
     """
 
     kind: Literal["limit", "repeat", "epoch"]
@@ -39,17 +39,17 @@ class Loop:
 
     @property
     def by_steps(self) -> bool:
-        """Whether steps are counted."""
+        """True if the loop counts steps, and not repetitions."""
         return self.kind != "repeat"
 
 
 class _Place(NamedTuple):
-    """A place in loops.
+    """A position in loops.
 
     Attributes:
         inner: the cursor of the data set inside.
-        counts: of each loop, from the inside out: micro-batches of all ranks, or finished repetitions.
-        ranks: on so many ranks a limit around all else began.
+        counts: one count for each loop, from the inside out: micro-batches of all ranks, or finished repetitions.
+        ranks: the world size with which an outermost limit began.
     """
 
     inner: Any
@@ -58,15 +58,15 @@ class _Place(NamedTuple):
 
 
 class LoopedIterator(DatasetIterator):
-    """The way of a rank through loops. *Depth* 0 is the data set inside, depth n the n-th wrapper around it.
+    """Iterator of a rank over nested loops. *Depth* 0 is the data set inside, depth n the n-th wrapper around it.
 
     Args:
         inner: makes the iterator of the data set inside. The other arguments are those of every iterator.
     """
 
     _is_over = False  # the outermost loop
-    _may_be_over = False  # it was left, or restored, and no step of it was taken since
-    _barren = 0  # passes inside that ended in a row without a step
+    _may_be_over = False  # the loop was left or restored, and no step has been taken since
+    _barren = 0  # passes in a row inside that ended without a step
 
     def __init__(
         self,
@@ -77,7 +77,8 @@ class LoopedIterator(DatasetIterator):
         report: Report,
         skip: Collection[tuple[int, int]] = (),
     ):
-        self._inner, self._loops = inner(dataset, workers, prefetch_factor, report), dataset.loops
+        self._inner = inner(dataset, workers, prefetch_factor, report)
+        self._loops = dataset.loops
         self._inner.tells_ends = True
         super().__init__(dataset, workers, prefetch_factor, report, skip)
 
@@ -92,8 +93,9 @@ class LoopedIterator(DatasetIterator):
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def start_loop(self) -> None:
-        # A loop that was left, or restored, behind its last step is over: the next one begins.
-        self._may_be_over, self._barren = self._is_begun and not self._is_over, 0
+        # A loop that was left or restored after its last step is over, so the next loop begins.
+        self._may_be_over = self._is_begun and not self._is_over
+        self._barren = 0
         if self._is_over:
             self._is_over = False
             self._begin(len(self._loops))
@@ -107,14 +109,17 @@ class LoopedIterator(DatasetIterator):
 
     def take(self) -> Result | None:
         while (result := self._take()) is not None and self._is_skipped(*self.step):
-            self._report.add([one for one in result.outcomes if isinstance(one, (Failure, Mark))], batches=0)
+            self._report.add(
+                [outcome for outcome in result.outcomes if isinstance(outcome, (Failure, Mark))], batches=0
+            )
             self.advance()
         return result
 
     def _take(self) -> Result | None:
         while not self._has_ended():
             if (result := self._inner.take()) is not None:
-                self._may_be_over, self._barren = False, 0
+                self._may_be_over = False
+                self._barren = 0
                 return result
             self._end(0)
         return None
@@ -132,7 +137,7 @@ class LoopedIterator(DatasetIterator):
         self._keep_place()
 
     def _has_ended(self) -> bool:
-        """Whether the outermost loop is over. Loops inside it that have all their steps are ended, and begin again."""
+        """Return whether the outermost loop is over, after ending and restarting the inner loops that are complete."""
         while not self._is_over and (full := next(filter(self._is_full, range(1, len(self._loops) + 1)), 0)):
             self._end(full)
         return self._is_over
@@ -143,7 +148,7 @@ class LoopedIterator(DatasetIterator):
         return loop.by_steps and self._counts[depth - 1] >= loop.count * ranks
 
     def _end(self, depth: int) -> None:
-        """The loop at a depth is over: those around it end, too, or begin its next one."""
+        """End the loop at a depth: the loop around it ends, too, or starts its next inner loop."""
         if not depth:
             if self._barren:
                 raise FatalSampleError(
@@ -170,12 +175,14 @@ class LoopedIterator(DatasetIterator):
         if not depth:
             self._inner.start_loop()
             return
-        kind, self._counts[depth - 1] = self._loops[depth - 1].kind, 0
+        kind = self._loops[depth - 1].kind
+        self._counts[depth - 1] = 0
         if kind == "repeat":
             self._begin(depth - 1)
         elif kind == "limit":
             self._inner.rewind()
-            self._counts[:depth], self._ranks = [0] * depth, self._world
+            self._counts[:depth] = [0] * depth
+            self._ranks = self._world
 
     def rewind(self) -> None:
         self._inner.rewind()
@@ -193,7 +200,8 @@ class LoopedIterator(DatasetIterator):
         if state is None:
             self._go_to([0] * len(self._loops), self._world)
             return
-        counts, ranks = state.get("loops"), state.get("ranks")
+        counts = state.get("loops")
+        ranks = state.get("ranks")
         if not isinstance(counts, Sequence) or len(counts) != len(self._loops):
             raise damaged("loops", counts)
         if not all(is_count(count, _MOST) for count in counts) or not is_count(ranks, _MOST) or not ranks:
@@ -207,7 +215,9 @@ class LoopedIterator(DatasetIterator):
         self._go_to(list(counts), ranks, is_begun=True)
 
     def _go_to(self, counts: list[int], ranks: int, *, is_begun: bool = False) -> None:
-        self._counts, self._ranks, self._is_begun = counts, ranks, is_begun
+        self._counts = counts
+        self._ranks = ranks
+        self._is_begun = is_begun
         self._is_over = self._may_be_over = False
         self._barren = 0
         self._keep_place()
@@ -228,15 +238,15 @@ class LoopedIterator(DatasetIterator):
 
 
 def going_through(loops: Sequence[Loop], inner: Callable[..., DatasetIterator]) -> Callable[..., DatasetIterator]:
-    """What makes the iterator of a data set with these loops; ``inner``: what makes it without."""
+    """Return a factory of iterators with these loops, given ``inner``, the factory of iterators without them."""
     return partial(LoopedIterator, inner) if loops else inner
 
 
 def is_endless(loops: Sequence[Loop], inside: bool) -> bool:
-    """Whether steps go on for ever, perhaps in several ``for`` loops.
+    """Return whether the steps never end, perhaps in several ``for`` loops.
 
     Args:
-        inside: those of the data set do.
+        inside: the steps of the data set never end.
     """
     for loop in loops:
         inside = loop.kind == "epoch" or (loop.kind == "repeat" and (inside or not loop.count))
@@ -244,10 +254,10 @@ def is_endless(loops: Sequence[Loop], inside: bool) -> bool:
 
 
 def length_of(loops: Sequence[Loop], inside: Callable[[int], int | None]) -> int | None:
-    """Steps of the first ``for`` loop; None: it never ends.
+    """Return the steps of the first ``for`` loop; None: it never ends.
 
     Args:
-        inside: the same of so many loops of the data set together.
+        inside: returns the steps of the given number of loops of the data set together.
     """
     if not loops:
         return inside(1)

@@ -1,4 +1,4 @@
-"""A data set whose micro-batches are planned ahead: by a number of samples, or by their tokens."""
+"""Data set whose micro-batches are planned ahead: by a number of samples, or by their tokens."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from energon_lite.loading.makers.pipeline import Job, Pipeline
 
 __all__ = ["Cursor", "PlannedDataset"]
 
-#: Chunks of an endless stream that are planned to say how many steps an epoch has.
+#: Chunks of an endless stream that are planned to estimate the steps of an epoch.
 _LOOKED_AT = 4
-#: A number in a place from which on a state is damaged.
+#: Exclusive upper bound of the numbers of a place in a state; above it the state is damaged.
 _MOST = 1 << 60
 
 
 @dataclass(frozen=True)
 class Cursor(Numbers):
-    """A place in the run, the same on all ranks: so a state may be restored on any number of them. It moves as a whole,
-    so that whatever interrupts a loader finds one place or the next.
+    """A position in the run, the same on all ranks, so a state may be restored on any number of ranks. It is replaced
+    as a whole, so an interrupted loader has the old position or the next one.
 
     Args:
-        place: of the next micro-batch in the plan of its pass.
+        place: the place of the next micro-batch in the plan of its pass.
         pass_number, position, loop_start, ranks: see :class:`~energon_lite.loading.iterators.state.Numbers`.
     """
 
@@ -41,12 +41,12 @@ class Cursor(Numbers):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlannedDataset(SavableDataset):
-    """What ``get_train_dataset`` and ``get_val_dataset`` return where batches can be planned ahead.
+    """Data set of ``get_train_dataset`` and ``get_val_dataset`` if batches can be planned ahead.
 
     Args:
-        plan: which samples make up which micro-batch.
-        batched: call the batch hooks; else a micro-batch is a single sample.
-        refill: replace samples that fail; else their places stay empty.
+        plan: assignment of samples to micro-batches.
+        batched: call the batch hooks; if False, a micro-batch is a single sample.
+        refill: replace samples that fail; if False, their places stay empty.
     """
 
     plan: Plan
@@ -55,15 +55,15 @@ class PlannedDataset(SavableDataset):
 
     @property
     def refills(self) -> bool:
-        """Whether what is lost is replaced."""
+        """True if failed samples are replaced."""
         return self.refill
 
     def pipeline(self) -> Pipeline:
-        """What runs this data set's jobs."""
+        """Return the pipeline that runs this data set's jobs."""
         return self.pipeline_among(self.leaves, 0)
 
     def pipeline_among(self, leaves: Sequence[Leaf], first: int) -> Any:
-        """The same for jobs whose addresses count this data set's leaves from ``first`` on, among those of others."""
+        """Return the pipeline for jobs in which this data set's leaves have numbers from ``first`` on."""
         return Pipeline(
             leaves,
             self.task_encoder,
@@ -75,29 +75,30 @@ class PlannedDataset(SavableDataset):
         )
 
     def for_workers(self) -> Self:
-        """The same, without what cannot be sent to another process: groups of ranks, what the plan keeps."""
+        """Return a copy without the parts that cannot be sent to another process: groups of ranks, the plan's cache."""
         config = replace(self.worker_config, data_parallel_group=None, replica=None)
         return replace(self, plan=replace(self.plan), worker_config=config)  # type: ignore[type-var]
 
     def step(self, cursor: Cursor) -> Cursor | None:
-        """The cursor after one more micro-batch on every rank; None: no step of its pass is left."""
+        """Return the cursor after one more micro-batch on every rank; None: the pass has no step left."""
         world = wanted = self.worker_config.world_size
         if self.limit is not None:
             wanted = max(0, min(world, self.limit * (cursor.ranks or world) - cursor.position))
         place, moved = self.plan.ahead(cursor.pass_number, cursor.place, wanted)
         if moved < (world if self.drop_last else 1):  # all ranks or none
             return None
-        passes, position = cursor.pass_number, cursor.position + moved
+        passes = cursor.pass_number
+        position = cursor.position + moved
         return Cursor(place, pass_number=passes, position=position, loop_start=cursor.loop_start, ranks=cursor.ranks)
 
     def takes(self, cursor: Cursor, after: Cursor, rank: int) -> bool:
-        """Whether a rank has a micro-batch in the step between two cursors, or, if it has none, gets an empty one."""
+        """Return whether a rank has a micro-batch, perhaps an empty one, in the step between two cursors."""
         if not self.once:
             return True
         return self.plan.rank_slot(cursor.place, rank, self.worker_config.world_size) < after.position - cursor.position
 
     def place(self, cursor: Cursor, rank: int) -> Place:
-        """Where the micro-batch of a rank is in the step at a cursor; the end of the pass, if it has none."""
+        """Return the place of a rank's micro-batch in the step at a cursor; the end of the pass if it has none."""
         slot = self.plan.rank_slot(cursor.place, rank, self.worker_config.world_size)
         stop = self.stop(cursor.ranks)
         if stop is not None and cursor.position + slot >= stop:
@@ -105,15 +106,15 @@ class PlannedDataset(SavableDataset):
         return self.plan.ahead(cursor.pass_number, cursor.place, slot)[0]
 
     def jobs(self, pass_number: int, places: Sequence[Place]) -> list[Job]:
-        """The jobs that make the micro-batches at some places of a pass."""
+        """Return the jobs that make the micro-batches at some places of a pass."""
         return [
             Job(pass_number, _number(place), addresses, ("batch", pass_number, *place))
             for place, addresses in zip(places, self.plan.batches(places, pass_number), strict=True)
         ]
 
     def state(self, cursor: Cursor) -> State:
-        """A place in the run as plain data."""
-        # With micro-batches of a fixed size, the position says it all.
+        """Return the state of a cursor, as plain data."""
+        # With micro-batches of a fixed size, the position determines the place.
         place = {"place": list(cursor.place)} if self.plan.rows is None else {}
         return self._make_state("planned", cursor, place, self._identity_at(cursor.place))
 
@@ -123,18 +124,20 @@ class PlannedDataset(SavableDataset):
             return super().state_at(position)
         if position < 0:
             raise UsageError(f"there is no micro-batch {position}", fix="count from 0")
-        world, passes = self.worker_config.world_size, 0
+        world = self.worker_config.world_size
+        passes = 0
         while not self.is_endless and position >= (steps := self._steps(passes)) * world and steps:
-            passes, position = passes + 1, position - steps * world
+            passes = passes + 1
+            position = position - steps * world
         if not self.is_endless:
-            position -= position % world  # a pass goes by whole steps
+            position -= position % world  # a pass is counted in whole steps
         place, position = self.plan.ahead(passes, self.plan.start, position)
         loop = self.loop_length * world
         start = position - position % loop if loop else 0
         return self.state(Cursor(place, pass_number=passes, position=position, loop_start=start))
 
     def _steps(self, pass_number: int) -> int:
-        """Steps of a pass that ends, whatever its loops are."""
+        """Return the steps of a pass that ends, without the loops around it."""
         world = self.worker_config.world_size
         most = _MOST if self.limit is None else self.limit * world
         count = self.plan.ahead(pass_number, self.plan.start, most)[1]
@@ -142,8 +145,8 @@ class PlannedDataset(SavableDataset):
         return steps if self.limit is None else min(steps, self.limit)
 
     def cursor(self, state: State) -> Cursor:
-        """The cursor of a saved state, after checking that it belongs to this very run. Micro-batches of a fixed size
-        may have had another one, if one of this size begins where the state is.
+        """Return the cursor of a saved state, after checking that the state belongs to this run. The state may be of
+        another fixed micro-batch size, if a micro-batch of this size begins at its position.
 
         Raises:
             StateError: not a state, a damaged one, or one of a format that this version does not know.
@@ -153,30 +156,33 @@ class PlannedDataset(SavableDataset):
         return self._cursor(state) if before is self else self.resized(before._cursor(state), before)
 
     def as_saved(self, state: State) -> Self:
-        """This data set with micro-batches of the size that a state's run had, if that is all that differs."""
+        """Return this data set with the micro-batch size of a state, if nothing else differs; else this data set."""
         checked(state, "planned")
         size = saved_batch_size(state)
         if type(self.plan) is not FixedPlan or size == self.plan.batch_size:
             return self
         settings = {**self.identity.settings, BATCH_SIZE: size}
-        plan, identity = replace(self.plan, batch_size=size), replace(self.identity, settings=settings)
+        plan = replace(self.plan, batch_size=size)
+        identity = replace(self.identity, settings=settings)
         before = replace(self, plan=plan, identity=identity)
         try:
             before._cursor(state)
         except StateMismatchError:
-            return self  # which tells all differences
+            return self  # its check reports all differences
         return before
 
     def resized(self, cursor: Cursor, before: PlannedDataset, *, give_up: bool = False) -> Cursor:
-        """A cursor of the same data set with micro-batches of another size.
+        """Convert a cursor of the same data set with another micro-batch size.
 
         Args:
-            give_up: pass over samples up to the next micro-batch of this size.
+            give_up: skip samples up to the next micro-batch of this size.
 
         Raises:
-            StateMismatchError: no micro-batch of this size begins there.
+            StateMismatchError: no micro-batch of this size begins at the cursor.
         """
-        old, new, number = before.plan.chunk, self.plan.chunk, cursor.pass_number
+        old = before.plan.chunk
+        new = self.plan.chunk
+        number = cursor.pass_number
         if self.limit is not None and cursor.position and old != new:
             raise StateMismatchError(
                 f"batch_size: {old} in the state, {new} here, in the middle of a pass with a limit of batches",
@@ -201,7 +207,7 @@ class PlannedDataset(SavableDataset):
         return Cursor(place, **vars(numbers))
 
     def _identity_at(self, place: Place) -> Identity:
-        """What counts at a place: what its samples, and those before it in their plan chunks, depend on."""
+        """Return the identity at a place: of its samples, and of those before it in their plan chunks."""
         return self.identity.at((place[0] + any(place[1:])) * self.plan.chunk)
 
     def behind_begun(self, state: State) -> Moved:
@@ -222,16 +228,16 @@ class PlannedDataset(SavableDataset):
         return []
 
     def __len__(self) -> int:
-        """Micro-batches per rank in one ``for`` loop, which is the first one; for an endless stream, in as many samples
-        as the leaves hold, or as an epoch of a blend by repetitions has.
+        """Return the number of micro-batches per rank in the first ``for`` loop. For an endless stream, count as many
+        samples as the leaves hold, or as an epoch of a blend by repetitions has.
 
-        By tokens, a pass that ends is planned to its end for it; that of an endless stream is an estimate, by the first
-        chunks of the plan.
+        By tokens, a pass that ends is planned to its end to count them; for an endless stream the number is an estimate
+        from the first chunks of the plan.
         """
         return self.loop_steps(0)
 
     def loop_steps(self, pass_number: int) -> int:
-        """The same of the loop that is a later pass: by tokens, passes differ by a few micro-batches."""
+        """Return the steps of the loop over a given pass: by tokens, passes differ by a few micro-batches."""
         world = self.worker_config.world_size
         if self.loop_length:
             return self.loop_length
@@ -253,12 +259,12 @@ class PlannedDataset(SavableDataset):
 
     @cached_property
     def _planned_steps(self) -> dict[int, int]:
-        """Steps of passes that were planned to count them."""
+        """Steps of the passes that were planned to count them, by pass number."""
         return {}
 
     def _estimated_steps(self, samples: int) -> int:
-        """Steps in which an endless stream that is planned by tokens shows so many samples: as full as those of its
-        first chunks are."""
+        """Estimate the steps in which an endless stream planned by tokens shows ``samples`` samples, from the fill of
+        its first chunks."""
         chunks = min(-(-samples // self.plan.chunk), _LOOKED_AT)
         batches = self._planned_steps.get(-1)
         if batches is None:
@@ -270,7 +276,7 @@ class PlannedDataset(SavableDataset):
 
 
 def _number(place: Place) -> int:
-    """One number for a place in a pass. They grow along the pass."""
+    """Return one number for a place in a pass. The numbers grow along the pass."""
     number = 0
     for part in place:
         number = (number << 40) + part

@@ -1,4 +1,4 @@
-"""Going through micro-batches that are planned: what comes next for this rank, and keeping it coming."""
+"""Iteration over planned micro-batches: the next job of this rank, and its prefetching."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 class PlannedIterator(DatasetIterator):
-    """The way of one rank through the plan. Every rank knows the whole plan, so ranks need not talk."""
+    """Iterator of one rank over the plan. Every rank knows the whole plan, so ranks need not communicate."""
 
     knows_end = True
     cursor: Cursor
     counts = Counts()
     _results: Iterator[Result] = iter(())
-    _in_line: Cursor | None = None  # the cursor to which the next of the results belongs
+    _in_line: Cursor | None = None  # the cursor that the next result belongs to
     _stepped: tuple[Cursor, Cursor | None] | None = None
 
     @cached_property
@@ -44,7 +44,8 @@ class PlannedIterator(DatasetIterator):
             self.cursor = Cursor(self.dataset.plan.start, pass_number=at_end.pass_number + 1)
 
     def rewind(self) -> None:
-        self.cursor, self._counted = Cursor(self.dataset.plan.start), (0, 0)
+        self.cursor = Cursor(self.dataset.plan.start)
+        self._counted = (0, 0)
 
     def is_over(self) -> bool:
         if self._skip:
@@ -59,17 +60,19 @@ class PlannedIterator(DatasetIterator):
 
     def _take(self) -> Result | None:
         if self._in_line is None and self._reads:
-            self._workers.executor()  # before anything is planned: who is forked should not inherit a thread at work
+            self._workers.executor()  # before any planning: a forked worker should not inherit a busy thread
         if self._skip:
             self._pass_over()
-        cursor, after = self.cursor, self._following()
+        cursor = self.cursor
+        after = self._following()
         if after is None:
             return None
         if self._by_tokens:
             self._count_left_out(after)
         if not self._reads:
             return Result(None)
-        in_line, self._in_line = self._in_line, None  # whatever is raised from here on, the next call begins over
+        in_line = self._in_line
+        self._in_line = None  # if anything raises from here on, the next call restarts at the cursor
         if in_line is not cursor:
             executor = self._workers.executor()
             executor.cancel()
@@ -79,17 +82,18 @@ class PlannedIterator(DatasetIterator):
         return result
 
     def advance(self) -> None:
-        assert self._stepped is not None  # by whoever saw that the loop is not over
+        assert self._stepped is not None  # set by the check that the loop is not over
         before, after = self._stepped
         assert before is self.cursor and after is not None
         self.cursor = after
 
     def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
-        near, dataset = self.cursor, self.dataset
+        near = self.cursor
+        dataset = self.dataset
         number = near.pass_number if pass_number is None else pass_number
         if number != near.pass_number:
             near = Cursor(dataset.plan.start, pass_number=number)
-        # After a restore from other ranks, steps may begin between the multiples of the world size.
+        # After a restore from another world size, steps may begin between the multiples of this one.
         between = 0 if dataset.step(self.cursor) is None else near.position % self._world
         if min(number, step) >= 0 and not (dataset.is_endless and number):
             wanted = step * self._world + between - near.position
@@ -104,7 +108,8 @@ class PlannedIterator(DatasetIterator):
         )
 
     def loop_steps(self) -> int | None:
-        dataset, cursor = self.dataset, self.cursor
+        dataset = self.dataset
+        cursor = self.cursor
         if not self._by_tokens or dataset.is_endless:
             return None
         return int(dataset.loop_steps(cursor.pass_number + (dataset.step(cursor) is None)))
@@ -115,66 +120,72 @@ class PlannedIterator(DatasetIterator):
     def restore(self, state: State | None) -> None:
         dataset = self._unchanged.at(state)
         cursor = Cursor(dataset.plan.start) if state is None else dataset.cursor(state)
-        self.dataset, self.cursor = dataset, cursor
-        self._counted = cursor.pass_number, cursor.place[0]  # the first of its plan chunks that is not in `counts`
+        self.dataset = dataset
+        self.cursor = cursor
+        self._counted = cursor.pass_number, cursor.place[0]  # pass, and its first chunk that is not in `counts`
 
     def close(self) -> None:
         self._in_line = None
 
     def _jobs_from(self, cursor: Cursor) -> Iterator[Job]:
         """The jobs of this rank from a cursor to the end of its pass."""
-        dataset, following = self.dataset, self.dataset.step(cursor)
+        dataset = self.dataset
+        following = self.dataset.step(cursor)
         while following is not None:
             places: list[Place] = []
             while following is not None and len(places) < dataset.plan.together:
                 skipped = bool(self._skip) and self._is_skipped(cursor.pass_number, cursor.position)
                 if not skipped and dataset.takes(cursor, following, self._config.rank):
                     places.append(dataset.place(cursor, self._config.rank))
-                cursor, following = following, dataset.step(following)
+                cursor = following
+                following = dataset.step(following)
             yield from dataset.jobs(cursor.pass_number, places)
 
     def _pass_over(self) -> None:
-        """Go to the next step that is not skipped; or, of a pass, to its end."""
+        """Go to the next step that is not skipped, or to the end of a pass."""
         cursor: Cursor | None = self.cursor
         while cursor is not None and self._is_skipped(cursor.pass_number, cursor.position):
             if (cursor := self.dataset.step(cursor)) is not None:
                 self._move(cursor)
 
     def _following(self) -> Cursor | None:
-        """The cursor behind the step that comes, which is kept for :meth:`advance`; None: the loop is over."""
-        length, cursor = self.dataset.loop_length, self.cursor
+        """Return the cursor after the next step, which is kept for :meth:`advance`; None: the loop is over."""
+        length = self.dataset.loop_length
+        cursor = self.cursor
         if length and cursor.position - cursor.loop_start >= length * self._world:
             return None
         if self._stepped is None or self._stepped[0] is not cursor:
             after = self.dataset.step(cursor)
             if after is not None and not self.dataset.takes(cursor, after, self._config.rank):
-                self._move(after)  # the last samples are others'
-                cursor, after = after, None
+                self._move(after)  # the last samples belong to other ranks
+                cursor = after
+                after = None
             self._stepped = cursor, after
         return self._stepped[1]
 
     def _move(self, cursor: Cursor) -> None:
-        """Go to a cursor; what is next in line belongs to it."""
+        """Go to a cursor; the next result, if it was for the old cursor, belongs to the new one."""
         in_line = self._in_line is self.cursor
         self.cursor = cursor
         self._in_line = cursor if in_line else None
 
     def _count_left_out(self, after: Cursor) -> None:
-        """Count what the plan left out in the chunks that a step reaches, each once; have the next one planned.
+        """Count the samples that the plan left out in the chunks up to a step, each chunk once; plan the next chunk.
 
         Args:
-            after: the cursor behind the step.
+            after: the cursor after the step.
         """
-        pass_number, (chunk, *inside) = after.pass_number, after.place
+        pass_number = after.pass_number
+        chunk, *inside = after.place
         first = self._counted[1] if self._counted[0] == pass_number else 0
         stop = chunk + any(inside)
         if stop > first:
-            found = self.dataset.plan.left_out(pass_number, first, stop)
-            if found != Counts() and self.counts == Counts():
+            left_out = self.dataset.plan.left_out(pass_number, first, stop)
+            if left_out != Counts() and self.counts == Counts():
                 logger.warning(
-                    "some samples do not fit into a batch: %s (said once; all are counted)", "; ".join(found.words())
+                    "some samples do not fit into a batch: %s (said once; all are counted)", "; ".join(left_out.words())
                 )
-            self.counts += found
+            self.counts += left_out
             self._counted = (pass_number, stop)
 
 

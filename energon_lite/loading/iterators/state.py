@@ -1,7 +1,7 @@
-"""What a state is made of, and what is refused: plain integers, strings, lists and dicts, of this very run.
+"""Format and checks of a state: plain integers, strings, lists and dicts that belong to one run.
 
-JSON, msgpack and ``torch.load(weights_only=True)`` take a state. It counts micro-batches *delivered to the user*, over
-all ranks together. Prefetching, workers and their number do not show in it.
+A state can be stored by JSON, msgpack and ``torch.load(weights_only=True)``. It counts micro-batches *delivered to the
+user*, over all ranks together. It does not depend on prefetching, or on workers and their number.
 """
 
 from __future__ import annotations
@@ -33,31 +33,41 @@ __all__ = [
 #: Plain data: dicts, lists, strings and integers.
 State = dict[str, Any]
 
-#: What a state has under ``format``.
+#: Value of a state's entry ``format``.
 FORMAT = "energon_lite.loader"
-#: Raised when the meaning of a state changes.
+#: Version of the format; incremented when the meaning of a state changes.
 _VERSION = 4
-#: What a state can be about, in words.
+#: Kinds of states, with their descriptions in messages.
 KINDS = {
     "planned": "of batches that are planned ahead",
     "lanes": "of batches whose content decides how many there are",
 }
-#: A number from which on a state is damaged: no run gets so far, and sums of such numbers are still 64-bit ones.
-_MOST_PASSES, _MOST_BATCHES, _MOST_RANKS = 1 << 40, 1 << 60, 1 << 32
-#: Values in a state at most, how deep they are, and bits of a number. Those with a million lanes have some millions.
-_MOST_VALUES, _DEPTH, _BITS = 1 << 24, 16, 256
+# Exclusive upper bounds of the numbers in a state; above them it is damaged. No run reaches them, and sums of such
+# numbers still fit into 64 bits.
+#: Passes of a run.
+_MOST_PASSES = 1 << 40
+#: Micro-batches of a pass, over all ranks.
+_MOST_BATCHES = 1 << 60
+#: Ranks of a run.
+_MOST_RANKS = 1 << 32
+#: Largest number of values in a state. A state with a million lanes has some millions.
+_MOST_VALUES = 1 << 24
+#: Largest depth of nesting in a state, in levels.
+_DEPTH = 16
+#: Largest length of an integer in a state, in bits.
+_BITS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """What all cursors have.
+    """Fields that all cursors have.
 
     Args:
         pass_number: finished passes over a finite stream.
         position: micro-batches of this pass that were delivered, over all ranks.
         loop_start: the position at which the running ``for`` loop began (virtual epochs of an endless stream); in a
-            pass: so much of the position are steps in which no rank had a micro-batch any more.
-        ranks: on so many ranks the pass began, which its limit counts; None: it begins on those there are.
+            pass that ends, the part of ``position`` that counts steps in which no rank had a micro-batch left.
+        ranks: the world size at the beginning of the pass, which a limit is counted with; None: the present one.
     """
 
     pass_number: int = 0
@@ -69,16 +79,16 @@ class Numbers:
 def make_state(
     kind: str, cursor: Numbers, place: Mapping[str, Any], identity: Identity, rebase: Rebase | None, ranks: int | None
 ) -> State:
-    """The state of a cursor.
+    """Return the state of a cursor.
 
     Args:
         kind: one of :data:`KINDS`.
-        cursor: the place in the run.
+        cursor: the position in the run.
         place: entries that only this kind has.
-        identity: the data and configuration, as far as they count at this place.
+        identity: the data and configuration, as far as they count at this position.
         rebase: the blend begins in the middle of the run.
-        ranks: with a limit, which is one for each rank: on so many the pass began. So it has as many batches in all if
-            it goes on on others.
+        ranks: with a limit, which counts steps: the world size at the beginning of the pass. It keeps the total number
+            of batches the same if the run is resumed on another world size.
     """
     return {
         "format": FORMAT,
@@ -96,27 +106,27 @@ def make_state(
 
 
 def kind_of(state: Any) -> Any:
-    """What a state says it is about; see :data:`KINDS`."""
+    """Return the kind that a state declares, unchecked; see :data:`KINDS`."""
     return state.get("kind") if isinstance(state, Mapping) else None
 
 
 def saved_settings(state: Any) -> Mapping[str, Any] | None:
-    """The settings of the run that a state is of; None: it does not say."""
+    """Return the settings of the run that a state was saved in; None if it has none."""
     identity = state.get("identity") if isinstance(state, Mapping) else None
     settings = identity.get("settings") if isinstance(identity, Mapping) else None
     return settings if isinstance(settings, Mapping) else None
 
 
 def checked(state: Any, kind: str | None = None) -> Numbers:
-    """Check a state, but not what it belongs to nor the entries that only its kind has.
+    """Check a state, except its identity and the entries that only its kind has.
 
     Args:
-        state: perhaps by way of JSON.
-        kind: what it has to be about; None: anything.
+        state: the state, perhaps after a round trip through JSON.
+        kind: the required kind; None: any.
 
     Raises:
         StateError: not a state, a damaged one, or one of a format that this version does not know.
-        StateMismatchError: of another order or kind; says what differs.
+        StateMismatchError: a state of another order or kind; says what differs.
     """
     name = state.get("format") if isinstance(state, Mapping) else None
     if not isinstance(name, str) or name != FORMAT:
@@ -138,9 +148,10 @@ def checked(state: Any, kind: str | None = None) -> Numbers:
             f"{ORDER_VERSION}: the same positions would be other samples",
             fix="resume with the release that saved it, or start afresh",
         )
-    found, ranks = kind_of(state), state.get("ranks")
-    if not isinstance(found, str) or found not in KINDS:
-        raise damaged("kind", found)
+    saved_kind = kind_of(state)
+    ranks = state.get("ranks")
+    if not isinstance(saved_kind, str) or saved_kind not in KINDS:
+        raise damaged("kind", saved_kind)
     given = {name: state.get(name) for name in ("pass_number", "position", "loop_start")}
     for name, most in zip(given, (_MOST_PASSES, _MOST_BATCHES, _MOST_BATCHES), strict=True):
         if not is_count(given[name], most):
@@ -150,19 +161,19 @@ def checked(state: Any, kind: str | None = None) -> Numbers:
         raise damaged("loop_start", numbers.loop_start)
     if ranks is not None and not (is_count(ranks, _MOST_RANKS) and ranks):
         raise damaged("ranks", ranks)
-    if kind not in (None, found):
+    if kind not in (None, saved_kind):
         raise StateMismatchError(
-            f"the state is one {KINDS[found]}, and this loader one {KINDS[kind or found]}",
+            f"the state is one {KINDS[saved_kind]}, and this loader one {KINDS[kind or saved_kind]}",
             fix="build the loader with the hooks, packing_buffer_size and batching with which the state was saved",
         )
     return numbers
 
 
 def read_rebase(state: Any) -> Rebase | None:
-    """What a state says about a blend that was changed on the way; None: it was not, or it is no state.
+    """Return the change of the blend that a state records; None if there was none, or if it is not a state.
 
     Raises:
-        StateError: it is damaged.
+        StateError: the entry is damaged.
     """
     entry = state.get("rebase") if isinstance(state, Mapping) else None
     if entry is None:
@@ -171,21 +182,21 @@ def read_rebase(state: Any) -> Rebase | None:
     starts = entry.get("starts") if isinstance(entry, Mapping) else None
     if not isinstance(starts, Sequence) or not all(is_count(place, MAX_LENGTH) for place in (position, *starts)):
         raise damaged("rebase", entry)
-    return Rebase(position, tuple(starts))  # type: ignore[arg-type]  # it is a place
+    return Rebase(position, tuple(starts))  # type: ignore[arg-type]  # checked to be a count above
 
 
 def is_count(value: Any, limit: int) -> bool:
-    """Whether it is a whole number from 0 on, below ``limit``."""
+    """Return whether a value is an integer from 0 on, below ``limit``."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
 
 
 def damaged(name: str, value: Any) -> StateError:
-    """The error for an entry of a state that cannot be right."""
+    """Return the error for an invalid entry of a state."""
     return StateError(f"the state is damaged: {name} is {_shown(value, 80)}", fix="use another checkpoint")
 
 
 def _check_plain(state: Mapping[str, Any]) -> None:
-    """Refuse what no state has in it: other values than plain data, or without end."""
+    """Refuse a state with values other than plain data, or with endless nesting."""
     waiting: list[tuple[str, Any, int]] = [("it", state, 0)]
     for _ in range(_MOST_VALUES):
         if not waiting:
@@ -208,9 +219,9 @@ def _check_plain(state: Mapping[str, Any]) -> None:
 
 
 def _shown(value: Any, most: int) -> str:
-    """A value in at most so many characters, whatever it is."""
+    """Return the ``repr`` of any value, cut to at most ``most`` characters."""
     try:
         text = repr(value)
-    except ValueError:  # there is a number of thousands of digits in it, which Python does not write
+    except ValueError:  # an integer of thousands of digits, which Python refuses to write
         text = f"a {type(value).__name__} that is too long to be shown"
     return text if len(text) <= most else f"{text[:most]}..."

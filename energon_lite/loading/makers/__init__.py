@@ -1,5 +1,5 @@
-"""Jobs: from the addresses of samples to batches, and what happened to samples on the way.
+"""Jobs: from the addresses of samples to batches, with the outcomes of the samples.
 
-Pure: which process does it, and when, changes nothing. ``pipeline`` makes a planned batch, ``chunk_pipeline`` all
-the batches of a chunk whose content decides how many there are.
+Jobs are pure: the result does not depend on the process, or the time, in which a job runs. ``pipeline`` makes a planned
+batch, ``chunk_pipeline`` all the batches of a chunk with content-decided batches.
 """

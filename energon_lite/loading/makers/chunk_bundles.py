@@ -1,4 +1,4 @@
-"""Which items of a chunk make up each of its batches: so many in a row, or so many of the same group."""
+"""Bundles: the items of a chunk that make up each of its batches, by a fixed number or by group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from energon_lite.loading.makers.chunk_run import BEHIND, ChunkRun, dropped, ori
 
 __all__ = ["Bundle", "Bundler", "BundlesByCount", "BundlesByGroup", "begin_of"]
 
-#: Keeps the hashes for different purposes apart.
+#: Tag that separates the hashes of this purpose from those of others.
 _GROUP = 15
 
 
@@ -21,11 +21,11 @@ class Bundle:
     """Items that make up a batch.
 
     Args:
-        items: at least one.
-        chunk: the one in which it begins.
-        begin: where in it; ``sub`` batches of the bundle were delivered before.
-        following: where the next bundle begins in the job's chunk; None: no other comes.
-        is_filled: False: there are too few items, to be handed over.
+        items: the items, at least one.
+        chunk: the chunk in which the bundle begins.
+        begin: its place in that chunk; the first ``sub`` batches of the bundle were delivered before.
+        following: the place of the next bundle in the job's chunk; None: this is the last bundle.
+        is_filled: False: there are too few items, so they are handed over.
     """
 
     items: list[Item]
@@ -36,15 +36,15 @@ class Bundle:
 
 
 class Bundler(Protocol):
-    """Puts the items of a chunk together."""
+    """A rule that groups the items of a chunk into bundles."""
 
     def bundles(self, items: Iterator[Item], run: ChunkRun) -> Iterator[Bundle]:
-        """What makes up each batch, from the job's first one on."""
+        """Yield the bundle of each batch, from the job's first batch on."""
 
 
 @dataclass(frozen=True)
 class BundlesByCount:
-    """Bundles of ``size`` items, one after the other; first the one that was handed over is filled."""
+    """Bundles of ``size`` items, one after the other, beginning with the items that were handed over."""
 
     size: int
 
@@ -58,7 +58,9 @@ class BundlesByCount:
             if len(some) == self.size:
                 following = Place(*item.after, begin.bundle + (tail is None))
                 yield Bundle(some, *(tail or (job.number, begin)), following)
-                some, begin, tail = [], following, None
+                some = []
+                begin = following
+                tail = None
         chunk, place = tail or (job.number, begin)
         if some and job.hands_over:
             yield Bundle(some, chunk, place, None, is_filled=False)
@@ -68,24 +70,25 @@ class BundlesByCount:
 
 @dataclass(frozen=True)
 class BundlesByGroup:
-    """Bundles of items of the same group, as ``batch_group_criterion`` says.
+    """Bundles of items of the same group, given by ``batch_group_criterion``.
 
     Args:
-        size: items in each; None: as the criterion says.
+        size: items in each; None: the criterion gives the size.
     """
 
     size: int | None
 
     def bundles(self, items: Iterator[Item], run: ChunkRun) -> Iterator[Bundle]:
-        job, number = run.job, 0
+        job = run.job
+        number = 0
         groups: dict[Hashable, tuple[int, list[Item]]] = {}
         for item in items:
             run.at = item.start
             with run.of_chunk(_GROUP, *item.start, number=item.start[0]):
-                found = run.apply("batch_group_criterion", item.value, name="a sample", origins=item.origins)
-            if not found:
+                criteria = run.apply("batch_group_criterion", item.value, name="a sample", origins=item.origins)
+            if not criteria:
                 continue
-            key, size = self._group(found[0])
+            key, size = self._group(criteria[0])
             known, some = groups.setdefault(key, (size, []))
             if known != size:
                 raise FatalSampleError(
@@ -101,7 +104,7 @@ class BundlesByGroup:
         yield from _remainder(rest, begin_of(number, run), run, job.number)
 
     def _group(self, criterion: Any) -> tuple[Hashable, int]:
-        """Key and batch size of a group."""
+        """Return the key and the batch size of a group."""
         try:
             key, size = criterion
             hash(key)
@@ -125,14 +128,14 @@ class BundlesByGroup:
 
 
 def begin_of(number: int, run: ChunkRun) -> Place:
-    """Where a bundle begins, if whole chunks are needed."""
+    """Return the place at which a bundle begins, if whole chunks are needed."""
     first = run.job.first
     return Place(bundle=number, sub=first.sub if number == first.bundle else 0)
 
 
 def _remainder(rest: list[list[Item]], first: Place, run: ChunkRun, chunk: int) -> Iterator[Bundle]:
-    """What is left at the end of ``chunk``; the first of these bundles begins at ``first``."""
-    run.at = BEHIND  # what happens from here on was not told before
+    """Yield the remainder at the end of ``chunk`` as bundles, or drop it; the first bundle begins at ``first``."""
+    run.at = BEHIND  # outcomes from here on have not been reported before
     if not run.keep_remainder:
         for items in rest:
             why = dropped("batch", "too few for a batch were left at the end of a chunk", name="a sample")

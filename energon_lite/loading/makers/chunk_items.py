@@ -1,12 +1,12 @@
-"""From the positions of a chunk to what is put together to batches: samples, or packs of them.
+"""Items of a chunk, the units that are put together to batches: samples, or packs of samples.
 
 Packing works on buffers: ``packing_buffer_size`` samples that came through ``preencode_sample`` (fewer at a chunk's
 end). ``select_samples_to_pack`` makes lists of them, the samples of each list go through ``postencode_sample``, and
-``pack_selected_samples`` makes one sample of each list. Each buffer is used up before the next one is begun, but for
-samples that the selection pushes back: the next buffer begins with them. If they are the end of what was read, that is
-a place like any other, and at the chunk's end they go on to a later chunk, which then begins there. Else such buffers
-are one as far as places go, with the packs of all of them numbered on, so who goes on in the middle makes their
-selections again, but not their packs.
+``pack_selected_samples`` makes one sample of each list. Each buffer is used up before the next one is begun, except for
+samples that the selection pushes back: the next buffer begins with them. If these are the last samples that were read,
+the start of the next buffer is an ordinary place, and at the chunk's end they are handed over to a later chunk, which
+then begins there. Otherwise the buffers form one unit for places, and the packs of all of them are numbered through. A
+run that is resumed inside such a unit repeats the selections, but not the packs.
 """
 
 from __future__ import annotations
@@ -28,25 +28,30 @@ from energon_lite.loading.makers.sample_names import SampleNames
 
 __all__ = ["ChunkItems"]
 
-#: Tags that keep the hashes for different purposes apart.
-_SELECT, _SELECTED, _PACK = 16, 17, 18
-#: Samples that are read together. A chunk may have thousands, and hooks that want few of them: who goes on in its
-#: middle needs no more than its buffer.
+# Tags that separate the hashes of different purposes.
+#: Randomness of ``select_samples_to_pack``.
+_SELECT = 16
+#: Randomness of ``postencode_sample``.
+_SELECTED = 17
+#: Randomness of ``pack_selected_samples``.
+_PACK = 18
+#: Largest number of samples in one read. A chunk may have thousands of samples and hooks may want few of them: a run
+#: that is resumed in its middle needs no more than its buffer.
 _READ_TOGETHER = 64
-#: What can be gone through, and is one sample, not several.
+#: Types that are iterable, but stand for one sample, not for several.
 _NO_PACK = (str, bytes, dict)
-#: In place of the address of a sample that is counted with another part of it.
+#: Placeholder for the address of a sample that is counted with another part of it.
 _COUNTED: Address = (-1, -1, -1)
 
 
 @dataclass(frozen=True)
 class ChunkItems:
-    """Makes the items of chunks.
+    """Maker of the items of chunks.
 
     Args:
-        hooks: those that are in force.
-        buffer_size: samples in a buffer that is packed; None: no packing.
-        selection: in place of the encoder's ``select_samples_to_pack``; None: there is one.
+        hooks: the hooks that are in use.
+        buffer_size: samples in a buffer of packing; None: no packing.
+        selection: replacement for the encoder's ``select_samples_to_pack``; None: the encoder has its own.
     """
 
     hooks: Hooks
@@ -54,17 +59,17 @@ class ChunkItems:
     selection: PackSelection | None = None
 
     def of(self, run: ChunkRun) -> Iterator[Item]:
-        """What is put together to batches, from the job's first batch on (with groups: from the chunk's start)."""
+        """Yield the items of a chunk, from the job's first batch on (with groups: from the chunk's start)."""
         items = self._samples(run) if self.buffer_size is None else self._packed(run)
         for item in items:
             if self.hooks.whole_chunks or item.start >= run.job.first.reading:
                 yield item
 
     def restore(self, address: Address, run: ChunkRun, number: int) -> Any:
-        """The sample at an address, after the sample hooks; the ``number``-th of those that they yield.
+        """Return the sample at an address after the sample hooks: the ``number``-th of the samples that they yield.
 
         Raises:
-            SampleError: it is skipped or fails, or there are not so many.
+            SampleError: it is skipped or fails, or the hooks yield fewer samples.
         """
         values, failures, rows = self.results(address, run)
         if number < len(values):
@@ -77,13 +82,13 @@ class ChunkItems:
         )
 
     def results(self, address: Address, run: ChunkRun) -> tuple[list[Any], list[Failure], Rows]:
-        """What the sample hooks make of the sample at an address, what went wrong, and what was read."""
+        """Return all results of the sample hooks for an address, the failures, and the rows that were read."""
         ((_, rows, at),) = run.samples.read([address])
         values = self._values(address, rows, at, run)
         return values, [outcome for outcome in run.take() if isinstance(outcome, Failure)], rows
 
     def _samples(self, run: ChunkRun) -> Iterator[Item]:
-        """Each result of the sample hooks; first those that were handed over."""
+        """Yield each result of the sample hooks, beginning with those that were handed over."""
         yield from run.job.carried_samples
         read = run.samples.read(run.job.addresses, together=_READ_TOGETHER)
         for unit, (address, rows, at) in enumerate(read, run.job.offset):
@@ -94,7 +99,7 @@ class ChunkItems:
                 yield Item(value, (unit, item, 0, 0), after, (address,), item)
 
     def _values(self, address: Address, rows: Rows, at: int, run: ChunkRun) -> list[Any]:
-        """What the sample hooks make of the sample at an address: any number of results."""
+        """Return the results of the sample hooks for an address: any number of them."""
         key = ("sample", *address, 0)
         with run.context:
             if self.hooks.generators.isdisjoint(self.hooks.sample):
@@ -129,24 +134,28 @@ class ChunkItems:
     # -- packing --------------------------------------------------------------------------------------------------
 
     def _packed(self, run: ChunkRun) -> Iterator[Item]:
-        """Each result of packing."""
+        """Yield each result of packing."""
         job = run.job
         start = (0, 0) if self.hooks.whole_chunks else (job.first.unit, job.first.item)
-        run.buffer, run.packs = start, 0
+        run.buffer = start
+        run.packs = 0
         yield from self._packs_of_buffers(run, start)
-        run.filled(run.selects())  # what was read for none
+        run.filled(run.selects())  # outcomes of samples that were read for no buffer
 
     def _packs_of_buffers(self, run: ChunkRun, start: tuple[int, int]) -> Iterator[Item]:
-        """The packs of one buffer after the other; the first one begins at ``start``."""
-        job, turn = run.job, 0
+        """Yield the packs of one buffer after the other; the first buffer begins at ``start``."""
+        job = run.job
+        turn = 0
         buffer: list[Item] = []
-        fresh, is_over = 0, False  # samples at the buffer's end that came one after the other; no others come
+        fresh = 0  # samples at the buffer's end that were read one after the other
+        is_over = False  # the buffer ends with the chunk's last sample
         goes_on = job.pushback and job.hands_over
         for sample in self._samples(run):
             if sample.start[:2] < start:
                 continue
             buffer.append(sample)
-            fresh, is_over = fresh + 1, False
+            fresh = fresh + 1
+            is_over = False
             if len(buffer) == self.buffer_size:
                 is_over = goes_on and sample.after[:2] >= job.end[:2]
                 buffer = yield from self._packs(buffer, start, turn, sample.after, run, fresh, is_last=is_over)
@@ -170,8 +179,9 @@ class ChunkItems:
             if few or run.is_end:
                 run.left = buffer
                 return
-        while buffer:  # all that is behind its last sample was lost, and is told with its packs
-            before, buffer = len(buffer), (yield from self._packs(buffer, start, turn, job.end, run))
+        while buffer:  # samples after its last one were all lost; they are reported with its packs
+            before = len(buffer)
+            buffer = yield from self._packs(buffer, start, turn, job.end, run)
             turn += 1
             if len(buffer) >= before:
                 why = dropped("select_samples_to_pack", "it was pushed back at the end of a chunk", name="a sample")
@@ -190,17 +200,18 @@ class ChunkItems:
         *,
         is_last: bool = False,
     ) -> Generator[Item, None, list[Item]]:
-        """The packs of a buffer; those that were delivered are selected again, but not made again. Returns what is
-        pushed back, and notes in the run whether that is the end of what was read.
+        """Yield the packs of a buffer. Delivered packs are selected again, but not made again. Return the samples that
+        are pushed back, and store in the run whether these are the last samples that were read.
 
         Args:
-            start: of the buffer, or of the first of those that pushed samples back.
-            turn: number of the buffer among these.
-            end: behind its last sample.
-            fresh: samples at its end that came one after the other.
-            is_last: the last one of the chunk: what it pushes back goes on, if that is the end of what was read.
+            start: place of the buffer, or of the first buffer of the unit that pushed samples back.
+            turn: number of the buffer in this unit.
+            end: place after its last sample.
+            fresh: samples at its end that were read one after the other.
+            is_last: the last buffer of the chunk: samples that it pushes back are handed over, if they were read last.
         """
-        first, place = run.packs, run.selects()
+        first = run.packs
+        place = run.selects()
         run.at = (*start, first, 0)
         packs, pushed_back = self._select(buffer, start, turn, run)
         run.is_end = not pushed_back or (run.job.pushback and _is_end(buffer, pushed_back, fresh))
@@ -230,8 +241,8 @@ class ChunkItems:
     def _select(
         self, buffer: list[Item], start: tuple[int, int], turn: int, run: ChunkRun
     ) -> tuple[list[list[Any]], list[Item]]:
-        """What ``select_samples_to_pack`` says, without empty packs, and what it pushes back; samples left out are
-        counted."""
+        """Return the packs of the selection, without empty ones, and the samples that it pushes back. Samples that are
+        left out are counted."""
         values = [sample.value for sample in buffer]
         name = SampleNames(f"a buffer of {len(buffer)}", _addresses(buffer), run.samples.leaves)
         try:
@@ -249,7 +260,7 @@ class ChunkItems:
         return packs, _pushed_back(buffer, packs, pushback)
 
     def _selected(self, buffer: list[Item], values: list[Any], run: ChunkRun) -> tuple[list[list[Any]], list[Any]]:
-        """What the selection says."""
+        """Call the selection; return its packs and the values that it pushes back."""
         if self.selection is not None:
             full = self.selection(values, _addresses(buffer))
             return list(map(list, full.packs)), list(full.pushback)
@@ -265,12 +276,13 @@ class ChunkItems:
     def _encode_selected(
         self, pack: list[Any], known: dict[int, Item], here: tuple[int, int, int], run: ChunkRun
     ) -> tuple[list[Any], Origins]:
-        """The samples of a pack after ``postencode_sample``, without those that fail; and where they come from."""
+        """Return the samples of a pack after ``postencode_sample``, without failures, and their addresses."""
         origins: Origins = [_origin(value, known.get(id(value))) for value in pack]
         for hook in self.hooks.selected:
-            encoded, encoded_origins = list[Any](), list[Address | None]()
+            encoded = list[Any]()
+            encoded_origins = list[Address | None]()
             for place, (value, origin) in enumerate(zip(pack, origins, strict=True)):
-                # A sample's own randomness; an object that the selection made itself has that of its place.
+                # A sample has its own randomness; an object that the selection made has that of its place.
                 item = known.get(id(value))
                 if item is None or item.result is None or item.origins[0] in (None, _COUNTED):
                     context = run.of_chunk(_SELECTED, *here, place, number=here[0] + here[2])
@@ -281,53 +293,54 @@ class ChunkItems:
                     made = run.apply(hook, value, name="a sample", origins=(failing,))
                 encoded += made
                 encoded_origins += [origin] * len(made)
-            pack, origins = encoded, encoded_origins
+            pack = encoded
+            origins = encoded_origins
         return pack, origins
 
 
 def _checked_packs(packs: Any, values: list[Any], select: Callable[..., Any]) -> list[Any]:
-    """The packs of a selection, unless it has samples, or their numbers, where lists of samples were meant."""
+    """Return the packs of a selection; raise if it has samples, or their numbers, in place of lists of samples."""
     kinds = set(map(type, values))
     if not isinstance(packs, Iterable) or isinstance(packs, _NO_PACK):
-        found = f"a {type(packs).__name__}"
+        returned = f"a {type(packs).__name__}"
     else:
         packs = list(packs)
         if any(
             (type(pack) in kinds and not isinstance(pack, (list, tuple))) or isinstance(pack, _NO_PACK)
             for pack in packs
         ):
-            found = "a list of samples"
+            returned = "a list of samples"
         elif int not in kinds and any(
-            type(one) is int for pack in packs for one in (pack if isinstance(pack, (list, tuple)) else [pack])
+            type(entry) is int for pack in packs for entry in (pack if isinstance(pack, (list, tuple)) else [pack])
         ):
-            found = "numbers"
+            returned = "numbers"
         else:
             return packs
     raise FatalSampleError(
-        f"select_samples_to_pack returned {found}, and not a list of lists of samples",
+        f"select_samples_to_pack returned {returned}, and not a list of lists of samples",
         where=place_of(select),
         fix="return a list of packs, each a list of the samples themselves: [[samples[0], samples[2]], [samples[1]]]",
     )
 
 
 def _pushed_back(buffer: list[Item], packs: list[list[Any]], pushback: list[Any]) -> list[Item]:
-    """Samples for the next buffer. One of which a pack has a part already is counted with that part."""
+    """Return the samples of the next buffer. A sample that is also in a pack, in part, is counted with that pack."""
     items = {id(sample.value): sample for sample in buffer}
     by_key = {key: sample for sample in buffer if (key := _restore_key(sample.value)) is not None}
     packed = {id(value) for pack in packs for value in pack}
     packed_keys = {key for pack in packs for value in pack if (key := _restore_key(value)) is not None}
-    found = []
+    next_samples = []
     for value in pushback:
         key = _restore_key(value)
         item = items.get(id(value)) or by_key.get(key) or buffer[-1]
         is_new = item.value is not value and key not in by_key
         again = is_new or id(value) in packed or key in packed_keys
-        found.append(replace(item, value=value, origins=(_COUNTED,) if again else item.origins))
-    return found
+        next_samples.append(replace(item, value=value, origins=(_COUNTED,) if again else item.origins))
+    return next_samples
 
 
 def _is_end(buffer: list[Item], pushed_back: list[Item], fresh: int) -> bool:
-    """Whether what is pushed back are the last samples of a buffer, as they came: then a place says which."""
+    """Return whether the pushed back samples are the last of a buffer, in order, so that a place describes them."""
     count = len(pushed_back)
     if count > fresh:
         return False
@@ -336,19 +349,19 @@ def _is_end(buffer: list[Item], pushed_back: list[Item], fresh: int) -> bool:
 
 
 def _addresses(samples: list[Item]) -> Origins:
-    """Where samples come from, as far as that is known."""
+    """Return the addresses of samples, as far as they are known."""
     return [None if sample.origins[0] is _COUNTED else sample.origins[0] for sample in samples]
 
 
 def _not_selected(buffer: list[Item], packs: list[list[Any]]) -> list[Item]:
-    """The samples of a buffer that are in no pack. Copies that a selection makes are known by their restore keys."""
+    """Return the samples that are in no pack. Copies that a selection makes are identified by their restore keys."""
     selected = {id(value) for pack in packs for value in pack}
     keys = {key for pack in packs for value in pack if (key := _restore_key(value)) is not None}
     return [sample for sample in buffer if id(sample.value) not in selected and _restore_key(sample.value) not in keys]
 
 
 def _origin(value: Any, item: Item | None) -> Address | None:
-    """The address of a sample that was selected."""
+    """Return the address of a selected sample, or None."""
     if item is not None:
         return item.origins[0]
     key = _restore_key(value)

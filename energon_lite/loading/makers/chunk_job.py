@@ -1,4 +1,4 @@
-"""A chunk to be worked on, a place inside it, and what comes out of it."""
+"""Job of a chunk, places inside the chunk, and the results of the job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from energon_lite.batching.set_digest import NO_SAMPLES
+from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.loading.makers.outcomes import Address, Outcome
 from energon_lite.order.orders import Addresses
 
@@ -14,21 +14,21 @@ __all__ = ["START", "Carried", "ChunkJob", "Item", "Made", "Origins", "Place", "
 
 #: Addresses of samples, as far as they are known.
 Origins = Sequence[Address | None]
-#: What has been read of a chunk: the first four numbers of a :class:`Place`.
+#: Progress of reading a chunk: the first four numbers of a :class:`Place`.
 Reading = tuple[int, int, int, int]
 
 
 class Place(NamedTuple):
-    """Where in a chunk a batch begins: what has been read of it, and how many batches were made of that.
+    """Place in a chunk at which a batch begins: the progress of reading, and the batches made of what was read.
 
     Attributes:
-        unit: positions of the chunk that are done with; with packing: position at which the current buffer begins. A
-            buffer that begins with the last positions of the chunk before it in the same lane has a negative one.
-        item: results of the next position that are done with (a generator yields several).
-        pack: packs of the current buffer that are done with.
-        part: results of the next pack that are done with.
-        bundle: times that samples were put together to be batched.
-        sub: batches made of the current bundle that are done with.
+        unit: finished positions of the chunk; with packing: the position at which the current buffer begins. A buffer
+            that begins with the last positions of the chunk before it in the same lane has a negative one.
+        item: finished results of the next position (a generator yields several).
+        pack: finished packs of the current buffer.
+        part: finished results of the next pack.
+        bundle: finished bundles.
+        sub: finished batches of the current bundle.
     """
 
     unit: int = 0
@@ -40,11 +40,11 @@ class Place(NamedTuple):
 
     @property
     def reading(self) -> Reading:
-        """The part that tells what has been read."""
+        """Progress of reading: the first four numbers."""
         return self[:4]
 
     def to_plain(self) -> list[int]:
-        """A list of integers without the zeros at its end."""
+        """Return the numbers as a list of integers without trailing zeros."""
         numbers = list(self)
         while numbers and not numbers[-1]:
             numbers.pop()
@@ -55,11 +55,11 @@ START = Place()
 
 
 class Tail(NamedTuple):
-    """The end of a chunk, whose items do not fill a batch: others of a chunk after it will.
+    """End of a chunk whose items do not fill a batch; the batch is filled in a later chunk.
 
     Attributes:
-        chunk: its number.
-        place: where in it the end begins.
+        chunk: number of the chunk.
+        place: place in the chunk at which its end begins.
     """
 
     chunk: int
@@ -71,12 +71,12 @@ class Item:
     """A sample on its way into a batch, or into a pack.
 
     Args:
-        value: what the hooks made.
+        value: the result of the hooks.
         start: its place in the chunk.
-        after: that of the one that follows.
-        origins: addresses of the samples that it stands for, and is counted for.
-        result: number among the results of its sample; None: it is packed.
-        more_of: addresses of samples that are counted with another item, and partly in this one.
+        after: place of the next item.
+        origins: addresses of the samples that the item consists of, and that are counted with it.
+        result: number among the results of its sample; None: it is a pack.
+        more_of: addresses of samples that are partly in this item, but are counted with another one.
     """
 
     value: Any
@@ -89,15 +89,15 @@ class Item:
 
 @dataclass(frozen=True)
 class Carried:
-    """What one chunk hands over to another.
+    """Items and samples that one chunk hands over to another.
 
     Args:
-        tail: from here on the items are made again; behind the last batch that there was. None: there are none.
-        begin: here the batch begins that is to be filled: at the tail, or behind what failed after it.
-        items: too few for a batch.
-        outcomes: what happened to samples since the tail; told with the batch.
-        samples: those that are in no pack yet, and with which the first buffer of the chunk begins that gets them.
-            Their places are those in that chunk, so positions are negative.
+        tail: the place, after the last batch, from which the items can be made again; None: there are no items.
+        begin: the place at which the unfilled batch begins: at the tail, or after failed samples that follow it.
+        items: the items; too few for a batch.
+        outcomes: outcomes of samples since the tail; they are reported with the batch.
+        samples: samples that are in no pack yet; the first buffer of the receiving chunk begins with them. Their places
+            are relative to that chunk, so positions are negative.
     """
 
     tail: Tail | None
@@ -108,28 +108,28 @@ class Carried:
 
     @property
     def begins_at(self) -> Place:
-        """The place at which the chunk begins that gets it."""
+        """The place at which the receiving chunk begins."""
         return Place(*self.samples[0].start) if self.samples else START
 
 
 @dataclass(frozen=True)
 class ChunkJob:
-    """A chunk whose batches are to be made, from some place in it on.
+    """A chunk whose batches are to be made, from a place in it on.
 
     Args:
-        pass_number: which pass over the data.
-        number: which chunk of the pass.
-        samples: addresses of its samples, from position ``offset`` of the chunk on. A negative one: before them are
-            those of the last positions of the chunk before it in the same lane.
-        offset: see above.
-        first: the first batch wanted.
-        empty: one batch without samples is wanted, in the likeness of the first one of this chunk.
-        stride: what does not fill a batch goes to the chunk so many after this one; 0: nothing is handed over.
-        is_last: there is no such chunk any more.
-        carried: what this chunk was handed; or the job whose chunk hands it over, and which makes that again.
-        pushback: samples that a selection for packing pushes back, because its buffer ends, are the beginning of the
-            next buffer, also where that is one of a later chunk.
-        fills_buffers: so are those of a buffer that is not full.
+        pass_number: number of the pass over the data.
+        number: number of the chunk in the pass.
+        samples: addresses of its samples, from position ``offset`` of the chunk on. If that is negative, they begin
+            with the last positions of the chunk before it in the same lane.
+        offset: first position in ``samples``.
+        first: place of the first batch that is wanted.
+        empty: make one batch without samples, with the structure of the first batch of this chunk.
+        stride: distance, in chunks, to the chunk that gets the remainder; 0: nothing is handed over.
+        is_last: there is no such chunk.
+        carried: the remainder that this chunk was handed; or the job of the chunk that hands it over, to be run again.
+        pushback: samples that a selection for packing pushes back because its buffer ends begin the next buffer, also
+            if that is in a later chunk.
+        fills_buffers: the samples of a buffer that is not full do the same.
     """
 
     pass_number: int
@@ -151,39 +151,39 @@ class ChunkJob:
 
     @property
     def carried_items(self) -> list[Item]:
-        """The items that it was handed."""
+        """Items that were handed over to this chunk."""
         return [*self.carried.items] if isinstance(self.carried, Carried) else []
 
     @property
     def carried_samples(self) -> list[Item]:
-        """The samples that it was handed, and need not be made again."""
+        """Samples that were handed over to this chunk and need not be made again."""
         return [*self.carried.samples] if isinstance(self.carried, Carried) and self.offset >= 0 else []
 
     @property
     def hands_over(self) -> bool:
-        """Whether there is a chunk that gets what is left of this one."""
+        """True if there is a chunk that gets the remainder of this one."""
         return bool(self.stride) and not self.is_last
 
     @property
     def end(self) -> Reading:
-        """Behind its last sample."""
+        """Place after its last sample."""
         return self.offset + len(self.samples.index), 0, 0, 0
 
 
 @dataclass(frozen=True)
 class Made:
-    """A batch of a chunk, or what was left over at its end.
+    """A batch of a chunk, or the remainder at its end.
 
     Args:
-        batch: see ``is_batch``.
-        outcomes: what happened to samples since the batch before, and to those in it.
-        after: where the next batch begins; None: the chunk has no more of them.
-        is_batch: False: there is no batch, only outcomes, or what is handed over.
-        rows: samples or packs in it; of what is handed over, those that are this chunk's.
-        trace: how it was made, if that was asked for.
-        tail: the next batch, too, is one of what the chunk was handed, and begins here.
-        carried: what is handed over.
-        digest: of the samples that are in the batch; see :mod:`energon_lite.batching.set_digest`.
+        batch: the batch, if ``is_batch``.
+        outcomes: outcomes of samples since the previous batch, and of those in this one.
+        after: place of the next batch; None: the chunk has no more batches.
+        is_batch: False: there is no batch, only outcomes and a remainder.
+        rows: samples or packs in the batch; in a remainder, those of this chunk.
+        trace: timing record, if requested.
+        tail: place of the next batch, if that one, too, is made of items that were handed over.
+        carried: the remainder that is handed over.
+        digest: digest of the samples in the batch; see :mod:`energon_lite.batching.digests`.
     """
 
     batch: Any

@@ -1,12 +1,12 @@
-"""From a chunk to its batches, where hooks decide how many samples there are: pure, the same in every process.
+"""From a chunk to its content-decided batches: pure, the same in every process.
 
     positions --sample hooks--> samples --(packs)--> items --(groups)--> bundles --batch, encode_batch--> batches
 
-Any hook may make less or more of what it gets. Items that do not fill a batch at a chunk's end are handed over to a
-later chunk (with groups, or if the user says so, they become smaller batches, or are dropped). A batch can be made
-again from the number of the chunk and the :class:`Place` in it at which it begins. Where neither packs nor groups mix
-samples, that takes no more than the samples of the batch; a pack takes the samples of its buffer (up to the selection),
-a batch of a group the whole chunk.
+Any hook may make fewer or more results of its input. Items that do not fill a batch at a chunk's end are handed over to
+a later chunk (with groups, or by request, they become smaller batches, or are dropped). A batch can be made again from
+the number of the chunk and the :class:`Place` in it at which the batch begins. If neither packs nor groups mix samples,
+this reads no more than the samples of the batch; a pack needs the samples of its buffer (up to the selection), a batch
+of a group the whole chunk.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from energon_lite.worker_config import ErrorHandler
 
 __all__ = ["ChunkPipeline"]
 
-#: Keeps the hashes for different purposes apart.
+#: Tag that separates the hashes of this purpose from those of others.
 _BUNDLE = 14
 
 
 class ChunkPipeline:
-    """Makes the batches of chunks.
+    """Maker of the batches of chunks.
 
     Args:
         leaves, encoder, seed, error_handler: as for :class:`~energon_lite.loading.makers.pipeline.Pipeline`.
-        batch_size: samples in a batch; None: as the groups say, or single samples.
-        packing_buffer_size: samples in a buffer; None: no packing.
-        keep_remainder: what is left at a chunk's end, and not handed over, becomes smaller batches; else it is dropped,
-            and counted.
-        bundler: makes batches by the lengths of all samples of a chunk; None: by their number, or by groups.
+        batch_size: samples in a batch; None: the groups give it, or batches are single samples.
+        packing_buffer_size: samples in a buffer of packing; None: no packing.
+        keep_remainder: the remainder of a chunk, unless it is handed over, becomes smaller batches; if False, it is
+            dropped and counted.
+        bundler: rule for batches by the lengths of all samples of a chunk; None: batches by number, or by groups.
     """
 
     def __init__(
@@ -60,9 +60,11 @@ class ChunkPipeline:
         keep_remainder: bool = True,
         bundler: Bundler | None = None,
     ):
-        packing, batched = packing_buffer_size is not None, batch_size is not None
+        packing = packing_buffer_size is not None
+        batched = batch_size is not None
         hooks = hooks_of(encoder, packing=packing, batched=batched, by_tokens=bundler is not None)
-        self.hooks, self.keep_remainder = hooks, keep_remainder
+        self.hooks = hooks
+        self.keep_remainder = keep_remainder
         self.samples = SampleMaker(leaves, encoder, hooks, seed=seed, error_handler=error_handler)
         self._items = ChunkItems(hooks, packing_buffer_size, pack_selection(encoder))
         self._bundler = bundler or (BundlesByGroup(batch_size) if hooks.groups else BundlesByCount(batch_size or 1))
@@ -70,37 +72,36 @@ class ChunkPipeline:
         self._likeness: Made | None = None
 
     def run(self, job: ChunkJob) -> Result:
-        """All batches of a job: a result whose ``batch`` is a list of :class:`Made`."""
+        """Make all batches of a job; the ``batch`` of the result is a list of :class:`Made`."""
         return Result(self._empty_batch(job) if job.empty else list(self.batches(job)))
 
     def batches(self, job: ChunkJob) -> Iterator[Made]:
-        """The batches of a job, each made when it is asked for, then what is handed over. The last one's ``after`` is
-        None.
+        """Yield the batches of a job, each made on request, then the remainder. The ``after`` of the last one is None.
 
         Raises:
-            FatalSampleError: a hook asked for the end, or broke a rule.
+            FatalSampleError: a hook asked to end the run, or broke a rule.
         """
         run = self._run(job)
         made = self._made(run)
         while True:
             for observer in self.samples.observers:
                 observer.begin()
-            one = next(made, None)
-            if one is None:
+            result = next(made, None)
+            if result is None:
                 return
             trace = self.samples.end([origin for item in run.items for origin in (*item.origins, *item.more_of)])
-            yield one if trace is None else replace(one, trace=trace)
+            yield result if trace is None else replace(result, trace=trace)
 
     def restore(self, address: Address, attempt: int, sub: int = 0) -> Any:
-        """The sample at an address, after the sample hooks; the ``sub``-th of those that they yield.
+        """Return the sample at an address after the sample hooks: the ``sub``-th of the samples that they yield.
 
         Raises:
-            SampleError: it is skipped or fails, or there are not so many.
+            SampleError: it is skipped or fails, or the hooks yield fewer samples.
         """
         return self._items.restore(address, self._run(_no_chunk()), sub)
 
     def results(self, address: Address) -> tuple[list[Any], list[Failure]]:
-        """All that the sample hooks make of the sample at an address, and what went wrong."""
+        """Return all results of the sample hooks for an address, and the failures."""
         return self._items.results(address, self._run(_no_chunk()))[:2]
 
     def _run(self, job: ChunkJob, *, keep_remainder: bool | None = None) -> ChunkRun:
@@ -123,7 +124,7 @@ class ChunkPipeline:
     # -- batches --------------------------------------------------------------------------------------------------
 
     def _single(self, run: ChunkRun) -> Iterator[Made]:
-        """Items as they are."""
+        """Yield each item as a batch."""
         for item in self._items.of(run):
             if self.hooks.packs:
                 key = ("chunk", run.job.pass_number, run.job.number, *Place(*item.start))
@@ -136,62 +137,70 @@ class ChunkPipeline:
     def _batched(self, run: ChunkRun) -> Iterator[Made]:
         job = run.job
         tail = job.carried.tail if isinstance(job.carried, Carried) else None
-        told = tail or Tail(job.number, job.first)
+        reported = tail or Tail(job.number, job.first)
         for bundle in self._bundler.bundles(self._items.of(run), run):
-            begin, own = bundle.begin, bundle.chunk == job.number
+            begin = bundle.begin
+            own = bundle.chunk == job.number
             if own and begin.bundle < job.first.bundle:
-                continue  # only with groups: delivered, and needed only to know what is in the others
+                continue  # only with groups: delivered before, but needed to fill the other groups
             if not bundle.is_filled:
-                items, outcomes, left = bundle.items, run.take(), _moved(run.left, job.end[0])
-                handed_over = Carried(told, Tail(bundle.chunk, begin), items, outcomes, left)
+                items = bundle.items
+                outcomes = run.take()
+                left = _moved(run.left, job.end[0])
+                handed_over = Carried(reported, Tail(bundle.chunk, begin), items, outcomes, left)
                 added = len(items) - len(job.carried_items) + len(left)
                 yield Made(None, is_batch=False, rows=added, carried=handed_over)
                 return
             batches = self._batches_of(bundle, run)
             origins = origins_of(bundle.items)
-            if begin.sub:  # what happened on the way to the bundle was told with its first batch
+            if begin.sub:  # outcomes before the bundle were reported with its first batch
                 run.take()
                 origins = ()
             start = (0, 0, 0, 0) if self.hooks.whole_chunks else bundle.items[0].start
             key = ("chunk", job.pass_number, bundle.chunk, *start, begin.bundle)
             for sub, batch in enumerate(batches[begin.sub :], begin.sub):
-                # A batch that goes on in another chunk can be made again only if it is known which one that is.
+                # A batch that ends in another chunk can only be made again if the key has the stride to that chunk.
                 set_restore_key(batch, (*key, sub) if own and start[0] >= 0 else (*key, sub, job.stride))
-                after, tail = bundle.following, None
+                after = bundle.following
+                tail = None
                 if sub + 1 < len(batches):
                     after = begin._replace(sub=sub + 1)
                     if not own:
-                        after, tail = START, Tail(bundle.chunk, after)
+                        after = START
+                        tail = Tail(bundle.chunk, begin._replace(sub=sub + 1))
                 rows = rows_of(batch, len(bundle.items)) if self._batches_yield else len(bundle.items)
                 digest = run.digest(bundle.items, sub)
                 yield Made(batch, run.take(origins), after, rows=rows, tail=tail, digest=digest)
-                origins, told = (), tail or Tail(job.number, after or START)
+                origins = ()
+                reported = tail or Tail(job.number, after or START)
         if run.left:
             yield self._handed_over(run)
 
     def _handed_over(self, run: ChunkRun) -> Made:
-        """Samples that are in no pack, where no items go with them."""
+        """Return the remainder if it has only samples that are in no pack, and no items."""
         carried = Carried(None, None, [], [], _moved(run.left, run.job.end[0]))
         return Made(None, run.take(), is_batch=False, rows=len(run.left), carried=carried)
 
     def _batches_of(self, bundle: Bundle, run: ChunkRun) -> list[Any]:
-        """What ``batch`` and ``encode_batch`` make of a bundle: usually one batch."""
+        """Return the results of ``batch`` and ``encode_batch`` for a bundle: usually one batch."""
         run.items = bundle.items
         origins = origins_of(bundle.items)
-        read, run.at = run.at, BEHIND  # what becomes of a bundle was not told before
-        name, number = f"{len(bundle.items)} samples", bundle.begin.bundle
+        read = run.at
+        run.at = BEHIND  # outcomes of a bundle have not been reported before
+        name = f"{len(bundle.items)} samples"
+        number = bundle.begin.bundle
         with run.of_batch(_BUNDLE, bundle.chunk, number):
             raw = run.apply("batch", [item.value for item in bundle.items], name=name, origins=origins)
         batches = []
-        for part, one in enumerate(raw):
-            # A place of its own for each hook: what one draws must not depend on how much the other drew.
+        for part, raw_batch in enumerate(raw):
+            # Each hook has its own seed, so that its random numbers do not depend on how many another hook drew.
             with run.of_batch(_BUNDLE, bundle.chunk, number, 1, part):
-                batches += run.apply("encode_batch", one, name=name, origins=origins)
+                batches += run.apply("encode_batch", raw_batch, name=name, origins=origins)
         run.at = read
         return batches
 
     def _empty_batch(self, job: ChunkJob) -> list[Made]:
-        """A batch without samples, or nothing if the chunk has no batch to show what one looks like."""
+        """Return a batch without samples; an empty list if the chunk has no batch that could serve as a template."""
         if not self.hooks.batched:
             return [Made(None)]
         if self._likeness is None:
@@ -199,7 +208,9 @@ class ChunkPipeline:
             self._likeness = next((made for made in self._made(whole) if made.is_batch), None)
         if self._likeness is None:
             return []
-        like, rows, origin = self._likeness.batch, self._likeness.rows, (_BUNDLE, job.pass_number, job.number)
+        like = self._likeness.batch
+        rows = self._likeness.rows
+        origin = (_BUNDLE, job.pass_number, job.number)
         with self.samples.context() as context:
             batch = self.samples.empty_batch(like, rows, context, *origin)
         set_restore_key(batch, ("empty",))
@@ -207,10 +218,10 @@ class ChunkPipeline:
 
 
 def _moved(samples: list[Item], units: int) -> list[Item]:
-    """Samples with their places in a chunk that begins so many positions later."""
+    """Return samples with their places in a chunk that begins ``units`` positions later."""
     return [
-        replace(one, start=(one.start[0] - units, *one.start[1:]), after=(one.after[0] - units, *one.after[1:]))
-        for one in samples
+        replace(item, start=(item.start[0] - units, *item.start[1:]), after=(item.after[0] - units, *item.after[1:]))
+        for item in samples
     ]
 
 

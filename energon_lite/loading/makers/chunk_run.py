@@ -1,11 +1,11 @@
-"""Making the batches of one chunk: where the work is, what happened to samples so far, and how hooks are called."""
+"""A run of a chunk's job: its progress, the outcomes of samples so far, and the calls of hooks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from energon_lite.batching.set_digest import address_hash, address_hashes, part_hash
+from energon_lite.batching.digests import address_hash, address_hashes, part_hash
 from energon_lite.errors import UnlikeError
 from energon_lite.hooks import HookContext
 from energon_lite.loading.makers.chunk_job import Carried, ChunkJob, Item, Origins, Reading
@@ -17,36 +17,37 @@ from energon_lite.order.hashing import MASK64
 
 __all__ = ["BEHIND", "ChunkRun", "dropped", "origins_of"]
 
-#: Behind all that any chunk has.
+#: Place after all places of any chunk.
 BEHIND: Reading = (1 << 62, 0, 0, 0)
-#: Before all of them.
+#: Place before all places of any chunk.
 _BEFORE: Reading = (-1 << 62, 0, 0, 0)
 
 
 class ChunkRun:
-    """One run of a job. It collects outcomes until the next batch takes them along.
+    """One run of a job. It collects outcomes until they are taken with the next batch.
 
-    Where a chunk is gone through a second time to get to its undelivered part, what happened before that part was
-    told already.
+    If a chunk is run a second time to reach its undelivered part, the outcomes before that part have been reported.
 
     Args:
-        job: the chunk, and where in it the run begins.
-        samples: makes its samples.
-        keep_remainder: what is left at the end becomes smaller batches.
+        job: the chunk, and the place in it at which the run begins.
+        samples: the maker of its samples.
+        keep_remainder: the remainder at the chunk's end becomes smaller batches.
 
     Attributes:
-        context: of the hooks.
-        at: where the work is.
-        buffer: where the running buffer of packing began, or the first of those that push samples back into the next;
+        context: context of the hooks.
+        at: the current place.
+        buffer: place of the running buffer of packing, or of the first buffer that pushed samples back into the next;
             None: there are no buffers.
-        packs: packs that were made since there, before the running buffer.
-        items: what the batch was made of that was made last.
-        left: samples at the chunk's end that are in no pack, and go on to another chunk.
-        is_end: what a selection pushed back is the end of what it was given, or nothing.
+        packs: packs that were made since that place, before the running buffer.
+        items: items of the batch that was made last.
+        left: samples at the chunk's end that are in no pack and are handed over.
+        is_end: the samples that a selection pushed back are the last ones of its buffer, or there are none.
     """
 
     def __init__(self, job: ChunkJob, samples: SampleMaker, *, keep_remainder: bool = True):
-        self.job, self.samples, self.keep_remainder = job, samples, keep_remainder
+        self.job = job
+        self.samples = samples
+        self.keep_remainder = keep_remainder
         self.context = samples.context()
         self.at: Reading = (0, 0, 0, 0)
         self.buffer: tuple[int, int] | None = None
@@ -54,44 +55,49 @@ class ChunkRun:
         self.items: Sequence[Item] = ()
         self.left: list[Item] = []
         self.is_end = True
-        self._unit: int | None = None  # the position that is read for a buffer
-        self._read: list[tuple[int, Outcome]] = []  # what happened while it was filled, by position
-        self._hashes: dict[Address | None, int] | None = None  # of the addresses of the chunk's samples
+        self._unit: int | None = None  # the position that is being read for a buffer
+        self._read: list[tuple[int, Outcome]] = []  # outcomes while the buffer was filled, with their positions
+        self._hashes: dict[Address | None, int] | None = None  # hash of each address of the chunk's samples
         self._told: Reading = job.first.reading
         self._outcomes: list[Outcome] = [*job.carried.outcomes] if isinstance(job.carried, Carried) else []
 
     # -- hooks ----------------------------------------------------------------------------------------------------
 
     def of_chunk(self, tag: int, *origin: int, number: int) -> HookContext:
-        """The context, moved to something of the chunk.
+        """Move the context to an object of the chunk.
 
         Args:
-            tag: keeps the hashes for different purposes apart.
-            origin: tells it from others of the chunk.
-            number: of the thing, for the index that hooks can ask for.
+            tag: tag that separates the hashes of different purposes.
+            origin: numbers that identify the object in the chunk.
+            number: number of the object, for the sample index of the hooks.
         """
-        job, index = self.job, (self.job.number << 20) + number
+        job = self.job
+        index = (self.job.number << 20) + number
         return self.context.move(self.samples.seed, tag, job.pass_number, job.number, *origin, sample_index=index)
 
     def of_batch(self, tag: int, chunk: int, number: int, *origin: int) -> HookContext:
-        """The context, moved to a batch: one of so many that begin in a chunk."""
-        of_pass, index = self.job.pass_number, chunk << 20 | number
+        """Move the context to a batch, given the chunk in which it begins and its number there."""
+        of_pass = self.job.pass_number
+        index = chunk << 20 | number
         return self.context.move(self.samples.seed, tag, of_pass, chunk, number, *origin, batch_index=index)
 
     def of_sample(self, tag: int, address: Address, *origin: int) -> HookContext:
-        """The context, moved to a sample."""
-        leaf, index, epoch = self.samples.leaves[address[0]], address[1], address[2]
+        """Move the context to a sample."""
+        leaf = self.samples.leaves[address[0]]
+        index = address[1]
+        epoch = address[2]
         sample_index = epoch * leaf.length + index
         return self.context.move(self.samples.seed, tag, leaf.key, epoch, index, *origin, sample_index=sample_index)
 
     def apply(self, hook: str, argument: Any, *, leaf: str = "*", name: str, origins: Origins) -> list[Any]:
-        """The results of a hook: one, or none if it fails, or as many as it yields.
+        """Return the results of a hook: one, none if it fails, or any number if it is a generator.
 
         Args:
-            leaf, name: for messages: where the argument comes from, and what it is called.
-            origins: addresses of the samples that the argument stands for.
+            leaf, name: for messages: the leaf of the argument, and its name.
+            origins: addresses of the samples that the argument consists of.
         """
-        function, guarded = getattr(self.samples.encoder, hook), self.samples.guarded
+        function = getattr(self.samples.encoder, hook)
+        guarded = self.samples.guarded
         names = name if leaf != "*" else SampleNames(name, origins, self.samples.leaves)
         results: list[Any] = []
         try:
@@ -104,7 +110,7 @@ class ChunkRun:
         except Rejected as rejected:
             if not results:
                 self.fail(rejected.failure, origins)
-            elif not rejected.failure.skipped:  # a part of the sample is lost; it is delivered all the same
+            elif not rejected.failure.skipped:  # a part of the sample is lost; the rest is delivered
                 self.fail(rejected.failure)
             return results
         if not results:
@@ -114,32 +120,33 @@ class ChunkRun:
     # -- outcomes -------------------------------------------------------------------------------------------------
 
     def reads(self, unit: int) -> None:
-        """A position of the chunk is read now."""
-        if unit < 0:  # what is wrong with samples of an earlier chunk was told there
+        """Note that a position of the chunk is read."""
+        if unit < 0:  # outcomes of samples of an earlier chunk were reported there
             self.at = _BEFORE
         elif self.buffer is None:
             self.at = (unit, 0, 0, 0)
         else:
-            self.at, self._unit = self._in_buffer(unit), unit
+            self.at = self._in_buffer(unit)
+            self._unit = unit
 
     def _in_buffer(self, unit: int) -> Reading:
-        """Where a position is read. One whose results began in the buffer before this one belongs to that buffer."""
+        """Return the place of a position that is read. If its first results were in the buffer before, it is there."""
         begin, item = self.buffer or (0, 0)
         return begin, item if unit > begin else 0, self.packs, 0
 
     def selects(self) -> int:
-        """A buffer is filled: what happens from here on happens to its packs. Returns where :meth:`filled` has to put
-        what happened before."""
+        """Note that a buffer is full: outcomes from here on are those of its packs. Return the index at which
+        :meth:`filled` inserts the outcomes of filling it."""
         self._unit = None
         return len(self._outcomes)
 
     def filled(self, place: int, following: Sequence[int] | None = None) -> None:
-        """What happened while the buffer was filled is told now; but what happened behind the place at which the
-        following buffer begins is told with that one, since who goes on there reads it again.
+        """Report the outcomes of filling a buffer. Outcomes after the place at which the next buffer begins are
+        reported with that one, because a run that is resumed there reads their samples again.
 
         Args:
-            place: what :meth:`selects` returned.
-            following: position, and result of it, at which the following buffer begins; None: all is told.
+            place: the return value of :meth:`selects`.
+            following: position, and result of it, at which the next buffer begins; None: report all outcomes.
         """
         end = 1 << 62 if following is None else following[0] + (following[1] > 0)
         self._outcomes[place:place] = [
@@ -148,19 +155,19 @@ class ChunkRun:
         self._read = [(unit, outcome) for unit, outcome in self._read if unit >= end]
 
     def fail(self, failure: Failure, origins: Origins = (None,)) -> None:
-        """These samples were skipped, failed, or were dropped."""
+        """Record that samples were skipped, failed, or were dropped."""
         if self._unit is not None:
             self._read += [(self._unit, outcome) for outcome in of_each(failure, origins)]
         elif self.at >= self._told:
             self._outcomes += of_each(failure, origins)
 
     def mark(self, mark: Mark, times: int) -> None:
-        """Something befell so many samples that are delivered all the same."""
+        """Record a mark for a number of samples that are delivered nevertheless."""
         if self.at >= self._told:
             self._outcomes += [mark] * times
 
     def fine(self) -> None:
-        """A sample went well: failures are not in a row any more."""
+        """Record that a sample went well, which ends a row of failures."""
         last = self._read[-1][1] if self._read else self._outcomes[-1] if self._outcomes else None
         if isinstance(last, Failure) and self._unit is not None:
             self._read.append((self._unit, Mark.FINE))
@@ -168,25 +175,27 @@ class ChunkRun:
             self._outcomes.append(Mark.FINE)
 
     def take(self, origins: Origins = ()) -> list[Outcome]:
-        """All outcomes since the last time, and those of the samples that are delivered now."""
-        outcomes, self._outcomes = self._outcomes, []
+        """Return all outcomes since the last call, and those of the samples that are delivered now."""
+        outcomes = self._outcomes
+        self._outcomes = []
         return outcomes + [None if origin is None else origin[0] for origin in origins]
 
     def has_outcomes(self) -> bool:
-        """Whether there are any that were not taken."""
+        """Return whether there are outcomes that were not taken."""
         return bool(self._outcomes)
 
     def digest(self, items: Sequence[Item], sub: int = 0) -> int:
-        """That of a batch of items.
+        """Return the digest of a batch of items.
 
         Args:
-            sub: its number, of the batches that were made of these items.
+            sub: number of the batch among those that were made of these items.
         """
         if (known := self._hashes) is None:
-            found = address_hashes(*self.job.samples.columns()).tolist()
-            known = self._hashes = dict(zip(self.job.samples.rows(), found, strict=True))
-        total, get = 0, known.get
-        for item in items:  # quickly, as there are some for each batch
+            hashes = address_hashes(*self.job.samples.columns()).tolist()
+            known = self._hashes = dict(zip(self.job.samples.rows(), hashes, strict=True))
+        total = 0
+        get = known.get
+        for item in items:  # this loop is run for every batch, so it must be fast
             part = item.result
             if part is None:
                 part = item.start[3]
@@ -200,17 +209,17 @@ class ChunkRun:
 
 
 def _hash_of(address: Address | None) -> int:
-    """Of a sample that is not the chunk's own; 0 for one that is not known, or counted elsewhere."""
+    """Return the hash of a sample outside the chunk; 0 if its address is not known, or if it is counted elsewhere."""
     return 0 if address is None or address[0] < 0 else address_hash(*address[:3])
 
 
 def origins_of(items: Sequence[Item]) -> Origins:
-    """The addresses of all samples that items stand for."""
+    """Return the addresses of all samples that items consist of."""
     return [origin for item in items for origin in item.origins]
 
 
 def dropped(stage: str, reason: str, *, leaf: str = "*", name: str) -> Failure:
-    """The outcome of a sample with which nothing is wrong, but which goes nowhere."""
+    """Return the outcome of a valid sample that gets into no batch."""
     return Failure(leaf, name, stage, reason, skipped=True, dropped=True)
 
 

@@ -1,9 +1,9 @@
-"""The samples that one read brought: each becomes an object when it is asked for; or all of them become a batch, field
-by field, where no hook asks to see them one by one.
+"""Samples of one read: made into objects on request, or collated into a batch field by field if no hook sees single
+samples.
 
-Either way the values are the same. Anything out of the ordinary (a part that cannot be decoded, parts that differ from
-sample to sample) is answered with None, or left to :class:`~energon_lite.storage.samples.sample_loader.SampleLoader`,
-which says what is wrong with which sample.
+Both ways give the same values. Any irregularity (a part that cannot be decoded, parts that differ from sample to
+sample) gives None, or is left to :class:`~energon_lite.storage.samples.sample_loader.SampleLoader`, which reports the
+sample and the error.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ __all__ = ["LeafFields", "Rows", "batch_of_rows", "columns_of", "has_default_hoo
 
 
 class LeafFields:
-    """How the parts of a leaf's samples become their fields. Make one with :meth:`plan`.
+    """Plan for making the fields of a leaf's samples from their parts. Use :meth:`plan` to make one.
 
     Attributes:
-        kind: what the samples are.
-        labels: subflavors, of which each sample has a copy.
-        parts: those that are needed.
-        steps: by part, what is done with its bytes (None: nothing), and the fields that it gives, with the accesses
-            into what it becomes (None: the whole).
-        decodes: anything is done with the bytes of any part.
-        absent: fields of a sample that are left to their defaults.
-        can_collate: a batch of such samples is just their fields, collated.
+        kind: type of the samples.
+        labels: subflavors, which are copied into each sample.
+        parts: names of the parts that are needed.
+        steps: by part, the function that decodes its bytes (None: no decoding), and the fields made from it, with the
+            accesses into the decoded value (None: the whole value).
+        decodes: the bytes of at least one part are decoded.
+        absent: fields of a sample that keep their defaults.
+        can_collate: a batch of such samples consists of their collated fields alone.
     """
 
     def __init__(self, kind: type[Sample], loader: SampleLoader, fields: Mapping[str, Access]):
-        self.kind, self.labels = kind, dict(loader.subflavors)
+        self.kind = kind
+        self.labels = dict(loader.subflavors)
         self.parts = frozenset(access.part for access in fields.values())
         self.steps: dict[str, tuple[Callable[[bytes], Any] | None, list[tuple[str, Access | None]]]] = {
             part: (None if loader.decoder is None else loader.decoder.function(part), []) for part in self.parts
@@ -63,12 +64,14 @@ class LeafFields:
 
     @classmethod
     def plan(cls, loader: SampleLoader, *, only_bytes: bool = False) -> LeafFields | None:
-        """How it is done for a loader; None: code of the user's has a say in it, or it depends on the sample.
+        """Return the plan of a loader; None if it uses code of the user's, or if the fields depend on the sample.
 
         Args:
-            only_bytes: parts may be other values than bytes, which are not decoded.
+            only_bytes: parts may have values of other types than bytes, which are not decoded.
         """
-        kind, field_map, decoder = loader.sample_type, loader.field_map, loader.decoder
+        kind = loader.sample_type
+        field_map = loader.field_map
+        decoder = loader.decoder
         if kind is None or field_map is None or loader.sample_loader is not None:
             return None
         if decoder is not None and (type(decoder) is not SampleDecoder or decoder.handlers):
@@ -84,48 +87,50 @@ class LeafFields:
 
 
 class Rows:
-    """Samples of one leaf, read together, unless they are not alike, or something is wrong with any of them.
+    """Samples of one leaf that are read together, unless they have different parts, or one of them is damaged.
 
     Args:
-        leaf: the data set.
-        indices: which of its samples.
+        leaf: the leaf.
+        indices: indices of the samples.
 
     Attributes:
-        columns: what was read; None: each has to be read by itself.
+        columns: the parts that were read; None: each sample has to be read by itself.
     """
 
     def __init__(self, leaf: Leaf, indices: Sequence[int]):
-        self.leaf, self.indices = leaf, indices
+        self.leaf = leaf
+        self.indices = indices
         self.columns: Columns | None = None
         self._steps: list[tuple[list[bytes], Callable[[bytes], Any] | None, list[tuple[str, Access | None]]]] = []
         self._sources: list[SourceInfo] = []
         try:
             if leaf.open is not None:
                 self.leaf = leaf = leaf.open()
-            self.columns = found = leaf.reader.read(indices)
+            self.columns = columns = leaf.reader.read(indices)
         except Exception:
-            return  # it is found again where each sample is read by itself, and is told there
+            return  # the error is raised again, and reported, when each sample is read by itself
         fields = leaf.fields
-        if fields is not None and found is not None and fields.parts.issubset(found.names):
-            self._steps = [(found.parts[part], *step) for part, step in fields.steps.items()]
+        if fields is not None and columns is not None and fields.parts.issubset(columns.names):
+            self._steps = [(columns.parts[part], *step) for part, step in fields.steps.items()]
 
     def raw(self, at: int) -> RawSample:
-        """One of them, as it is in its shard.
+        """Return one sample as it is stored in its shard.
 
         Raises:
-            DatasetError: it could not be read with the others, and neither by itself.
+            DatasetError: it could be read neither with the others nor by itself.
         """
-        found = self.columns
-        if found is None:
+        columns = self.columns
+        if columns is None:
             return self.leaf.reader.sample(self.indices[at])
-        parts = {name: column[at] for name, column in found.parts.items()}
-        return RawSample(found.keys[at], parts, (self._sources or self._all_sources(found))[at])
+        parts = {name: column[at] for name, column in columns.parts.items()}
+        return RawSample(columns.keys[at], parts, (self._sources or self._all_sources(columns))[at])
 
     def sample(self, at: int, restore_key: tuple[Any, ...]) -> Any | None:
-        """One of them as an object, decoded now; None: that takes a sample loader."""
+        """Return one sample as an object, decoded now; None: it needs a sample loader."""
         if not self._steps:
             return None
-        fields, columns = self.leaf.fields, self.columns
+        fields = self.leaf.fields
+        columns = self.columns
         assert fields is not None and columns is not None
         given: dict[str, Any] = {
             "__key__": columns.keys[at],
@@ -140,40 +145,43 @@ class Rows:
                     given[name] = value if access is None else access.follow({access.part: value})
             return fields.kind(**given)
         except Exception:
-            return None  # the sample loader finds it again, and says what it is
+            return None  # the sample loader runs into the same error and reports it
 
     def samples(self, restore_keys: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """All of them as objects, decoded now.
+        """Return all samples as objects, decoded now.
 
         Raises:
-            Exception: that takes a sample loader, which says what is wrong.
+            Exception: they need a sample loader, which reports the error.
         """
-        fields, columns, values = self.leaf.fields, self.columns, self.fields()
+        fields = self.leaf.fields
+        columns = self.columns
+        values = self.fields()
         if fields is None or columns is None or not values:
             raise LookupError
         names = ("__key__", "__restore_key__", "__sources__", *values)
-        sources = zip(self._sources or self._all_sources(columns), strict=True)  # a tuple of one for each
+        sources = zip(self._sources or self._all_sources(columns), strict=True)  # a tuple of length 1 for each sample
         every = zip(columns.keys, restore_keys, sources, *values.values(), strict=True)
-        kind, copy = fields.kind, fields.labels.copy
+        kind = fields.kind
+        copy = fields.labels.copy
         return [kind(**dict(zip(names, own, strict=True)), __subflavors__=copy()) for own in every]
 
     def fields(self) -> dict[str, list[Any]]:
-        """Their fields, by name; none: they cannot be had this way."""
-        found: dict[str, list[Any]] = {}
+        """Return the fields of all samples, by name; empty if they cannot be made from columns."""
+        fields: dict[str, list[Any]] = {}
         for column, decode, named in self._steps:
             values = column if decode is None else [decode(value) for value in column]
             for name, access in named:
-                found[name] = values if access is None else [access.follow({access.part: value}) for value in values]
-        return found
+                fields[name] = values if access is None else [access.follow({access.part: value}) for value in values]
+        return fields
 
     def _all_sources(self, found: Columns) -> list[SourceInfo]:
-        """Where each of them was read; made for all of them when the first is asked for."""
+        """Return the source of each sample; made for all samples on the first request."""
         path = self.leaf.source.path
         files = zip(*[map(add, found.keys, repeat(f".{name}")) for name in found.names], strict=True)
         places = zip(self.indices, found.shards, files if found.names else repeat(()), strict=False)
         self._sources = [
-            SourceInfo(dataset_path=path, index=index, shard_name=shard, file_names=those)
-            for index, shard, those in places
+            SourceInfo(dataset_path=path, index=index, shard_name=shard, file_names=names)
+            for index, shard, names in places
         ]
         return self._sources
 
@@ -185,28 +193,30 @@ def batch_of_rows(
     restore_key: tuple[Any, ...],
     padding: Padding,
 ) -> Any | None:
-    """The batch of samples as the default hooks make it; None: it cannot be made field by field.
+    """Return the batch of samples as the default hooks make it; None: it cannot be made field by field.
 
     Args:
         rows: the samples, by leaf.
-        fields: theirs, by leaf.
-        places: where in the batch each of them goes, by leaf.
-        restore_key: of the batch.
-        padding: of the task encoder.
+        fields: the fields of the samples, by leaf.
+        places: the place of each sample in the batch, by leaf.
+        restore_key: restore key of the batch.
+        padding: padding of the task encoder.
     """
-    plans = [None if those.leaf.cooker else those.leaf.fields for those in rows.values()]
-    first, columns = plans[0], next(iter(fields.values()))
-    if first is None or any(one is None or one.kind is not first.kind or not one.can_collate for one in plans):
+    plans = [None if leaf_rows.leaf.cooker else leaf_rows.leaf.fields for leaf_rows in rows.values()]
+    first = plans[0]
+    columns = next(iter(fields.values()))
+    if first is None or any(plan is None or plan.kind is not first.kind or not plan.can_collate for plan in plans):
         return None
-    if not columns or any(one.keys() != columns.keys() for one in fields.values()):
+    if not columns or any(leaf_fields.keys() != columns.keys() for leaf_fields in fields.values()):
         return None
     if len(rows) == 1:
-        ((those, found),) = _found(rows)
-        keys, subflavors = found.keys, [first.labels.copy() for _ in found.keys]
-        sources = SourceList(those.leaf.source.path, those.indices, found.shards, keys, found.names)
+        ((leaf_rows, stored),) = _found(rows)
+        keys = stored.keys
+        subflavors = [first.labels.copy() for _ in stored.keys]
+        sources = SourceList(leaf_rows.leaf.source.path, leaf_rows.indices, stored.shards, keys, stored.names)
     else:
         keys, sources, subflavors = _merged(rows, places)
-        columns = {name: in_order([one[name] for one in fields.values()], places) for name in columns}
+        columns = {name: in_order([values[name] for values in fields.values()], places) for name in columns}
     entries = {name: collate_entry(name, column, padding) for name, column in columns.items()}
     for field in first.absent:
         entries[field.name] = collate_entry(field.name, [_default(field) for _ in keys], padding)
@@ -217,36 +227,36 @@ def batch_of_rows(
 def _merged(
     rows: Mapping[int, Rows], places: Mapping[int, Sequence[int]]
 ) -> tuple[list[str], SourceList, list[dict[str, Any]]]:
-    """Keys, sources and subflavors of the samples of several leaves, in the order of the batch."""
+    """Return keys, sources and subflavors of the samples of several leaves, in the order of the batch."""
     of_leaves = _found(rows)
-    keys = in_order([found.keys for _, found in of_leaves], places)
+    keys = in_order([columns.keys for _, columns in of_leaves], places)
     sources = SourceList(
-        in_order([[those.leaf.source.path] * len(found.keys) for those, found in of_leaves], places),
-        in_order([those.indices for those, _ in of_leaves], places),
-        in_order([found.shards for _, found in of_leaves], places),
+        in_order([[leaf_rows.leaf.source.path] * len(columns.keys) for leaf_rows, columns in of_leaves], places),
+        in_order([leaf_rows.indices for leaf_rows, _ in of_leaves], places),
+        in_order([columns.shards for _, columns in of_leaves], places),
         keys,
-        in_order([[found.names] * len(found.keys) for _, found in of_leaves], places),
+        in_order([[columns.names] * len(columns.keys) for _, columns in of_leaves], places),
     )
-    labels = [those.leaf.loader.subflavors for those, _ in of_leaves]
-    copies = [[dict(one) for _ in mine] for one, mine in zip(labels, places.values(), strict=True)]
+    labels = [leaf_rows.leaf.loader.subflavors for leaf_rows, _ in of_leaves]
+    copies = [[dict(subflavors) for _ in mine] for subflavors, mine in zip(labels, places.values(), strict=True)]
     return keys, sources, in_order(copies, places)
 
 
 def _found(rows: Mapping[int, Rows]) -> list[tuple[Rows, Columns]]:
-    return [(those, those.columns) for those in rows.values() if those.columns is not None]
+    return [(leaf_rows, leaf_rows.columns) for leaf_rows in rows.values() if leaf_rows.columns is not None]
 
 
 def in_order(of_leaves: Sequence[Sequence[Any]], places: Mapping[int, Sequence[int]]) -> list[Any]:
-    """One list of the values of all leaves, each at its place."""
-    found: list[Any] = [None] * sum(map(len, of_leaves))
+    """Return one list of the values of all leaves, each at its place in the batch."""
+    merged: list[Any] = [None] * sum(map(len, of_leaves))
     for values, mine in zip(of_leaves, places.values(), strict=True):
         for value, place in zip(values, mine, strict=True):
-            found[place] = value
-    return found
+            merged[place] = value
+    return merged
 
 
 def columns_of(addresses: Sequence[tuple[int, ...]]) -> tuple[Sequence[int], Sequence[int]]:
-    """The leaves and the indices of addresses."""
+    """Return the leaves and the indices of addresses."""
     if isinstance(addresses, AddressList):
         return addresses.leaves, addresses.indices
     leaf, index, *_ = zip(*addresses, strict=True)
@@ -266,7 +276,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def has_default_hooks(encoder: TaskEncoder) -> bool:
-    """Whether an encoder leaves samples as they are, and collates them as the base class does."""
+    """Return whether an encoder leaves samples as they are, and collates them as the base class does."""
     if not (returns_its_argument(encoder, "encode_sample") and returns_its_argument(encoder, "encode_batch")):
         return False
     own = any(is_overridden(encoder, name) for name in ("batch", "_batch", "preencode_sample", "postencode_sample"))

@@ -13,15 +13,15 @@ __all__ = ["empty_batch", "rows_of"]
 
 
 def empty_batch(encoder: TaskEncoder, like: Any, rows: int) -> Any:
-    """A batch without samples.
+    """Return a batch without samples.
 
     Args:
-        encoder: whose ``empty_batch`` makes it.
+        encoder: the task encoder whose ``empty_batch`` makes it.
         like: a batch of this data.
-        rows: samples in it.
+        rows: number of samples in ``like``.
 
     Raises:
-        FatalSampleError: nobody can tell which parts of a batch belong to its samples.
+        FatalSampleError: it is not clear which parts of a batch belong to its samples.
     """
     if is_overridden(encoder, "empty_batch"):
         return encoder.empty_batch(like, rows)
@@ -38,8 +38,8 @@ def empty_batch(encoder: TaskEncoder, like: Any, rows: int) -> Any:
 
 
 def rows_of(batch: Any, otherwise: int) -> int:
-    """Samples in a batch of which only the batch itself can tell: the length of ``__key__``, or else that which all of
-    its tensors and lists have in their first dimension."""
+    """Return the number of samples in a batch, from the batch alone: the length of ``__key__``, or else the common
+    first dimension of all its tensors and lists; ``otherwise`` if there is none."""
     keys = batch.get("__key__") if isinstance(batch, dict) else getattr(batch, "__key__", None)
     if isinstance(keys, (list, tuple)):
         return len(keys)
@@ -48,7 +48,7 @@ def rows_of(batch: Any, otherwise: int) -> int:
 
 
 def _sizes(value: Any) -> Iterator[int]:
-    """First dimensions of the tensors and lists in a batch."""
+    """Yield the first dimensions of the tensors and lists in a batch."""
     if isinstance(value, dict):
         parts = list(value.values())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):

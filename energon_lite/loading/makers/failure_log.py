@@ -1,8 +1,8 @@
-"""Telling of failures as soon as they are known: the first one of each kind in full; further ones are only counted.
+"""Immediate reports of failures: the first one of each kind in full; further ones are only counted.
 
-Counts are made when a batch is delivered. Whoever mends a hook does not want to wait for that, nor for a hundred
-failures in a row. So the process in which a step fails tells of it at once; a worker process sends it to its trainer,
-who knows what other workers have told of already.
+Failures are counted when their batch is delivered. A user who debugs a hook should not have to wait for that, nor for a
+hundred failures in a row. So the process in which a step fails reports it at once; a worker process sends the report to
+the trainer process, which knows the kinds that other workers have reported.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["FailureLog"]
 
 logger = logging.getLogger(__name__)
 
-#: Different kinds that are told of; hooks may fail in ever new ways.
+#: Largest number of kinds that are reported; the messages of a hook's failures may all differ.
 _MAX_KINDS = 1000
 
 
 class FailureLog:
-    """Tells of failures, each kind once. What was skipped or dropped is no failure.
+    """Log that reports each kind of failure once. Skipped and dropped samples are not failures.
 
     Args:
-        say: how; None: as a warning of this module's logger.
+        say: function that reports a failure; None: a warning of this module's logger.
     """
 
     def __init__(self, say: Callable[[Failure], None] | None = None):
@@ -33,15 +33,15 @@ class FailureLog:
         self._told: dict[tuple[str, str, str], object] = {}
 
     def tell(self, failure: Failure) -> None:
-        """Tell of a failure, if it is the first one of its kind."""
+        """Report a failure if it is the first one of its kind."""
         if failure.skipped or len(self._told) >= _MAX_KINDS:
             return
         mine = object()
-        if self._told.setdefault(failure.kind, mine) is mine:  # one step: workers may be threads
+        if self._told.setdefault(failure.kind, mine) is mine:  # atomic, because workers may be threads
             self._say(failure)
 
     def sending(self, say: Callable[[Failure], None]) -> FailureLog:
-        """One that has told of the same kinds, and tells of others in another way."""
+        """Return a log that has reported the same kinds, and reports others with ``say``."""
         log = FailureLog(say)
         log._told.update(self._told)
         return log

@@ -1,4 +1,4 @@
-"""What a step of the pipeline raises, or wrongly returns: what is the sample's fault, and what the user is shown."""
+"""Classification of errors and return values of pipeline steps: failures of a sample, or errors that end the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "wrong_result",
 ]
 
-#: Never a sample's fault: these end the iteration at once.
+#: Errors that are never caused by a sample: they end the iteration at once.
 FATAL = (
     FatalSampleError,
     ImportError,
@@ -36,14 +36,14 @@ FATAL = (
     SystemError,
 )
 
-#: What a machine may be short of.
+#: Error numbers of the operating system for a lack of memory or file descriptors.
 _SHORTAGES = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE})
-#: How torch, which has no exception of its own for the CPU, says that there is no memory.
+#: Phrases in torch's errors for a lack of CPU memory, for which torch has no exception type.
 _NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "not enough memory")
-#: How torch says that a process has no GPU, or, being a fork, cannot have one.
+#: Phrases in torch's errors for a process that has no GPU, or cannot use it because it was forked.
 _NO_DEVICE = ("in forked subprocess", "not compiled with CUDA", "No CUDA GPUs are available", "Found no NVIDIA driver")
 
-#: Types of what hooks return by mistake, with what was meant.
+#: Types that hooks return by mistake, with the fix for each.
 _MISTAKES: dict[type, str] = {
     types.GeneratorType: "write it with `yield`, so that the loader knows that it gives any number of results",
     types.CoroutineType: "write it with `def`, without `async`; or have it run what is asynchronous: asyncio.run(...)",
@@ -57,12 +57,12 @@ _MISTAKES: dict[type, str] = {
     zip: "make a list of it; or write the hook with `yield`",
     type(NotImplemented): "raise NotImplementedError, or leave the hook out",
 }
-#: What no hook may return, by type, as far as it can be told by type.
+#: Types that no hook may return.
 NEVER_A_RESULT = frozenset({type(None), *_MISTAKES})
 
 
 def failure_of(error: Exception, stage: str, leaf: str, key: str) -> Failure:
-    """The outcome of a sample for which a step raised an error."""
+    """Return the outcome of a sample for which a step raised an error."""
     known = isinstance(error, EnergonLiteError)
     reason = error.what if isinstance(error, EnergonLiteError) else str(error)
     kind = type(error).__name__
@@ -80,10 +80,10 @@ def failure_of(error: Exception, stage: str, leaf: str, key: str) -> Failure:
 
 
 def nobodys_fault(error: BaseException, stage: str, leaf: str, key: str) -> FatalSampleError | None:
-    """The error that ends the iteration where no sample is to blame: a machine is short of something, there is no GPU,
-    somebody left the debugger. None: it is the sample's.
+    """Return the error that ends the iteration if no sample caused it: the machine is out of memory or file
+    descriptors, there is no GPU, or the user quit the debugger. None: the sample caused it.
 
-    Which samples are left out must not depend on what a machine is short of just then.
+    The set of failed samples must not depend on the resources that a machine has at the moment.
     """
     for cause in chain_of(error):
         if _is_shortage(cause):
@@ -117,13 +117,13 @@ def nobodys_fault(error: BaseException, stage: str, leaf: str, key: str) -> Fata
 
 
 def note_where(error: BaseException, stage: str, whose: str) -> None:
-    """Have an error that is no sample's fault say where it came up. (add_note is of Python 3.11.)"""
+    """Add the stage and the sample to an error that no sample caused. (``add_note`` needs Python 3.11.)"""
     if not isinstance(error, EnergonLiteError):
         error.__notes__ = [*getattr(error, "__notes__", ()), f"  in {stage}, for {whose}"]
 
 
 def wrong_result(value: Any, stage: str, function: Callable[..., Any], whose: str) -> FatalSampleError | None:
-    """The error for what no hook may return; None: it may be returned."""
+    """Return the error for a value that no hook may return; None if it is allowed."""
     fix = _MISTAKES.get(type(value))
     if isinstance(value, BaseException):
         fix = f"did you mean `raise {type(value).__name__}(...)`?"
@@ -139,10 +139,10 @@ def wrong_result(value: Any, stage: str, function: Callable[..., Any], whose: st
 def returned_nothing(
     stage: str, function: Callable[..., Any], *, verb: str = "returned", whose: str = ""
 ) -> FatalSampleError:
-    """A hook's result is None.
+    """Return the error for a hook that returned None.
 
     Args:
-        whose: the sample and its data set, for which it is.
+        whose: the sample and its data set, for the message.
     """
     name = getattr(function, "__name__", stage)
     return FatalSampleError(
@@ -154,7 +154,7 @@ def returned_nothing(
 
 
 def returned_beside_yield(stage: str, function: Callable[..., Any], value: Any) -> FatalSampleError:
-    """A generator function returned a value, which nobody would get."""
+    """Return the error for a generator function that also returned a value, which would be lost."""
     return FatalSampleError(
         f"{getattr(function, '__name__', stage)} returned a {type(value).__name__}, but is a generator function, since "
         "it has a `yield`: what it returns is lost",
@@ -164,7 +164,7 @@ def returned_beside_yield(stage: str, function: Callable[..., Any], value: Any) 
 
 
 def _cure_of(error: BaseException) -> str:
-    """What to do about some errors of Python's that are met often."""
+    """Return the fix for some frequent errors of Python, or an empty string."""
     if isinstance(error, TypeError) and "'__restore_key__'" in str(error) and "missing" in str(error):
         return (
             "make it of the sample that it comes from: MySample.derive_from(sample, ...), or in a cooker "

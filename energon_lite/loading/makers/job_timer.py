@@ -1,4 +1,4 @@
-"""Some jobs are timed, stage by stage: so many that it costs next to nothing. What they say stands for the others."""
+"""Timing of a sample of the jobs, stage by stage, at negligible cost. The timed jobs represent the others."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ __all__ = ["JobTimer", "Times"]
 
 T = TypeVar("T")
 
-#: Seconds that it takes to look at a step, with all that follows from it; and the steps that a timed job costs beside
-#: its own. Measured by ``tools/bench/stage_times.py``, with room.
-_STEP, _EVERY_JOB = 1.5e-6, 24
-#: The share of its time that a worker gives for this, at most.
+# The two costs are measured by ``tools/bench/stage_times.py``, and rounded up.
+#: Seconds that the timing of one step costs.
+_STEP = 1.5e-6
+#: Fixed cost of a timed job, in steps.
+_EVERY_JOB = 24
+#: Largest share of a worker's time that is spent on timing.
 _SHARE = 1 / 250
 
 
 class Times(NamedTuple):
-    """What a worker has to say of its time.
+    """Times reported by a worker.
 
     Attributes:
-        seconds: of a job that was timed, from its beginning to its end.
-        steps: stage, data set (``"*"``: of several) and seconds in it.
-        cpu_seconds: of ``seconds``, those in which its thread did not wait.
-        sent: seconds in which results were packed and sent, since the last time.
-        reads: what was read since the last time.
+        seconds: duration of a timed job.
+        steps: stage, data set (``"*"``: several) and seconds, for each stage of the job.
+        cpu_seconds: the part of ``seconds`` in which the thread used the CPU.
+        sent: seconds spent on packing and sending results since the last report.
+        reads: what was read since the last report.
     """
 
     seconds: float
@@ -41,7 +43,7 @@ class Times(NamedTuple):
 
 
 class _Watched(Protocol):
-    """What makes samples, and has those who look on told."""
+    """Maker of samples that notifies observers."""
 
     observers: tuple[Observer, ...]
 
@@ -63,14 +65,15 @@ class _StageCounter:
     def step(self, stage: str, leaf: str, key: str) -> None:
         now = time.monotonic()
         self.close(now)
-        self._at, self._since = (stage, leaf), now
+        self._at = (stage, leaf)
+        self._since = now
         self.steps += 1
 
     def end(self, addresses: Sequence[Address | None]) -> None:
         self.close(time.monotonic())
 
     def close(self, now: float) -> None:
-        """The step that was begun last has ended."""
+        """End the step that was begun last."""
         at = self._at
         if at is not None:
             self.seconds[at] = self.seconds.get(at, 0.0) + now - self._since
@@ -78,15 +81,15 @@ class _StageCounter:
 
 
 class JobTimer:
-    """Times the jobs of one worker. To look costs about a microsecond for each step of each sample, which is much for
-    samples that take ten. So from the beginning of a job of so many steps some time passes until the next one is timed:
-    they cost a 250th of all time. Jobs of slow samples, which take longer than that, are timed one by one.
+    """Timer of the jobs of one worker. Timing costs about a microsecond for each step of each sample, which is much for
+    samples that take ten. So after a timed job, some time passes before the next one, in proportion to its number of
+    steps: timing takes a 250th of all time. Slow jobs, which last longer than this pause, are all timed.
 
     Args:
-        tell: gets what a job said.
+        tell: called with the times of each timed job.
 
     Attributes:
-        due: when the next job is to be timed, by the monotonic clock.
+        due: time of the next timed job, by the monotonic clock.
         sent: seconds for :attr:`Times.sent`.
 
     Example:
@@ -100,14 +103,17 @@ class JobTimer:
         self.sent = 0.0
 
     def run(self, samples: _Watched, make: Callable[[], T]) -> T:
-        """What ``make`` returns; it is timed."""
-        counter, before = _StageCounter(), samples.observers
+        """Return the result of ``make``, and report its times."""
+        counter = _StageCounter()
+        before = samples.observers
         samples.observers = (*before, counter)
-        began, cpu = time.monotonic(), time.thread_time()
+        began = time.monotonic()
+        cpu = time.thread_time()
         try:
             return make()
         finally:
-            cpu, ended = time.thread_time() - cpu, time.monotonic()
+            cpu = time.thread_time() - cpu
+            ended = time.monotonic()
             counter.close(ended)
             samples.observers = before
             self.due = began + (counter.steps + _EVERY_JOB) * _STEP / _SHARE
@@ -115,7 +121,8 @@ class JobTimer:
             for (step, leaf), seconds in counter.seconds.items():
                 stage = stage_of(step), leaf
                 steps[stage] = steps.get(stage, 0.0) + seconds
-            sent, self.sent = self.sent, 0.0
+            sent = self.sent
+            self.sent = 0.0
             self._tell(
                 Times(ended - began, [(*of, seconds) for of, seconds in steps.items()], cpu, sent, COUNTS.take())
             )

@@ -11,16 +11,16 @@ from functools import cached_property
 from typing import Any
 
 from energon_lite.config.metadataset import LeafSpec
+from energon_lite.extras.energon.joins.joined_loader import JoinedLoader
+from energon_lite.extras.energon.joins.joined_reader import JoinedReader
+from energon_lite.extras.energon.joins.joined_source import JoinedSource
 from energon_lite.hooks import Cooker
 from energon_lite.loading.makers.columns import LeafFields
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.read.joined_reader import JoinedReader
-from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.samples.joined_loader import JoinedLoader
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.stores.file_store import FileStore
 
@@ -29,7 +29,7 @@ __all__ = [
     *("leaves_apart", "measure_arguments", "reads_ahead"),
 ]
 
-#: Keeps the hashes for different purposes apart.
+#: Tag that separates the hashes of this purpose from those of others.
 _LEAF = 21
 
 
@@ -38,15 +38,15 @@ class Leaf:
     """One data set of a blend, ready to be read.
 
     Args:
-        name: what it is called in messages and counts.
-        source: where the bytes are.
-        loader: how they become a sample.
-        key: 64 bits that tell it from all other leaves; the randomness of its samples comes from it.
-        cooker: how a crude sample becomes a sample, if it has to.
+        name: name in messages and counts.
+        source: reader of the stored bytes.
+        loader: loader that makes samples of the bytes.
+        key: 64-bit key that differs for all leaves; it seeds the random numbers of its samples.
+        cooker: hook that makes samples of crude samples, if needed.
         aux: stores that the cooker is given, by name.
 
     Attributes:
-        open: gives the leaf with its files, which stay open as long as somebody has it; None: this one has them.
+        open: returns the leaf with its files, which stay open as long as it is referenced; None: this leaf has them.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Leaf:
 
     @cached_property
     def parts(self) -> frozenset[str] | None:
-        """The parts of a sample to be read; None: all."""
+        """Names of the parts of a sample to be read; None: all."""
         return self.loader.parts
 
     @cached_property
     def reader(self) -> SampleReader | OpenedSource | JoinedReader:
-        """Brings the bytes."""
+        """Reader of the bytes of samples."""
         if isinstance(self.source, OpenedSource):
             return self.source
         if isinstance(self.source, JoinedSource) and isinstance(self.loader, JoinedLoader):
@@ -75,7 +75,7 @@ class Leaf:
 
     @cached_property
     def fields(self) -> LeafFields | None:
-        """How parts become the fields of samples, where no code of the user's has a say in it."""
+        """Plan for making fields from parts; None if code of the user's is involved."""
         if not isinstance(self.loader, SampleLoader):
             return None
         return LeafFields.plan(self.loader, only_bytes=isinstance(self.source, OpenedSource))
@@ -87,25 +87,25 @@ class Leaf:
 
     @cached_property
     def mean_bytes(self) -> float:
-        """Bytes of shard per sample."""
+        """Mean bytes of shard per sample."""
         return self.source.mean_bytes
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """Path of the data set."""
         return self.source.path
 
     def apart(self) -> Leaf:
-        """The same for another thread: open files, and what is planned, are not shared."""
+        """Return a copy for another thread that does not share open files and plans."""
         return replace(self, source=copy.copy(self.source))
 
 
 class KnownLeaf(Leaf):
-    """A leaf that is opened when one of its samples is read; what is asked of all leaves is known before.
+    """A leaf that is opened when one of its samples is read; the properties that all leaves need are known before.
 
     Args:
         name, path, key, length, mean_bytes: as those of :class:`Leaf`.
-        open: gives the leaf with its files, which it may close when nobody has it any more.
+        open: returns the leaf with its files; they may be closed when the leaf is not referenced any more.
     """
 
     def __init__(self, name: str, path: str, key: int, length: int, mean_bytes: float, open: Callable[[], Leaf]):
@@ -125,42 +125,42 @@ class KnownLeaf(Leaf):
         return super().__getattribute__(name)
 
 
-#: What only a leaf with its files has.
+#: Attributes that only a leaf with its files has.
 _OF_OPEN = frozenset({"source", "loader", "cooker", "aux", "parts", "reader", "fields"})
 
 
 def leaf_key(data: str, seen: int) -> int:
-    """64 bits for a leaf of data with this digest, before which there were so many of the same data."""
+    """Return the 64-bit key of a leaf, from its data's digest and the number of earlier leaves of the same data."""
     return hash_ints(_LEAF, hash_text(data), seen)
 
 
 def measure_arguments(spec: LeafSpec) -> list[str]:
-    """What ``energon-lite measure`` is given for a leaf."""
+    """Return the command line arguments of ``energon-lite measure`` for a leaf."""
     given = {"split-parts": spec.split_part, "dataset-config": spec.dataset_config, "split-config": spec.split_config}
     given = {"subflavors": json.dumps(spec.subflavors, default=str), **({} if is_jsonl(spec.path) else given)}
     usual = ("", "{}", "dataset.yaml", "split.yaml")
-    return [spec.path, *(word for name, one in given.items() if one not in usual for word in (f"--{name}", one))]
+    return [spec.path, *(word for name, text in given.items() if text not in usual for word in (f"--{name}", text))]
 
 
 def leaf_name(spec: LeafSpec) -> str:
-    """What a leaf is called in messages and counts."""
+    """Return the name of a leaf in messages and counts."""
     return "+".join(os.path.basename(path.rstrip("/")) or path for path in spec.folders) + f"[{spec.split_part}]"
 
 
 def reads_ahead(leaves: Sequence[Leaf]) -> bool:
-    """Whether any of some leaves is on slow storage."""
+    """Return whether any of some leaves is on slow storage."""
     known: bool | None = getattr(leaves, "reads_ahead", None)
     return any(leaf.source.read_ahead is not None for leaf in leaves) if known is None else known
 
 
 def largest_mean_bytes(leaves: Sequence[Leaf]) -> float:
-    """Bytes of shard per sample of the leaf that has the most."""
+    """Return the largest mean bytes of shard per sample over all leaves."""
     known: float | None = getattr(leaves, "largest", None)
     return max((leaf.mean_bytes for leaf in leaves), default=0) if known is None else known
 
 
 def leaves_apart(leaves: Sequence[Leaf]) -> Sequence[Leaf]:
-    """The same leaves for another thread; see :meth:`Leaf.apart`."""
+    """Return the leaves for another thread; see :meth:`Leaf.apart`."""
     apart: Callable[[], Sequence[Leaf]] | None = getattr(leaves, "apart", None)
     return tuple(leaf.apart() for leaf in leaves) if apart is None else apart()
 

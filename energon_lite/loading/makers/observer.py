@@ -1,4 +1,4 @@
-"""Who looks on while samples are made: to time the steps, or to note the last one before a crash."""
+"""Interface of observers of the pipeline: they time the steps, or record the last step before a crash."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ __all__ = ["Observer"]
 
 
 class Observer(Protocol):
-    """Is told of each step before it is taken.
+    """Receiver of a notification before each step.
 
     Attributes:
-        sees_samples: samples are made one by one, also where they could be batched field by field.
-        times_samples: samples are decoded one by one, also where no hook sees them before those of batches do.
+        sees_samples: make samples one by one, also if they could be collated field by field.
+        times_samples: decode samples one by one, also if no hook sees them before the batch hooks do.
     """
 
     sees_samples: bool
     times_samples: bool
 
     def begin(self) -> None:
-        """A batch is begun."""
+        """Note that a batch is begun."""
 
     def step(self, stage: str, leaf: str, key: str) -> None:
-        """A step is about to be taken.
+        """Note that a step is about to begin.
 
         Args:
             stage: ``read``, ``decode``, ``decode_columns`` (of several samples), or the name of a hook.
-            leaf: the name of the data set; ``"*"``: it is about several samples.
-            key: what it is about: the sample's name, or how many there are.
+            leaf: the name of the data set; ``"*"``: several samples.
+            key: the name of the sample, or the number of samples.
         """
 
     def end(self, addresses: Sequence[Address | None]) -> dict[str, Any] | None:
-        """The batch of these samples is made; what it becomes in its result's ``trace``."""
+        """Note that the batch of these samples is made; return the ``trace`` of its result."""

@@ -1,4 +1,4 @@
-"""What became of samples: part of a batch, skipped, failed; and when failures are too many to go on."""
+"""Outcomes of samples: delivered, skipped or failed; and the error for too many failures in a row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from energon_lite.batching.set_digest import NO_SAMPLES
+from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import HOOK_ORDER
 
@@ -29,32 +29,32 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-#: Hooks before it are called for single samples; what they return is not delivered yet.
+#: Index in ``HOOK_ORDER`` of the first hook for several samples; results of the hooks before it are not delivered yet.
 _SELECTION = HOOK_ORDER.index("select_samples_to_pack")
 
-#: So many failures in a row are told where there is no limit.
+#: Numbers of failures in a row that are reported if there is no limit.
 _TOLD = frozenset({100, 1_000, 10_000, 100_000})
 
-#: Reasons that are counted one by one, at most; hooks may put anything into their messages.
+#: Largest number of reasons that are counted separately; hooks may put anything into their messages.
 _MAX_REASONS = 1000
-#: What may stand around a key in a reason.
+#: Characters that may surround a key in a reason.
 _MARKS = "'\"`()[]:,;."
 
-#: ``(leaf, index, epoch)``; more numbers behind them may say what part of the sample is meant.
+#: ``(leaf, index, epoch)``; further numbers may identify a part of the sample.
 Address = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A sample that was skipped or that failed, and why.
+    """A sample that was skipped or that failed, with the reason.
 
     Args:
-        details: the traceback of what was raised.
-        in_hook: the traceback ends in code that is not this library's.
-        dropped: nothing is wrong with it, but there was no place for it.
+        details: the traceback of the error.
+        in_hook: the traceback ends in code outside this library.
+        dropped: the sample is valid, but got into no batch.
         address: ``(leaf, index, epoch)`` of the sample; None: not known.
         shared: it was lost in the same call of a hook as the sample before it.
-        place: file and line in the user's code where it was raised; "": not there.
+        place: file and line in the user's code that raised the error; "": it was not raised there.
     """
 
     leaf: str
@@ -72,23 +72,23 @@ class Failure:
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """What failures have in common of which one is told, and the others are counted."""
+        """Stage, error type and place: of the failures with the same kind, one is reported and the others counted."""
         return self.stage, self.reason.split(":", 1)[0], self.place or self.leaf
 
     def at(self, address: Sequence[int] | None, *, shared: bool = False) -> Failure:
-        """The same of the sample at an address."""
-        found = self.address if address is None else tuple(address[:3])
-        return self if (found, shared) == (self.address, self.shared) else replace(self, address=found, shared=shared)
+        """Return the same failure for the sample at an address."""
+        own = self.address if address is None else tuple(address[:3])
+        return self if (own, shared) == (self.address, self.shared) else replace(self, address=own, shared=shared)
 
 
 def of_each(failure: Failure, addresses: Sequence[Address | None]) -> Iterator[Failure]:
-    """The outcomes of samples that were lost in one call of a hook."""
+    """Yield the outcomes of samples that were lost in one call of a hook."""
     return (failure.at(address, shared=place > 0) for place, address in enumerate(addresses))
 
 
 class Reasons(Counter[tuple[Any, ...]]):
-    """Counts of reasons. Those that differ in numbers or in the key of the sample alone are one; the first stands for
-    them.
+    """Counts of reasons. Reasons that differ only in numbers or in the key of the sample are counted as one, under the
+    first of them.
 
     Example:
         >>> reasons = Reasons()
@@ -108,7 +108,7 @@ class Reasons(Counter[tuple[Any, ...]]):
 
         Args:
             key: its name.
-            parts: what it is counted under; the last two are the reason, and whether it was skipped.
+            parts: the parts of the reason; the last two are its text, and whether the sample was skipped.
         """
         *before, reason, skipped = parts
         words = ("#" if any(map(str.isdigit, word)) or word.strip(_MARKS) == key else word for word in reason.split())
@@ -121,12 +121,12 @@ class Reasons(Counter[tuple[Any, ...]]):
             self._several.add(first)
 
     def text(self, *parts: Any) -> str:
-        """The reason of what was counted; says so if it is one of several that differ as above."""
+        """Return the text of a counted reason, with a remark if it stands for several that differ as above."""
         return f"{parts[-2]} (one of them)" if parts in self._several else f"{parts[-2]}"
 
 
 class Mark(Enum):
-    """What else may stand between failures."""
+    """An outcome between failures that is neither a failure nor a delivered sample."""
 
     FINE = "a sample that went well so far; it is counted when it is delivered"
     TRUNCATED = "a sample of which only the first tokens are delivered"
@@ -138,11 +138,11 @@ class Result:
     """A finished job.
 
     Args:
-        batch: what the hooks made.
-        outcomes: what happened to its samples, in their order.
-        tokens: that were planned for it, if they were.
-        trace: how it was made, if that was asked for; see :mod:`energon_lite.loading.makers.stage_timer`.
-        digest: of the samples that are in it; see :mod:`energon_lite.batching.set_digest`.
+        batch: the result of the hooks.
+        outcomes: the outcomes of its samples, in their order.
+        tokens: tokens that were planned for it, if they were planned.
+        trace: timing record, if requested; see :mod:`energon_lite.loading.makers.stage_timer`.
+        digest: digest of the samples in it; see :mod:`energon_lite.batching.digests`.
     """
 
     batch: Any
@@ -152,32 +152,34 @@ class Result:
     digest: int = NO_SAMPLES
 
 
-#: What happened to a sample. One that is part of the batch: the number of its leaf; None if that is not known.
+#: Outcome of a sample. If it is part of the batch: the number of its leaf, or None if that is not known.
 Outcome = Failure | Mark | int | None
 
 
 class Rejected(Exception):
-    """A sample (or batch) that will not be part of the result."""
+    """Exception for a sample (or batch) that will not be part of the result."""
 
     def __init__(self, failure: Failure):
         self.failure = failure
 
 
 class InARow:
-    """Counts failures that come one after the other: of samples, and of the hooks that have a tolerance of their own.
+    """Counter of failures in a row: of samples, and of the hooks that have a tolerance of their own.
 
     Args:
-        tolerance: so many samples in a row, skipped or failed, are too many; 0: no limit.
-        hooks: so many failed calls in a row of a hook are too many; 0: no limit. They do not count for ``tolerance``.
+        tolerance: number of samples in a row, skipped or failed, that ends the run; 0: no limit.
+        hooks: number of failed calls in a row, by hook, that ends the run; 0: no limit. They do not count for
+            ``tolerance``.
     """
 
     def __init__(self, tolerance: int, hooks: Mapping[str, int]):
-        self._tolerance, self._limits = tolerance, hooks
-        self._early = self._late = 0  # samples lost in hooks of single samples, and behind them
+        self._tolerance = tolerance
+        self._limits = hooks
+        self._early = self._late = 0  # samples lost in hooks of single samples, and in later hooks
         self._calls = dict.fromkeys(hooks, 0)
 
     def fine(self, mark: Mark | None = None) -> None:
-        """A sample was delivered; or it went well through the hooks of single samples, which is ``Mark.FINE``."""
+        """Note that a sample was delivered, or, with ``Mark.FINE``, that it passed the hooks of single samples."""
         self._early = 0
         if mark is None:
             self._late = 0
@@ -185,43 +187,46 @@ class InARow:
             self._forget(len(HOOK_ORDER) if mark is None else _SELECTION)
 
     def add(self, failure: Failure) -> FatalSampleError | None:
-        """The error that ends the iteration, if this failure is one too many."""
+        """Count a failure; return the error that ends the iteration if there are too many in a row."""
         stage = failure.stage
         place = HOOK_ORDER.index(stage) if stage in HOOK_ORDER else 0
         self._forget(place)
         if stage not in self._limits or failure.skipped:
             self._early += place < _SELECTION
             self._late += place >= _SELECTION
-            count, limit = self._early + self._late, self._tolerance
+            count = self._early + self._late
+            limit = self._tolerance
         else:
             self._calls[stage] += not failure.shared
-            count, limit = self._calls[stage], self._limits[stage]
+            count = self._calls[stage]
+            limit = self._limits[stage]
         if not limit and count in _TOLD:
             logger.warning("without end, since there is no limit: %s", too_many_failures(count, failure, self._limits))
         return too_many_failures(count, failure, self._limits) if 0 < limit <= count else None
 
     def _forget(self, before: int) -> None:
-        """The hooks before this place in their order went well."""
+        """Reset the counts of the hooks before an index in ``HOOK_ORDER``."""
         for hook in self._calls:
             if HOOK_ORDER.index(hook) < before:
                 self._calls[hook] = 0
 
 
 def where_of(leaf: str, key: str) -> str:
-    """A sample, and its data set; "*": it is of several, and its key says which."""
+    """Return the data set and the key of a sample as text; with the leaf "*", the key names several samples."""
     return key if leaf == "*" else f"data set {leaf}, {key}"
 
 
 def too_many_failures(count: int, failure: Failure | None, hooks: Mapping[str, int] | None = None) -> FatalSampleError:
-    """The error that ends an iteration in which nothing works any more.
+    """Return the error for too many failures in a row.
 
     Args:
         count: failures in a row.
-        failure: the last one.
+        failure: the last failure.
         hooks: tolerances of single hooks.
     """
     if failure is None:
-        what, more = f"{count} samples in a row were skipped or failed", "failure_tolerance of the task encoder"
+        what = f"{count} samples in a row were skipped or failed"
+        more = "failure_tolerance of the task encoder"
     elif failure.stage in (hooks or {}) and not failure.skipped:
         what = f"{failure.stage} failed {count} times in a row; the last time: {failure.reason}"
         more = "failure_tolerance of its @stateless(...)"

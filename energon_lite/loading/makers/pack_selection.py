@@ -1,4 +1,4 @@
-"""The selection for packing where the user wrote none: packs of so many tokens, and full ones."""
+"""Default selection for packing, for encoders without their own: full packs of a given number of tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_lite.batching.capacity import at_least_one
-from energon_lite.batching.full_packs import full_packs
+from energon_lite.batching.pack_filling import full_packs
 from energon_lite.errors import FatalSampleError, field_of
 from energon_lite.hooks import PackedSamplesOutput, TaskEncoder, is_overridden
 from energon_lite.loading.makers.outcomes import Address
@@ -15,13 +15,13 @@ from energon_lite.loading.makers.sample_length import SampleLength
 
 __all__ = ["DEFAULT_BUFFER", "PackSelection", "pack_selection", "packing_buffer"]
 
-#: Samples of a buffer if the user does not say. From about 64 on, packs hardly become fuller; a run that goes on makes
-#: those of the running buffers again.
+#: Samples of a buffer by default. From about 64 on, packs hardly become fuller; a resumed run makes the samples of the
+#: running buffers again.
 DEFAULT_BUFFER = 128
 
 
 def pack_selection(encoder: TaskEncoder) -> PackSelection | None:
-    """The selection that an encoder leaves to the library; None: it has one of its own, or does not pack."""
+    """Return the default selection for an encoder; None: it has its own selection, or does not pack."""
     capacity = encoder.pack_capacity
     if capacity is None or is_overridden(encoder, "select_samples_to_pack"):
         return None
@@ -30,11 +30,11 @@ def pack_selection(encoder: TaskEncoder) -> PackSelection | None:
 
 
 def packing_buffer(encoder: TaskEncoder, size: int | None, *, by_tokens: bool) -> int | None:
-    """Samples in a buffer of packing; None: hooks do not pack.
+    """Return the number of samples in a buffer of packing; None: hooks do not pack.
 
     Args:
-        size: what the user says.
-        by_tokens: batches are made by tokens, so hooks do not pack unless the user says so, which is an error.
+        size: the size given by the user.
+        by_tokens: batches are made by tokens, so hooks do not pack unless the user gives a size, which is an error.
     """
     if size is not None or by_tokens or not isinstance(encoder, TaskEncoder):
         return size
@@ -43,22 +43,22 @@ def packing_buffer(encoder: TaskEncoder, size: int | None, *, by_tokens: bool) -
 
 @dataclass(frozen=True)
 class PackSelection:
-    """In place of ``select_samples_to_pack``: as many samples of a buffer, from its beginning on, as make full packs.
+    """Replacement for ``select_samples_to_pack``: full packs of the samples of a buffer, in order from its beginning.
 
     Args:
-        length: of a sample.
-        capacity: tokens of a pack.
+        length: function that returns the length of a sample in tokens.
+        capacity: capacity of a pack in tokens.
     """
 
     length: SampleLength
     capacity: int
 
     def __call__(self, samples: list[Any], addresses: Sequence[Address | None]) -> PackedSamplesOutput[Any]:
-        """The packs, none of which has a sample of two epochs, and the last samples of the buffer pushed back.
+        """Return the packs, none of which mixes epochs, and push back the last samples of the buffer.
 
         Args:
-            samples: of the buffer.
-            addresses: of them, as far as they are known.
+            samples: the samples of the buffer.
+            addresses: their addresses, as far as they are known.
 
         Raises:
             FatalSampleError: a sample has no length, or is longer than a pack.
@@ -71,6 +71,6 @@ class PackSelection:
                 where=str(field_of(samples[lengths.index(longest)], "__key__") or ""),
                 fix="raise pack_capacity of the task encoder, or skip or cut such samples before they are packed",
             )
-        owners = [None if one is None else (one[:2], one[2]) for one in addresses]
+        owners = [None if address is None else (address[:2], address[2]) for address in addresses]
         packs, taken = full_packs(lengths, self.capacity, owners)
         return PackedSamplesOutput([[samples[place] for place in pack] for pack in packs], samples[taken:])

@@ -1,11 +1,11 @@
-"""From addresses to a batch: the heavy, pure part of loading, the same in every process.
+"""From addresses to a batch: the expensive, pure part of loading, the same in every process.
 
-A :class:`Job` says which samples make up a micro-batch; :meth:`Pipeline.run` makes it, from nothing but the job, the
-files and the user's hooks. No state is kept between jobs, so any worker can run any job at any time, twice if need be.
+A :class:`Job` lists the samples of a micro-batch; :meth:`Pipeline.run` makes the micro-batch from the job, the files
+and the user's hooks alone. No state is kept between jobs, so any worker can run any job at any time, even twice.
 
-A sample that is skipped or fails keeps its place. In training the place is refilled by a replacement out of the same
-leaf, drawn by a hash of the address and the number of the attempt; in validation it stays empty. Either way the failure
-travels with the batch as a :class:`Failure`, so that it is counted when, and only when, the batch is delivered.
+A sample that is skipped or fails keeps its place. In training, a replacement from the same leaf takes its place, drawn
+by a hash of the address and the number of the attempt; in validation, the place stays empty. In both cases the failure
+is returned with the batch as a :class:`Failure`, so that it is counted if, and only if, the batch is delivered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_lite.batching.set_digest import set_digest
+from energon_lite.batching.digests import set_digest
 from energon_lite.errors import SampleError, UnlikeError
 from energon_lite.hooks import HookContext, TaskEncoder, failure_tolerances, hooks_of, returns_its_argument
 from energon_lite.loading.makers.columns import batch_of_rows, columns_of, has_default_hooks
@@ -36,19 +36,19 @@ from energon_lite.worker_config import ErrorHandler
 
 __all__ = ["Address", "Failure", "Job", "Leaf", "Mark", "Outcome", "Pipeline", "Rejected", "Result"]
 
-#: Keeps the hashes for different purposes apart.
+#: Tag that separates the hashes of this purpose from those of others.
 _BATCH = 12
 
 
 @dataclass(frozen=True)
 class Job:
-    """One micro-batch to be made.
+    """Description of one micro-batch to be made.
 
     Args:
-        pass_number: which pass over the data.
-        number: tells the micro-batch from all others of the pass; the randomness of the batch hooks comes from it.
-        addresses: ``(leaf, index, epoch)`` of its samples, with ``(start, length, is cut)`` behind it where their
-            tokens were planned; none: an empty batch is asked for.
+        pass_number: number of the pass over the data.
+        number: number that differs for all micro-batches of the pass; it seeds the batch hooks.
+        addresses: ``(leaf, index, epoch)`` of its samples, followed by ``(start, length, is cut)`` if their tokens were
+            planned; empty: make an empty batch.
         key: the ``__restore_key__`` of the batch.
     """
 
@@ -59,16 +59,16 @@ class Job:
 
 
 class Pipeline:
-    """Runs jobs.
+    """Runner of jobs.
 
     Args:
-        leaves: the data sets, in the order's numbering.
+        leaves: the leaves, in the order's numbering.
         encoder: the user's hooks.
-        seed: 64 bits; all randomness of the hooks comes from it.
+        seed: 64-bit seed of all random numbers of the hooks.
         refill: replace samples that fail (training) or leave their places empty (validation).
-        batched: call the batch hooks; else a job is a single sample.
+        batched: call the batch hooks; if False, a job is a single sample.
         error_handler: see :class:`~energon_lite.WorkerConfig`.
-        empty: make a batch without samples where none are left; else the result has none.
+        empty: make a batch without samples if none are left; if False, the result has no batch.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class Pipeline:
         hooks = hooks_of(encoder, packing=False, batched=batched)
         self.samples = SampleMaker(leaves, encoder, hooks, seed=seed, error_handler=error_handler)
         self.refill = refill
-        self.batched, self.empty = batched, empty
+        self.batched = batched
+        self.empty = empty
         self._batch_hooks = [name for name in ("batch", "encode_batch") if not returns_its_argument(encoder, name)]
         self._by_fields = batched and has_default_hooks(encoder)
         self._tolerances = failure_tolerances(encoder)
@@ -95,23 +96,24 @@ class Pipeline:
         """Make the batch of a job.
 
         Raises:
-            FatalSampleError: a hook asked for the end, or one place failed ``failure_tolerance`` times in a row.
+            FatalSampleError: a hook asked to end the run, or one place failed ``failure_tolerance`` times in a row.
         """
-        result, samples = Result(None), self.samples
+        result = Result(None)
+        samples = self.samples
         for observer in samples.observers:
             observer.begin()
-        # Not ``samples.context()``: each call counts here.
+        # A call of ``samples.context()`` would cost too much here.
         with HookContext(cache=samples.cache_pool, worker_config=samples.worker_config) as context:
             addresses = list(iter(job.addresses))
             places = self._fill(result, job, addresses, context) if addresses else self._empty(result, job, context)
-        # Where nothing was replaced, it is that of the plan, which has it already.
+        # If nothing was replaced, the digest is that of the plan, which has already computed it.
         result.digest = set_digest(job.addresses if places is addresses or places == addresses else places)
         if self.samples.observers:
             result.trace = self.samples.end(places)
         return result
 
     def restore(self, address: Address, attempt: int) -> Any:
-        """The sample at an address, for the user: what is wrong with it is raised as a SampleError."""
+        """Return the sample at an address for the user; a failure is raised as a SampleError."""
         with self.samples.context() as context:
             made = self.samples.one(address, context, attempt)
         if type(made) is not Rejected:
@@ -124,9 +126,9 @@ class Pipeline:
         ) from made.__cause__
 
     def _fill(self, result: Result, job: Job, addresses: Sequence[Address], context: HookContext) -> Sequence[Address]:
-        """Put the batch of a job into its result; returns where its samples come from."""
+        """Put the batch of a job into its result; return the addresses of its samples."""
         by_tokens = len(addresses[0]) > 3  # each sample is compared with the plan
-        if self._by_fields and not by_tokens and not any(one.sees_samples for one in self.samples.observers):
+        if self._by_fields and not by_tokens and not any(observer.sees_samples for observer in self.samples.observers):
             result.batch = self._batch_by_fields(job)
             if result.batch is not None:
                 result.outcomes = [*columns_of(job.addresses)[0]]
@@ -143,7 +145,7 @@ class Pipeline:
             try:
                 result.batch = self._batch(samples, places, job, context)
             except Rejected as rejected:
-                # The samples were fine each, but none of them gets through.
+                # Each of the samples is fine, but the batch of them is lost.
                 lost = of_each(rejected.failure, places)
                 result.outcomes = [next(lost) if isinstance(outcome, int) else outcome for outcome in result.outcomes]
                 if not self.refill:
@@ -151,15 +153,15 @@ class Pipeline:
                 attempt += 1
                 row = row or self._in_a_row()
                 if (end := row.add(rejected.failure)) is not None:
-                    raise end from (None if end.details else rejected.__cause__)  # else shown twice
+                    raise end from (None if end.details else rejected.__cause__)  # else it would be shown twice
                 continue
-            if by_tokens:  # then no place was refilled: there is one outcome for each
+            if by_tokens:  # so no place was refilled, and there is one outcome for each
                 made_of = zip(addresses, result.outcomes, strict=True)
                 result.tokens = sum(address[4] for address, outcome in made_of if isinstance(outcome, int))
             return places
 
     def _batch_by_fields(self, job: Job) -> Any | None:
-        """The batch as the default hooks make it; None: its samples have to be seen one by one."""
+        """Return the batch as the default hooks make it; None: its samples have to be made one by one."""
         for leaf in map(self.samples.leaves.__getitem__, set(columns_of(job.addresses)[0])):
             if leaf.cooker is not None or leaf.fields is None or not leaf.fields.can_collate:
                 return None  # before anything is read, which would be read again
@@ -169,7 +171,7 @@ class Pipeline:
             self.samples.tell("batch", "*", f"{len(job.addresses)} samples")
             return batch_of_rows(rows, fields, places, job.key, self.samples.encoder.padding)
         except Exception:
-            return None  # whatever it is, it is found again, and told of its sample
+            return None  # the error is raised again when each sample is made, and reported with its sample
 
     def _in_a_row(self) -> InARow:
         return InARow(self.samples.encoder.failure_tolerance, self._tolerances)
@@ -177,18 +179,19 @@ class Pipeline:
     def _samples(
         self, addresses: Sequence[Address], attempt: int, outcomes: list[Outcome], context: HookContext, number: int
     ) -> tuple[list[Any], Sequence[Address]]:
-        """The samples at addresses, those that fail replaced (or left out), and the addresses that they come from.
+        """Return the samples at addresses, failed ones replaced (or left out), and their final addresses.
 
         Args:
-            attempt: of the batch as a whole; each has replacements of its own.
-            outcomes: get what happened.
-            number: of the micro-batch.
+            attempt: number of the attempt for the whole batch; each attempt has its own replacements.
+            outcomes: list to which the outcomes are appended.
+            number: number of the micro-batch.
         """
         together = None if attempt else self.samples.make_together(addresses)
         if together is not None:
             outcomes += [address[0] for address in addresses]
             return together, addresses
-        samples, places = list[Any](), list[Address]()
+        samples = list[Any]()
+        places = list[Address]()
         first = attempt and attempt * max(1, self.samples.encoder.failure_tolerance, *self._tolerances.values())
         batch_index = number if self.batched else None
         for address, made in zip(addresses, self.samples.make(addresses, context, first, batch_index), strict=True):
@@ -212,7 +215,7 @@ class Pipeline:
     def _batch(self, samples: list[Any], places: Sequence[Address], job: Job, context: HookContext) -> Any:
         batch: Any = samples
         for name in self._batch_hooks:
-            # A place of its own for each hook: what one draws must not depend on how much the other drew.
+            # Each hook has its own seed, so that its random numbers do not depend on how many another hook drew.
             origin = (_BATCH, job.pass_number, job.number, *(() if name == "batch" else (1,)))
             context.move(self.samples.seed, *origin, batch_index=job.number)
             hook = getattr(self.samples.encoder, name)
@@ -233,27 +236,29 @@ class Pipeline:
         return ()
 
     def _make_example(self, context: HookContext) -> tuple[Any, int]:
-        """A batch that shows what batches of this data look like, of the first samples that work; and its size."""
+        """Return an example batch, made of the first samples that do not fail, and its size."""
         failure: Failure | None = None
-        tried, tolerance = 0, self.samples.encoder.failure_tolerance
+        tried = 0
+        tolerance = self.samples.encoder.failure_tolerance
         for number, leaf in enumerate(self.samples.leaves):
-            found: list[Any] = []
+            samples: list[Any] = []
             places: list[Address] = []
             for index in range(leaf.length):
                 tried += 1
                 is_last = index + 1 == leaf.length or 0 < tolerance <= tried
-                made = self.samples.one((number, index, 0), context, batch_index=0)  # of one that there is
+                made = self.samples.one((number, index, 0), context, batch_index=0)  # an existing sample
                 if type(made) is Rejected:
                     failure = made.failure
                 else:
-                    found.append(made)
+                    samples.append(made)
                     places.append((number, index, 0))
-                while len(found) == 2 or (found and is_last):
+                while len(samples) == 2 or (samples and is_last):
                     try:
-                        return self._batch(found, places, Job(0, -1, ()), context), len(found)
-                    except Rejected as rejected:  # others may go together
+                        return self._batch(samples, places, Job(0, -1, ()), context), len(samples)
+                    except Rejected as rejected:  # other samples may fit together
                         failure = rejected.failure
-                        found, places = found[1:], places[1:]
+                        samples = samples[1:]
+                        places = places[1:]
                 if is_last:
                     break
         raise too_many_failures(tried, failure)

@@ -1,4 +1,4 @@
-"""A sample as a plan by tokens counted on it: as long as it was measured, or the piece of it that was planned."""
+"""Check of a sample against its plan by tokens: it has the measured length, or is cut to the planned piece."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["as_planned"]
 
 
 def as_planned(sample: Any, start: int, length: int, is_cut: int) -> Any:
-    """The piece of a sample that the plan wants.
+    """Return the piece of a sample that the plan asks for.
 
     Raises:
         SampleError: the sample is longer than planned, or cannot be cut.
-        SkipSample: this piece is behind the end of a sample that is shorter than planned.
-        FatalSampleError: it is not a sample that this library can cut.
+        SkipSample: this piece begins after the end of a sample that is shorter than planned.
+        FatalSampleError: the sample is not of a type that this library can cut.
     """
     from energon_lite.batching.sequences import TokenSequence, cut_sequence
 
@@ -30,7 +30,7 @@ def as_planned(sample: Any, start: int, length: int, is_cut: int) -> Any:
         there = len(sample.tokens) - start
         if not there:
             raise SkipSample(f"nothing is left of it from token {start} on: it is shorter than planned")
-        # A sample may be shorter than planned, also where it is cut: its last piece then is.
+        # A cut sample, too, may be shorter than planned; then its last piece is shorter.
         return cut_sequence(sample, start, min(length, there) if there > 0 else length)
     if len(sample.tokens) > length:
         raise SampleError(

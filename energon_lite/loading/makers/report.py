@@ -1,4 +1,4 @@
-"""What happened to the samples: counted when the batch is delivered, told once, summed up at the end."""
+"""Report on the outcomes of samples: counted when the batch is delivered, logged once, summed up at the end."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from energon_lite.extras.inspect.quarantine import Quarantine
 from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Failure, InARow, Mark, Outcome, Reasons
-from energon_lite.loading.makers.quarantine import Quarantine
 
 __all__ = ["Report"]
 
 logger = logging.getLogger(__name__)
 
-#: From so many samples on, and from this share of skips on, skipping looks like filtering.
-_FILTER_SAMPLES, _FILTER_SHARE = 1000, 0.1
-#: What is not delivered, or is counted elsewhere.
+#: Number of samples from which on a high share of skips is reported as filtering.
+_FILTER_SAMPLES = 1000
+#: Share of lost samples above which skipping is reported as filtering.
+_FILTER_SHARE = 0.1
+#: Types of outcomes that are not delivered, or are counted elsewhere.
 _KINDS = frozenset({Failure, Mark})
 
 
@@ -26,13 +28,13 @@ class Report:
     """Counts of delivered, skipped and failed samples.
 
     Args:
-        tolerance: so many failures in a row raise; 0: never.
-        leaves: the data sets, in the order's numbering.
-        quarantine: gets each sample that was skipped or failed.
-        hooks: the tolerances of single hooks.
+        tolerance: number of failures in a row that raises an error; 0: never.
+        leaves: the leaves, in the order's numbering.
+        quarantine: writer of each sample that was skipped or failed.
+        hooks: tolerances of single hooks.
 
     Attributes:
-        log: tells of the first failure of each kind; whoever knows of it earlier tells it there.
+        log: log of the first failure of each kind; failures that are known before they are counted are reported there.
     """
 
     def __init__(
@@ -43,7 +45,8 @@ class Report:
         *,
         hooks: Mapping[str, int] | None = None,
     ):
-        self._leaves, self._quarantine = leaves, quarantine
+        self._leaves = leaves
+        self._quarantine = quarantine
         self._in_a_row = InARow(tolerance, hooks or {})
         self.batches = 0
         self.tokens = 0
@@ -51,13 +54,13 @@ class Report:
         self.truncated = 0
         self.split = 0
         self.reasons = Reasons()
-        self._delivered: Counter[Outcome] = Counter()  # by leaf; None: of a leaf that is not known
-        self._lost: Counter[tuple[int, str]] = Counter()  # by leaf and what became of the sample
+        self._delivered: Counter[Outcome] = Counter()  # by leaf; None: the leaf is not known
+        self._lost: Counter[tuple[int, str]] = Counter()  # by leaf and kind of loss
         self.log = FailureLog()
         self._filter_told = False
 
     def add(self, outcomes: Sequence[Outcome], *, batches: int = 1) -> None:
-        """:meth:`check` and :meth:`count` in one.
+        """Call :meth:`check` and :meth:`count`.
 
         Raises:
             FatalSampleError: too many failures in a row.
@@ -66,7 +69,7 @@ class Report:
         self.count(outcomes, batches=batches)
 
     def check(self, outcomes: Sequence[Outcome]) -> None:
-        """Look whether it can go on.
+        """Check whether the run may continue after these outcomes.
 
         Raises:
             FatalSampleError: too many failures in a row.
@@ -85,9 +88,9 @@ class Report:
         """Count the samples of a batch that is about to be delivered.
 
         Args:
-            outcomes: what happened to its samples, and to those lost on the way to it.
+            outcomes: outcomes of its samples, and of those lost before it.
             batches: 0 if there is no batch.
-            tokens: in the batch.
+            tokens: tokens in the batch.
         """
         self.batches += batches
         self.tokens += tokens
@@ -105,21 +108,21 @@ class Report:
 
     @property
     def samples(self) -> int:
-        """Samples delivered."""
+        """Number of samples delivered."""
         return self._delivered.total()
 
     @property
     def skipped(self) -> int:
-        """Samples left out because a hook said so."""
+        """Number of samples left out by request of a hook."""
         return sum(count for (_, _, _, skipped), count in self.reasons.items() if skipped) - self.dropped
 
     @property
     def failed(self) -> int:
-        """Samples left out because something went wrong."""
+        """Number of samples left out because of errors."""
         return sum(count for (_, _, _, skipped), count in self.reasons.items() if not skipped)
 
     def stats(self) -> dict[str, Any]:
-        """Counts so far, as plain data."""
+        """Return the counts so far, as plain data."""
         return {
             "batches": self.batches,
             "samples": self.samples,
@@ -135,7 +138,7 @@ class Report:
         }
 
     def _by_leaf(self) -> list[dict[str, Any]]:
-        """Counts of each data set of which any sample came."""
+        """Return the counts of each data set that samples came from."""
         seen = {leaf for leaf in self._delivered if isinstance(leaf, int)} | {leaf for leaf, _ in self._lost}
         return [
             {
@@ -148,14 +151,15 @@ class Report:
         ]
 
     def log_summary(self) -> None:
-        """One paragraph on what was left out, if anything was."""
+        """Log one paragraph on the samples that were left out, if there are any."""
         if not self.reasons:
             return
         total = self.samples + self.skipped + self.failed + self.dropped
         dropped = f", {self.dropped} were dropped" if self.dropped else ""
         lines = [f"{self.skipped} of {total} samples were skipped, {self.failed} failed{dropped}:"]
         lines += [
-            f"  {count} x {one[0]}, {one[1]}: {self.reasons.text(*one)}" for one, count in self.reasons.most_common(20)
+            f"  {count} x {reason[0]}, {reason[1]}: {self.reasons.text(*reason)}"
+            for reason, count in self.reasons.most_common(20)
         ]
         if len(self.reasons) > 20:
             lines.append(f"  ... and {len(self.reasons) - 20} other reasons")
@@ -168,7 +172,8 @@ class Report:
             kind = "dropped" if failure.dropped else "skipped" if failure.skipped else "failed"
             self._lost[failure.address[0], kind] += 1
         self.log.tell(failure)
-        lost, seen = sum(self.reasons.values()) - self.dropped, self.samples
+        lost = sum(self.reasons.values()) - self.dropped
+        seen = self.samples
         if not self._filter_told and lost + seen >= _FILTER_SAMPLES and lost > _FILTER_SHARE * (lost + seen):
             self._filter_told = True
             logger.warning(

@@ -1,7 +1,8 @@
-"""How long is an encoded sample?
+"""Length of an encoded sample.
 
-In this order: the field that the user names; what the task encoder's own ``sample_length(encoded)`` says; the first
-field there is of :data:`LENGTH_FIELDS`; the sample itself, if it is a tensor or a list.
+It is taken from the first of these that exists: the field that the user names; the task encoder's own
+``sample_length(encoded)``; the first existing field of :data:`LENGTH_FIELDS`; the sample itself, if it is a tensor or a
+list.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from energon_lite.hooks import TaskEncoder
 
 __all__ = ["LENGTH_FIELDS", "SampleLength"]
 
-#: Fields that are taken for the tokens of a sample if nobody says which it is.
+#: Fields that are taken for the tokens of a sample by default.
 LENGTH_FIELDS = ("tokens", "input_ids", "token_ids", "text_tokens")
 
 
@@ -24,12 +25,12 @@ LENGTH_FIELDS = ("tokens", "input_ids", "token_ids", "text_tokens")
 class SampleLength:
     """A function from an encoded sample to its length.
 
-    The length of a tensor or array is its first dimension, that of a list, tuple, bytes or string its ``len``; a whole
-    number stands for itself.
+    The length of a tensor or array is its first dimension; of a list, tuple, bytes or string its ``len``; of a whole
+    number its value.
 
     Args:
-        encoder: whose samples they are; its ``sample_length``, if it has one, goes before all else but ``field``.
-        field: the field of a sample (a key, or an attribute) that has the length; None: see the module's text.
+        encoder: task encoder of the samples; its ``sample_length``, if any, takes precedence over all but ``field``.
+        field: the field of a sample (a key, or an attribute) that has the length; None: see the module's docstring.
 
     Raises:
         FatalSampleError: when called with a sample that has no length by these rules.
@@ -102,7 +103,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> int | None:
-    """A whole number as an int, also one that numpy or torch hold; None for anything else."""
+    """Return a whole number, also one in a numpy or torch scalar, as an int; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):

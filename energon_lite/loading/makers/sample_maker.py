@@ -1,7 +1,7 @@
-"""From addresses to samples: read together, decoded, cooked, and put through the hooks of single samples, one by one.
+"""From addresses to samples: read together, decoded, cooked, and passed through the hooks of single samples.
 
-The bytes of all samples come from one read for each data set. Only where that cannot serve (a damaged shard, samples
-that are not alike) each is read by itself, so that what is wrong is told of the sample that has it, and of no other.
+The bytes of all samples come from one read for each leaf. Only if that fails (a damaged shard, samples with different
+parts), each sample is read by itself, so that an error is reported for the sample that has it, and for no other.
 """
 
 from __future__ import annotations
@@ -50,28 +50,31 @@ from energon_lite.worker_config import ErrorHandler, WorkerConfig
 
 __all__ = ["SAMPLE", "SampleMaker", "set_restore_key"]
 
-#: Tags that keep the hashes for different purposes apart.
-SAMPLE, _REPLACEMENT = 11, 13
-#: Bytes of shards that are read together: of large samples only so many wait to be decoded.
+# Tags that separate the hashes of different purposes.
+#: Randomness of the hooks of single samples.
+SAMPLE = 11
+#: Choice of replacements.
+_REPLACEMENT = 13
+#: Bytes of shards that are read together, at most: it limits the memory of large samples that wait to be decoded.
 _READ_TOGETHER = 1 << 28
 
 
 class SampleMaker:
-    """Makes samples.
+    """Maker of samples.
 
     Args:
-        leaves: the data sets, in the order's numbering.
+        leaves: the leaves, in the order's numbering.
         encoder: the user's hooks.
-        hooks: those that are in force.
-        seed: 64 bits; all randomness of the hooks comes from it.
+        hooks: the hooks that are in use.
+        seed: 64-bit seed of all random numbers of the hooks.
         error_handler: see :class:`~energon_lite.WorkerConfig`.
 
     Attributes:
-        failures: told of each failure at once; None: nobody is.
-        observers: told of each step. Without any, nothing is told, and costs nothing.
-        cache_pool: what hooks find as ``self.cache``; None: one that keeps nothing.
-        worker_config: that of the loader; None: there is none.
-        reads_ahead: some of the leaves are on slow storage; see :meth:`foresee`.
+        failures: log that each failure is reported to at once; None: no log.
+        observers: observers of each step. Without observers, notifications cost nothing.
+        cache_pool: the ``self.cache`` of hooks; None: a pool that keeps nothing.
+        worker_config: configuration of the loader; None: there is none.
+        reads_ahead: at least one of the leaves is on slow storage; see :meth:`foresee`.
     """
 
     def __init__(
@@ -83,25 +86,30 @@ class SampleMaker:
         seed: int,
         error_handler: ErrorHandler | None = None,
     ):
-        self.leaves, self.encoder, self.hooks, self.seed = leaves, encoder, hooks, seed
+        self.leaves = leaves
+        self.encoder = encoder
+        self.hooks = hooks
+        self.seed = seed
         self.error_handler = error_handler
         self.failures: FailureLog | None = None
         self.observers: tuple[Observer, ...] = ()
         self.cache_pool: CachePool | None = None
         self.worker_config: WorkerConfig | None = None
         self._cook = cook_function(encoder)
-        self._own, self.seeded_hooks = own_hooks(encoder), seeded_hooks(encoder)
+        self._own = own_hooks(encoder)
+        self.seeded_hooks = seeded_hooks(encoder)
         self._sample_hooks = [
             (name, getattr(encoder, name)) for name in hooks.sample if not returns_its_argument(encoder, name)
         ]
-        self.reads_ahead, self._largest = reads_ahead(leaves), largest_mean_bytes(leaves)
+        self.reads_ahead = reads_ahead(leaves)
+        self._largest = largest_mean_bytes(leaves)
 
     def __getstate__(self) -> dict[str, Any]:
         config = self.worker_config
         return self.__dict__ | {"worker_config": None if config is None else config.for_workers()}
 
     def context(self, *origin: int, batch_index: int | None = None) -> HookContext:
-        """A context for hooks that run for the loader."""
+        """Return a context for hooks that run for the loader."""
         return HookContext(*origin, batch_index=batch_index, cache=self.cache_pool, worker_config=self.worker_config)
 
     # -- samples --------------------------------------------------------------------------------------------------
@@ -109,47 +117,47 @@ class SampleMaker:
     def make(
         self, addresses: Sequence[Address], context: HookContext, attempt: int = 0, batch_index: int | None = None
     ) -> Iterator[Any]:
-        """Each of the samples, made when it is asked for, or the :class:`Rejected` that says why there is none.
+        """Yield each of the samples, made on request, or a :class:`Rejected` with the failure.
 
         Args:
-            addresses: ``(leaf, index, epoch)``; with ``(start, length, is cut)`` behind it, a piece of the sample.
-            context: of the hooks; it is entered whenever a sample is asked for.
+            addresses: ``(leaf, index, epoch)``; followed by ``(start, length, is cut)`` for a piece of the sample.
+            context: context of the hooks; it is entered whenever a sample is requested.
             attempt: 0: the samples themselves; k: the k-th replacement for each.
-            batch_index: of the micro-batch that they are made for, if it is known.
+            batch_index: index of the micro-batch of the samples, if it is known.
         """
         for address, rows, at in self.read(addresses, attempt):
             yield self.made(rows, at, address, ("sample", *address[:3], attempt), context, batch_index)
 
     def make_together(self, addresses: Sequence[Address]) -> list[Any] | None:
-        """The samples, where no hook sees them before those of batches do; None: they have to be made one by one."""
+        """Return the samples if no hook sees them before the batch hooks do; None: they must be made one by one."""
         if self._sample_hooks or not self.hooks.batched or len(addresses[0]) > 3:
             return None
-        if any(one.times_samples for one in self.observers):
+        if any(observer.times_samples for observer in self.observers):
             return None
         if len(addresses) * self._largest > _READ_TOGETHER:
             return None
         for number in {address[0] for address in addresses}:
             fields = self.leaves[number].fields
             if fields is None or fields.decodes:
-                return None  # one that is broken, or needs a loader, would have all be read and decoded twice
+                return None  # a damaged sample, or one that needs a loader, would have all samples decoded twice
         try:
             rows, places = self.read_together(addresses)
             keys = {number: [("sample", *addresses[place], 0) for place in mine] for number, mine in places.items()}
             made = []
-            for number, those in rows.items():
+            for number, leaf_rows in rows.items():
                 if self.observers:
-                    self._tell_columns(those)
-                made.append(those.samples(keys[number]))
+                    self._tell_columns(leaf_rows)
+                made.append(leaf_rows.samples(keys[number]))
         except Exception:
-            return None  # whatever it is, it is found again, and told of its sample
+            return None  # the error is raised again when each sample is made, and reported with its sample
         return made[0] if len(made) == 1 else in_order(made, places)
 
     def one(self, address: Address, context: HookContext, attempt: int = 0, batch_index: int | None = None) -> Any:
-        """The sample at an address, or the :class:`Rejected` that says why there is none."""
+        """Return the sample at an address, or a :class:`Rejected` with the failure."""
         return next(self.make((address,), context, attempt, batch_index))
 
     def replacement(self, address: Address, attempt: int) -> Address:
-        """Where the ``attempt``-th replacement for a sample is; 0: the sample itself."""
+        """Return the address of the ``attempt``-th replacement for a sample; 0: the sample itself."""
         leaf_number, index, epoch = address[:3]
         if attempt:
             leaf = self.leaves[leaf_number]
@@ -159,10 +167,10 @@ class SampleMaker:
     def read(
         self, addresses: Sequence[Address], attempt: int = 0, *, together: int = sys.maxsize
     ) -> Iterable[tuple[Address, Rows, int]]:
-        """The samples before the hooks: with each address, the rows that have its sample, and where in them it is.
+        """Read samples. For each address, yield the rows that contain its sample, and the index in these rows.
 
         Args:
-            together: so many are read at once, or fewer if they are large.
+            together: largest number of samples in one read; there are fewer if they are large.
         """
         if not addresses:
             return ()
@@ -176,17 +184,19 @@ class SampleMaker:
         rows, places = self.read_together(wanted)
         if len(rows) == 1:
             return zip(addresses, repeat(*rows.values()), range(len(addresses)), strict=False)
-        where = {place: (those, at) for number, those in rows.items() for at, place in enumerate(places[number])}
+        where = {
+            place: (leaf_rows, at) for number, leaf_rows in rows.items() for at, place in enumerate(places[number])
+        }
         return [(address, *where[place]) for place, address in enumerate(addresses)]
 
     def foresee(self, addresses: Sequence[Address]) -> None:
-        """Have slow storage begin to bring samples that will be made soon; does not wait, and changes none of them."""
+        """Start to fetch samples from slow storage that will be made soon. Does not wait; changes no sample."""
         if self.reads_ahead:
             leaves = self.leaves
             fetch_samples(((leaves[leaf].reader, index) for leaf, index, *_ in addresses), wait=False)
 
     def read_together(self, addresses: Sequence[Address]) -> tuple[dict[int, Rows], dict[int, Sequence[int]]]:
-        """Read samples with one read for each data set. What was read, and which of ``addresses`` it is, by leaf."""
+        """Read samples with one read for each leaf. Return the rows, and their places in ``addresses``, by leaf."""
         if self.reads_ahead:
             leaves = self.leaves
             if self.observers:
@@ -201,20 +211,20 @@ class SampleMaker:
             places = {**of_leaf}
         rows = {}
         for number, mine in places.items():
-            those = indices if len(mine) == len(indices) else [indices[place] for place in mine]
+            leaf_indices = indices if len(mine) == len(indices) else [indices[place] for place in mine]
             if self.observers:
-                self.tell("read", self.leaves[number].name, f"{len(those)} samples")
-            rows[number] = Rows(self.leaves[number], those)
+                self.tell("read", self.leaves[number].name, f"{len(leaf_indices)} samples")
+            rows[number] = Rows(self.leaves[number], leaf_indices)
         return rows, places
 
     def fields_of(self, rows: Mapping[int, Rows]) -> dict[int, dict[str, list[Any]]]:
-        """The fields of what was read, by leaf."""
-        found = {}
-        for number, those in rows.items():
+        """Return the fields of the rows, by leaf."""
+        fields = {}
+        for number, leaf_rows in rows.items():
             if self.observers:
-                self._tell_columns(those)
-            found[number] = those.fields()
-        return found
+                self._tell_columns(leaf_rows)
+            fields[number] = leaf_rows.fields()
+        return fields
 
     def made(
         self,
@@ -225,8 +235,10 @@ class SampleMaker:
         context: HookContext,
         batch_index: int | None = None,
     ) -> Any:
-        """The sample at a place of ``rows``, or the :class:`Rejected` that says why there is none."""
-        leaf, index, epoch = rows.leaf, rows.indices[at], address[2]
+        """Return the sample at an index of ``rows``, or a :class:`Rejected` with the failure."""
+        leaf = rows.leaf
+        index = rows.indices[at]
+        epoch = address[2]
         number = epoch * leaf.length + index
         context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=number, batch_index=batch_index)
         try:
@@ -246,13 +258,13 @@ class SampleMaker:
             return rejected
 
     def load(self, rows: Rows, at: int, restore_key: tuple[Any, ...], *, is_tried: bool = False) -> tuple[str, Any]:
-        """The name of a sample, and the sample before the hooks (but cooked).
+        """Return the name of a sample, and the sample before the hooks (but cooked).
 
         Args:
-            is_tried: the rows have been asked for it, and have none.
+            is_tried: the rows have been asked for the sample and returned None.
 
         Raises:
-            Rejected: there is none.
+            Rejected: the sample was skipped or failed.
         """
         leaf = rows.leaf
         if rows.columns is not None:
@@ -274,22 +286,22 @@ class SampleMaker:
     def _tell_columns(self, rows: Rows) -> None:
         self.tell("decode_columns", rows.leaf.name, f"{len(rows.indices)} samples")
 
-    # -- those who look on ----------------------------------------------------------------------------------------
+    # -- observers ------------------------------------------------------------------------------------------------
 
     def tell(self, stage: str, leaf: str, key: str) -> None:
-        """A step is about to be taken."""
+        """Notify the observers that a step is about to begin."""
         for observer in self.observers:
             observer.step(stage, leaf, key)
 
     def end(self, addresses: Sequence[Address | None]) -> dict[str, Any] | None:
-        """The batch of these samples is made; what the observers have to say about it."""
-        said = [observer.end(addresses) for observer in self.observers]
-        return next((one for one in said if one is not None), None)
+        """Notify the observers that the batch of these samples is made; return the trace of the first that has one."""
+        traces = [observer.end(addresses) for observer in self.observers]
+        return next((trace for trace in traces if trace is not None), None)
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def empty_batch(self, like: Any, rows: int, context: HookContext, *origin: int) -> Any:
-        """What the encoder makes of a batch with so many rows; ``origin`` tells the empty one from others."""
+        """Return the encoder's empty batch, made of a batch of ``rows`` rows; ``origin`` seeds its random numbers."""
         context.move(self.seed, *origin, 2)
         if "empty_batch" in self.seeded_hooks:
             context.seed_globals()
@@ -304,16 +316,16 @@ class SampleMaker:
         step: Callable[..., Any],
         *arguments: Any,
     ) -> Any:
-        """Take one step.
+        """Run one step.
 
         Args:
-            stage, leaf, key: see :class:`~energon_lite.loading.makers.observer.Observer`. In place of the key, what it
-                is made of if it is needed: the addresses of samples.
-            subject: what the user's error handler is given, if the step fails.
+            stage, leaf, key: see :class:`~energon_lite.loading.makers.observer.Observer`. In place of the key, the
+                addresses of samples, from which the key is made if it is needed.
+            subject: argument for the user's error handler if the step fails.
 
         Raises:
-            Rejected: it raised something.
-            FatalSampleError: it raised what must end the iteration, or returned what no hook may return.
+            Rejected: the step raised an error that fails the sample.
+            FatalSampleError: the step raised an error that ends the iteration, or returned a value that no hook may.
         """
         try:
             if self.observers:
@@ -327,7 +339,7 @@ class SampleMaker:
         except SkipSample as skip:
             failure = Failure(leaf, f"{self.names(key)}", stage, str(skip) or "SkipSample", skipped=True)
             raise Rejected(failure) from None
-        except (StopIteration, StopAsyncIteration) as error:  # in a generator it would become another error
+        except (StopIteration, StopAsyncIteration) as error:  # a generator would turn it into another error
             raise FatalSampleError(
                 f"{stage} raised {type(error).__name__} for {self._whose(key, leaf)}",
                 fix="an iterator had no more: give next() a default, or catch this; SkipSample leaves a sample out",
@@ -348,7 +360,7 @@ class SampleMaker:
             raise Rejected(failure) from error
 
     def names(self, key: str | SampleNames | Sequence[Address]) -> SampleNames | str:
-        """What samples are called in a message."""
+        """Return the name of samples in messages."""
         if isinstance(key, (str, SampleNames)):
             return key
         return SampleNames(f"{len(key)} samples", key, self.leaves)
@@ -357,7 +369,7 @@ class SampleMaker:
         return f"{self.names(key)}" if leaf == "*" else f"{self.names(key)} of {leaf}"
 
     def _check(self, value: Any, stage: str, whose: str, arguments: Sequence[Any]) -> None:
-        """Refuse what no hook may return."""
+        """Refuse a value that no hook may return."""
         if stage not in self._own:
             return
         is_cooker = stage == "cook_crude_sample" and not is_overridden(self.encoder, stage)
@@ -379,7 +391,7 @@ def _sources_of(subject: Any) -> tuple[SourceInfo, ...] | None:
 
 
 def set_restore_key(value: Any, key: tuple[Any, ...]) -> None:
-    """Have a sample or a batch say how it is made again, if it has a place for that."""
+    """Store the restore key of a sample or a batch in it, if it has a place for it."""
     if isinstance(value, dict):
         if "__restore_key__" in value:
             value["__restore_key__"] = key

@@ -1,5 +1,5 @@
-"""Where the time of a batch goes (read, decode, hooks, batch), and which samples are in it, also inside of packs. Only
-pipelines that are asked to are timed."""
+"""Timing of each batch by stage (read, decode, hooks, batch), with the samples in it, also those inside of packs.
+Pipelines are only timed on request."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from energon_lite.loading.makers.outcomes import Address, Result
 
 __all__ = ["StageTimer", "note_transfer", "stage_of"]
 
-#: Stages of the pipeline under another name; all others are hooks.
+#: Pipeline stage of each step that is not a hook.
 _STAGES = {"read": "read", "decode": "decode", "decode_columns": "decode", "batch": "batch", "encode_batch": "batch"}
-#: Steps of many samples of a data set at once.
+#: Steps that process many samples of a leaf at once.
 _OF_SEVERAL = frozenset({"read", "decode_columns"})
 
 
 def stage_of(step: str) -> str:
-    """The stage that a step belongs to: ``read``, ``decode``, ``hooks`` or ``batch``."""
+    """Return the stage that a step belongs to: ``read``, ``decode``, ``hooks`` or ``batch``."""
     return _STAGES.get(step, "hooks")
 
 
 class StageTimer:
-    """An observer in one thread that says where the time went, as plain data, seconds by the monotonic clock.
+    """Observer in one thread that records the time of each stage, as plain data, in seconds of the monotonic clock.
 
-    ``worker`` (process and thread), ``worker_number``, ``began``, ``ended``, ``stages`` (seconds by stage), ``samples``
-    (key and seconds of each sample that was made by itself) and ``sources`` (number of the data set and key of each
-    sample that is in the batch, whatever hooks made of it).
+    A record has ``worker`` (process and thread), ``worker_number``, ``began``, ``ended``, ``stages`` (seconds by
+    stage), ``samples`` (key and seconds of each sample that was made by itself) and ``sources`` (leaf number and key of
+    each sample in the batch, before packing).
 
     Args:
-        leaves: the data sets, in the order's numbering.
-        number: of the worker, among those of its rank.
+        leaves: the leaves, in the order's numbering.
+        number: number of the worker among those of its rank.
     """
 
-    sees_samples, times_samples = False, True
+    sees_samples = False
+    times_samples = True
 
     def __init__(self, leaves: Sequence[Leaf], number: int = 0) -> None:
-        self._leaves, self._number = leaves, number
+        self._leaves = leaves
+        self._number = number
         self._began = self._since = 0.0
-        self._at: tuple[str, str, str] | None = None  # the step that is being taken
+        self._at: tuple[str, str, str] | None = None  # the running step
         self._stages: dict[str, float] = defaultdict(float)
         self._samples: dict[tuple[str, str], float] = defaultdict(float)
 
@@ -57,7 +59,8 @@ class StageTimer:
     def step(self, stage: str, leaf: str, key: str) -> None:
         now = time.monotonic()
         self._close(now)
-        self._at, self._since = (stage, leaf, key), now
+        self._at = (stage, leaf, key)
+        self._since = now
 
     def end(self, addresses: Sequence[Address | None]) -> dict[str, Any]:
         now = time.monotonic()
@@ -70,11 +73,15 @@ class StageTimer:
             "ended": now,
             "stages": dict(self._stages),
             "samples": [[key, seconds] for (_, key), seconds in self._samples.items()],
-            "sources": [[one[0], self._leaves[one[0]].source.key(one[1])] for one in addresses if one is not None],
+            "sources": [
+                [address[0], self._leaves[address[0]].source.key(address[1])]
+                for address in addresses
+                if address is not None
+            ],
         }
 
     def _close(self, now: float) -> None:
-        """The step that was begun last has ended."""
+        """End the step that was begun last."""
         if self._at is not None:
             stage, leaf, key = self._at
             self._stages[stage_of(stage)] += now - self._since
@@ -83,10 +90,10 @@ class StageTimer:
 
 
 def note_transfer(result: Result, began: float, ended: float) -> None:
-    """The result was received in this time."""
+    """Store the time in which a result was received in its trace."""
     made = result.batch if isinstance(result.batch, list) else []
-    found = [result.trace, *(one.trace for one in made if isinstance(one, Made))]
-    for trace in found:
+    traces = [result.trace, *(batch.trace for batch in made if isinstance(batch, Made))]
+    for trace in traces:
         if trace is not None:
             trace["received"] = ended
             trace["stages"]["transfer"] = ended - began

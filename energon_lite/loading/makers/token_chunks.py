@@ -1,4 +1,4 @@
-"""Batches by tokens where nobody measured the samples: a chunk is encoded, then its lengths are known and planned."""
+"""Batches by tokens for samples without measured lengths: a chunk is encoded, then planned by the lengths found."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ from energon_lite.order.hashing import hash_ints
 
 __all__ = ["DEFAULT_CHUNK", "BundlesByTokens", "TokenBundling"]
 
-#: Samples that are encoded and then planned together. A worker holds them all, and a run that goes on in the middle of
-#: a chunk makes them again; with fewer, more of the last batches of chunks are not full.
+#: Samples that are encoded and then planned together. A worker holds them all in memory, and a run that is resumed in
+#: the middle of a chunk makes them again; with fewer samples, more of the last batches of chunks are not full.
 DEFAULT_CHUNK = 1024
 
-#: Tags that keep the hashes for different purposes apart.
-_LENGTH, _PLAN = 19, 32
+# Tags that separate the hashes of different purposes.
+#: Randomness of ``sample_length``.
+_LENGTH = 19
+#: Randomness of the plan.
+_PLAN = 32
 
 
 @dataclass(frozen=True)
 class TokenBundling:
-    """How the samples of a chunk become batches.
+    """Settings for making batches by tokens of a chunk's samples.
 
     Args:
-        strategy: which samples go together.
+        strategy: rule that groups the samples.
         field: the field of an encoded sample that has its length; None: see
             :class:`~energon_lite.loading.makers.sample_length.SampleLength`.
     """
@@ -49,7 +52,7 @@ class BundlesByTokens:
     """Bundles by the lengths of encoded samples.
 
     Args:
-        bundling: how.
+        bundling: the settings.
         encoder: the user's hooks.
     """
 
@@ -60,7 +63,8 @@ class BundlesByTokens:
         self._key_length = None if key is None else SampleLength(encoder, key)
 
     def bundles(self, items: Iterator[Item], run: ChunkRun) -> Iterator[Bundle]:
-        kept, lengths = list[Item](), list[tuple[int, int]]()
+        kept = list[Item]()
+        lengths = list[tuple[int, int]]()
         for item in items:
             measured = self._measured(item, run)
             if measured is not None:
@@ -70,7 +74,7 @@ class BundlesByTokens:
             return
         plan = self._plan(kept, lengths, run)
         _count_cuts(plan, kept, run)
-        run.at = BEHIND  # what goes wrong from here on goes wrong again when the chunk is gone through again
+        run.at = BEHIND  # errors from here on are raised again if the chunk is run again
         for number in range(run.job.first.bundle, len(plan)):
             pieces = list(_pieces(plan, number, kept, lengths, run))
             if pieces:
@@ -78,7 +82,7 @@ class BundlesByTokens:
                 yield Bundle(pieces, run.job.number, begin_of(number, run), following)
 
     def _measured(self, item: Item, run: ChunkRun) -> tuple[int, int] | None:
-        """The lengths of a sample, the second one that of the strategy's key; None: it is skipped or fails."""
+        """Return the length of a sample, and that by the strategy's key; None: it is skipped or fails."""
         address = item.origins[0] or (0, 0, 0)
         name = _name(item.value) or f"sample {address[1]}"
         with run.of_sample(_LENGTH, address, item.result or 0):
@@ -97,11 +101,12 @@ class BundlesByTokens:
         seed = hash_ints(run.samples.seed, _PLAN, run.job.pass_number, run.job.number)
         rows = [item.origins[0] or (0, place, 0) for place, item in enumerate(items)]
         leaf, index, epoch = np.array([row[:3] for row in rows], dtype=np.int64).T
-        # Else epochs are mixed, or blended.
+        # Without ends, epochs are mixed within batches; so is a blend of leaves.
         ascending = len(run.samples.leaves) == 1 and bool((np.diff(epoch) >= 0).all())
         ends: list[int] = (np.flatnonzero(np.diff(epoch)) + 1).tolist() if ascending else []
         try:
-            samples, keys = (leaf, index, epoch), None if self._key_length is None else columns[1]
+            samples = (leaf, index, epoch)
+            keys = None if self._key_length is None else columns[1]
             return plan_epochs(self._strategy, columns[0], samples, ends=ends, seed=seed, key_lengths=keys)[0]
         except UsageError as error:
             raise FatalSampleError(error.what, where=error.where or "batching", fix=error.fix) from None
@@ -119,7 +124,7 @@ def _count_cuts(plan: MicroBatches, items: list[Item], run: ChunkRun) -> None:
 def _pieces(
     plan: MicroBatches, number: int, items: list[Item], lengths: list[tuple[int, int]], run: ChunkRun
 ) -> Iterator[Item]:
-    """The samples, or pieces of samples, of a micro-batch."""
+    """Yield the samples, or pieces of samples, of a micro-batch."""
     first, stop = plan.offsets[number : number + 2].tolist()
     columns = (column[first:stop].tolist() for column in (plan.sample, plan.start, plan.length))
     for sample, start, length in zip(*columns, strict=True):
@@ -138,6 +143,6 @@ def _pieces(
 
 
 def _name(value: Any) -> str | None:
-    """What a sample calls itself."""
+    """Return the key of a sample, or None."""
     name = value.get("__key__") if isinstance(value, dict) else getattr(value, "__key__", None)
     return name if isinstance(name, str) else None

@@ -1,6 +1,6 @@
-"""Tracebacks as the writer of a hook wants them: their own frames, without those of this library.
+"""Tracebacks for writers of hooks: with the user's own frames, without those of this library.
 
-``ENERGON_LITE_FULL_TRACEBACK=1`` in the environment leaves all frames where they are.
+``ENERGON_LITE_FULL_TRACEBACK=1`` in the environment keeps all frames.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 _LIBRARY = os.path.join(os.path.dirname(os.path.abspath(energon_lite.__file__)), "")
 _FULL = "ENERGON_LITE_FULL_TRACEBACK"
-#: The functions that call what is the user's.
+#: Functions that call the user's code.
 _GUARDS = frozenset({"guarded", "_apply"})
 
 
@@ -38,7 +38,7 @@ Returned = TypeVar("Returned")
 
 
 def short_traceback(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """A function that users call: errors whose messages say all leave it with their callers' frames alone."""
+    """Decorate a function of the API so that errors with a complete message leave it without this library's frames."""
 
     @functools.wraps(function)
     def called(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
@@ -52,50 +52,51 @@ def short_traceback(function: Callable[Given, Returned]) -> Callable[Given, Retu
 
 
 def hook_traceback(error: BaseException) -> str:
-    """The traceback without this library's frames, wherever any others are left."""
+    """Return the traceback without this library's frames, unless there are no others."""
     made = traceback.TracebackException.from_exception(error)
     if os.environ.get(_FULL):
         return "".join(made.format())
-    one: traceback.TracebackException | None = made
-    while one is not None:
-        own = [frame for frame in one.stack if not frame.filename.startswith(_LIBRARY)]
+    report: traceback.TracebackException | None = made
+    while report is not None:
+        own = [frame for frame in report.stack if not frame.filename.startswith(_LIBRARY)]
         if own:
-            one.stack = traceback.StackSummary.from_list(own)
-        one = one.__cause__ or one.__context__
+            report.stack = traceback.StackSummary.from_list(own)
+        report = report.__cause__ or report.__context__
     return "".join(made.format())
 
 
 def hide_own_frames(error: BaseException) -> None:
-    """Take this library's frames out of the traceback of an error that is about to leave it: one of a hook, or one
-    whose message says all. Of any other, which may be a defect of this library, all frames stay. The frame that
-    lets it out stays, too.
+    """Remove this library's frames from the traceback of an error that leaves it: an error of a hook, or one with a
+    complete message. Other errors, which may be defects of this library, keep all frames. The outermost frame of this
+    library stays, too.
     """
     if os.environ.get(_FULL) or not (isinstance(error, EnergonLiteError) or _is_of_hook(error)):
         return
     last = error.__traceback__
-    for one in _links(last.tb_next if last is not None else None):
-        if not _is_own(one) and last is not None:
-            last.tb_next = one
-            last = one
+    for link in _links(last.tb_next if last is not None else None):
+        if not _is_own(link) and last is not None:
+            last.tb_next = link
+            last = link
     if last is not None:
         last.tb_next = None
     for cause in chain_of(error):
         if cause is not error and (isinstance(cause, EnergonLiteError) or _is_of_hook(cause)):
             rest: TracebackType | None = None
-            for one in reversed([one for one in _links(cause.__traceback__) if not _is_own(one)]):
-                one.tb_next, rest = rest, one
+            for link in reversed([link for link in _links(cause.__traceback__) if not _is_own(link)]):
+                link.tb_next = rest
+                rest = link
             cause.__traceback__ = rest
 
 
 def shows_more(error: BaseException) -> bool:
-    """Whether the traceback says more than the message: it has frames of the user's that are not in there."""
+    """Return whether the traceback adds to the message: it has frames of the user's that the message does not show."""
     if isinstance(error, EnergonLiteError):
-        return not getattr(error, "details", "") and any(is_foreign(one.__traceback__) for one in chain_of(error))
+        return not getattr(error, "details", "") and any(is_foreign(cause.__traceback__) for cause in chain_of(error))
     return True
 
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that it was made of."""
+    """Yield an error, and the chain of errors that caused it."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -104,22 +105,22 @@ def chain_of(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def is_foreign(trace: TracebackType | None) -> bool:
-    """Whether a traceback has frames that are not this library's."""
+    """Return whether a traceback has frames that are not this library's."""
     return not all(map(_is_own, _links(trace)))
 
 
 def place_in_hook(trace: TracebackType | None) -> str:
-    """File and line of the last frame that is not this library's; "" if there is none."""
-    found = [one for one in _links(trace) if not _is_own(one)]
-    return f"{found[-1].tb_frame.f_code.co_filename}:{found[-1].tb_lineno}" if found else ""
+    """Return file and line of the last frame outside this library; "" if there is none."""
+    foreign = [link for link in _links(trace) if not _is_own(link)]
+    return f"{foreign[-1].tb_frame.f_code.co_filename}:{foreign[-1].tb_lineno}" if foreign else ""
 
 
 def _is_of_hook(error: BaseException) -> bool:
-    """Whether the error comes out of what a guard called, here or in a worker."""
+    """Return whether the error comes from code that a guard called, here or in a worker."""
     links = list(_links(error.__traceback__))
-    if any(_is_own(one) and one.tb_frame.f_code.co_name == "raise_of_worker" for one in links):
+    if any(_is_own(link) and link.tb_frame.f_code.co_name == "raise_of_worker" for link in links):
         return True
-    guards = [place for place, one in enumerate(links) if _is_own(one) and one.tb_frame.f_code.co_name in _GUARDS]
+    guards = [place for place, link in enumerate(links) if _is_own(link) and link.tb_frame.f_code.co_name in _GUARDS]
     return bool(guards) and not all(map(_is_own, links[guards[-1] :]))
 
 

@@ -1,1 +1,1 @@
-"""Running something over all samples of a data set, to store a length of each."""
+"""Measuring: a pass over all samples of a data set that stores a length, and other values, for each."""

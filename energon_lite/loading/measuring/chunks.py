@@ -1,4 +1,4 @@
-"""Neighbouring samples of a shard, as units of work, and what measuring has found out about them."""
+"""Chunks of neighbouring samples of a shard, as units of work of measuring, and their results."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 
 __all__ = ["CHUNK", "Chunk", "ChunkWork", "Measured", "chunks_of"]
 
-#: Samples in a chunk: what is lost at most, for each worker, when a run is killed.
+#: Samples in a chunk: the work that each worker loses, at most, when a run is killed.
 CHUNK = 256
-#: Result files of one measuring, but for a few for each shard: of large data sets chunks are larger.
+#: Largest number of result files of a measuring, apart from a few per shard: large data sets have larger chunks.
 _MOST_FILES = 1 << 16
-#: Of the results.
+#: Version of the format of the results.
 _FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some neighbouring samples of a shard: ``start`` to ``stop``, counted over the whole data set."""
+    """Neighbouring samples of a shard, from ``start`` to ``stop``, counted over the whole data set."""
 
     row: int
     start: int
@@ -36,13 +36,14 @@ class Chunk:
 
 
 def chunks_of(index: PackedIndex, rows: Sequence[int], least: int | None = None) -> list[Chunk]:
-    """The chunks of some shards of an index, of at least so many samples (256). None goes over the end of a shard.
+    """Return the chunks of some shards of an index, of at least ``least`` samples (256). No chunk crosses shards.
 
     Example:
         >>> chunks_of(index, [0, 1])            # of two shards with 300 and 10 samples
         [Chunk(row=0, start=0, stop=256), Chunk(row=0, start=256, stop=300), Chunk(row=1, start=300, stop=310)]
     """
-    size, bounds = max(CHUNK if least is None else least, -(-len(index) // _MOST_FILES)), index.shards[:, 3].tolist()
+    size = max(CHUNK if least is None else least, -(-len(index) // _MOST_FILES))
+    bounds = index.shards[:, 3].tolist()
     return [
         Chunk(row, start, min(start + size, bounds[row + 1]))
         for row in rows
@@ -52,10 +53,10 @@ def chunks_of(index: PackedIndex, rows: Sequence[int], least: int | None = None)
 
 @dataclass
 class Measured:
-    """What was found out about a chunk.
+    """Results of measuring a chunk.
 
     Args:
-        values: of its samples.
+        values: values of its samples.
         reasons: ``[stage, reason, skipped, key]`` of each sample that was skipped or failed.
     """
 
@@ -64,13 +65,15 @@ class Measured:
 
 
 class ChunkWork(Work[Chunk, Measured]):
-    """The measuring of chunks of a data set by one maker, which the workers of the loader do. Tables have the number of
-    failed samples."""
+    """Measuring of chunks of a data set by one maker, in the workers of the loader. Tables have the number of failed
+    samples."""
 
     def __init__(self, folder: str, index: PackedIndex, maker: Maker):
         super().__init__(folder)
-        self._maker, self._shards = maker, index.shard_names
-        self._identities, self._bounds = shard_table(index)[:, :4].tolist(), index.shards[:, 3].tolist()
+        self._maker = maker
+        self._shards = index.shard_names
+        self._identities = shard_table(index)[:, :4].tolist()
+        self._bounds = index.shards[:, 3].tolist()
 
     def name(self, unit: Chunk) -> str:
         first = self._bounds[unit.row]
@@ -83,7 +86,8 @@ class ChunkWork(Work[Chunk, Measured]):
         return self._maker.made(inputs[0], inputs[1]) and bool(inputs[2:] == [self._identities[unit.row], _FORMAT])
 
     def pack(self, result: Measured) -> tuple[dict[str, Any], Arrays]:
-        values, reasons = result.values, np.frombuffer(json.dumps(result.reasons).encode(), dtype=np.uint8)
+        values = result.values
+        reasons = np.frombuffer(json.dumps(result.reasons).encode(), dtype=np.uint8)
         arrays = {"lengths": values.lengths, "flags": values.flags, "reasons": reasons}
         arrays |= {f"column {name}": column for name, column in values.columns.items()}
         for name, rows in values.ragged.items():

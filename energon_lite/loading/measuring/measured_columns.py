@@ -1,4 +1,4 @@
-"""The columns that a measuring writes: what stands in their place, and the values that come there."""
+"""Columns that a measuring writes: the files that exist, and the values to be written."""
 
 from __future__ import annotations
 
@@ -28,49 +28,50 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 
 __all__ = ["Blocks", "MeasuredColumns"]
 
-#: Gives for each shard what was measured, or None: it is not known.
+#: Function that yields the values of each shard, or None for shards without known values.
 Blocks = Callable[[], Iterable[Values | None]]
 
 
 class MeasuredColumns:
-    """The columns of a data set that are made by one maker: ``length``, ``skip``, and others by name.
+    """Columns of a data set that are made by one maker: ``length``, ``skip``, and others by name.
 
     Args:
         source: the whole data set.
-        maker: by what the columns are made.
-        name: put before their names, with a dot, so that several measurings stand side by side.
+        maker: the maker of the columns.
+        name: prefix of the columns' names, before a dot, so that results of several measurings can coexist.
         flags: False: there is no column ``skip``.
         lengths: False: there is no column ``length``.
 
     Attributes:
-        results: the folder for the results of the work, until they are written.
+        results: folder for the results of the work, until the columns are written.
 
     Raises:
-        UsageError: a column of another maker, in a folder that cannot be written, would go before these.
+        UsageError: a column of another maker, in a folder that cannot be written, would take precedence over these.
     """
 
     def __init__(
         self, source: WebdatasetSource, maker: Maker, name: str = "", *, flags: bool = True, lengths: bool = True
     ):
         self._prefix = f"{name}." if name else ""
-        self._source, self._maker = source, maker
+        self._source = source
+        self._maker = maker
         self._folder = writable_folder(source.path)
-        # The lengths last: a run that is killed between the two is not done, and finds its results.
-        self._fixed = [self._prefix + one for one, wanted in ((SKIP, flags), (LENGTH, lengths)) if wanted]
+        # Lengths are written last, so that a run that is killed in between is not done, and finds its results.
+        self._fixed = [self._prefix + column for column, wanted in ((SKIP, flags), (LENGTH, lengths)) if wanted]
         self.results = os.path.join(self._folder, f"{self._prefix}{LENGTH if lengths else 'columns'}.results")
-        for one in self._fixed:
-            self._check_not_hidden(one, ColumnFile)
+        for column in self._fixed:
+            self._check_not_hidden(column, ColumnFile)
 
     def paths(self, shapes: Shapes) -> tuple[str, ...]:
-        """Their files."""
+        """Return the paths of the columns' files."""
         others = [self._path(name, RaggedFile if width else ColumnFile) for name, width in sorted(shapes.items())]
-        return *others, *(column_path(self._folder, one) for one in self._fixed)
+        return *others, *(column_path(self._folder, column) for column in self._fixed)
 
     def _path(self, name: str, kind: type[ColumnFile]) -> str:
         return column_path(self._folder, self._prefix + name, kind.suffix)
 
     def _check_not_hidden(self, name: str, kind: type[ColumnFile]) -> None:
-        """Columns beside the data go before those in the user's cache, so none of another maker may stand there."""
+        """Refuse a column of another maker next to the data: it takes precedence over columns in the user's cache."""
         for file in stored_columns(self._source.path, name, kind):
             if os.path.dirname(file.path) == self._folder:
                 break
@@ -83,16 +84,16 @@ class MeasuredColumns:
                 )
 
     def _is_ours(self, file: ColumnFile) -> bool:
-        """Whether this maker has measured some of its shards."""
-        return any(self._maker.made(*one) for one in file.makers)
+        """Return whether this maker has measured some of a file's shards."""
+        return any(self._maker.made(*maker_and_code) for maker_and_code in file.makers)
 
     def _unchanged(self, file: ColumnFile) -> dict[int, Any]:
-        """What this maker has measured."""
-        found = file.unchanged(self._source.index)
-        return {row: values for row, (values, made) in found.items() if self._maker.made(*made)}
+        """Return the values of unchanged shards that this maker has measured, by row."""
+        unchanged = file.unchanged(self._source.index)
+        return {row: values for row, (values, made) in unchanged.items() if self._maker.made(*made)}
 
     def known(self) -> dict[int, Values]:
-        """The values of unchanged shards, by row, from the columns that are there."""
+        """Return the values of unchanged shards, by row, from the existing columns."""
         index = self._source.index
         fixed: list[dict[int, NDArray[Any]]] = []
         for name in self._fixed:
@@ -100,26 +101,26 @@ class MeasuredColumns:
             fixed.append(self._unchanged(made[0]) if made else {})
         columns = {name: self._unchanged(file) for name, file in self._others(ColumnFile).items()}
         ragged = {name: self._unchanged(file) for name, file in self._others(RaggedFile).items()}
-        known = [set(found) for found in fixed]
-        known += [set(one) for one in columns.values()] + [set(one) for one in ragged.values()]
+        known = [set(rows) for rows in fixed]
+        known += [set(rows) for rows in columns.values()] + [set(rows) for rows in ragged.values()]
         by_name = dict(zip(self._fixed, fixed, strict=True))
         values = {}
         for row in set.intersection(*known) if known else ():
-            one = Values.zeros(int(index.shards[row + 1, 3] - index.shards[row, 3]))
-            one.lengths = by_name.get(self._prefix + LENGTH, {}).get(row, one.lengths)
-            one.flags = by_name.get(self._prefix + SKIP, {}).get(row, one.flags)
-            one.columns = {name: found[row] for name, found in columns.items()}
-            one.ragged = {name: found[row] for name, found in ragged.items()}
-            values[row] = one
+            block = Values.zeros(int(index.shards[row + 1, 3] - index.shards[row, 3]))
+            block.lengths = by_name.get(self._prefix + LENGTH, {}).get(row, block.lengths)
+            block.flags = by_name.get(self._prefix + SKIP, {}).get(row, block.flags)
+            block.columns = {name: stored[row] for name, stored in columns.items()}
+            block.ragged = {name: stored[row] for name, stored in ragged.items()}
+            values[row] = block
         return values
 
     def _others(self, kind: type[ColumnFile], *, any_code: bool = False) -> dict[str, ColumnFile]:
-        """Files of this maker, by name of the column, but for lengths and flags; ``any_code``: of no other one, too,
-        whatever its code was."""
-        found = {}
+        """Return the files of this maker, by name of the column, without lengths and flags. ``any_code``: files that
+        only this maker has measured, with any version of its code."""
+        files = {}
         for file_name in sorted(glob(f"{self._prefix}*{kind.suffix}", root_dir=self._folder)):
             name = file_name.removesuffix(kind.suffix).removeprefix(self._prefix)
-            if name in (LENGTH, SKIP) or "." in name:  # such as those of another --name
+            if name in (LENGTH, SKIP) or "." in name:  # columns of another --name have a dot
                 continue
             try:
                 file = kind(os.path.join(self._folder, file_name))
@@ -127,11 +128,11 @@ class MeasuredColumns:
                 continue
             of_all = [dict(settings) == dict(self._maker.settings) for settings, _ in file.makers]
             if all(of_all) if any_code else self._is_ours(file):
-                found[name] = file
-        return found
+                files[name] = file
+        return files
 
     def up_to_date(self, shapes: Shapes) -> bool:
-        """Whether they are there, and by this very maker."""
+        """Return whether all files exist and were written by this maker with the same code."""
         paths = self.paths(shapes)
         present = [_kind(path)(path) for path in paths if os.path.exists(path)]
         return len(present) == len(paths) and all(
@@ -139,32 +140,34 @@ class MeasuredColumns:
         )
 
     def write(self, blocks: Blocks, largest: dict[str, int], shapes: Shapes, measured: Container[int] = ()) -> None:
-        """Write them, and remove those that this maker wrote formerly and does no more. What is known of other shards
-        stays, by whatever it was measured.
+        """Write the columns, and remove those that this maker wrote earlier and does not write any more. Values of
+        other shards are kept, whatever measured them.
 
         Args:
-            blocks: what was measured; it is called for each column.
+            blocks: yields the measured values; it is called for each column.
             largest: the largest value of each column, lengths included.
-            shapes: the columns beside lengths and flags.
-            measured: rows of the shards of which ``blocks`` knows something.
+            shapes: the columns in addition to lengths and flags.
+            measured: rows of the shards for which ``blocks`` has values.
         """
         for name, width in shapes.items():
             self._check_not_hidden(self._prefix + name, RaggedFile if width else ColumnFile)
-        index, made = self._source.index, self._made_by()
+        index = self._source.index
+        made = self._made_by()
         for name, width in sorted(shapes.items()):
             kind = RaggedFile if width else ColumnFile
             kept, most, made["others"] = self._kept(self._prefix + name, kind, abs(width), measured)
-            path, dtype = self._path(name, kind), _dtype(max(largest.get(name, 0), most))
+            path = self._path(name, kind)
+            dtype = _dtype(max(largest.get(name, 0), most))
             if width:
                 rows = partial(_rows, blocks, name, abs(width), kept)
                 write_ragged_file(path, self._prefix + name, index, rows, width=abs(width), dtype=dtype, **made)
             else:
-                column = (kept.get(row) if one is None else one.column(name) for row, one in enumerate(blocks()))
+                column = (kept.get(row) if block is None else block.column(name) for row, block in enumerate(blocks()))
                 write_column_file(path, self._prefix + name, index, column, dtype=dtype, **made)
         for name in self._fixed:
             what = "lengths" if name.endswith(LENGTH) else "flags"
             kept, most, made["others"] = self._kept(name, ColumnFile, 0, measured)
-            column = (kept.get(row) if one is None else getattr(one, what) for row, one in enumerate(blocks()))
+            column = (kept.get(row) if block is None else getattr(block, what) for row, block in enumerate(blocks()))
             dtype = _dtype(max(largest.get(LENGTH, 0), most)) if what == "lengths" else "|u1"
             write_column_file(column_path(self._folder, name), name, index, column, dtype=dtype, **made)
         for kind in (ColumnFile, RaggedFile):
@@ -175,15 +178,15 @@ class MeasuredColumns:
     def _kept(
         self, name: str, kind: type[ColumnFile], width: int, measured: Container[int]
     ) -> tuple[dict[int, Any], int, dict[int, Made]]:
-        """Of shards that were not measured now the values in the file that is there, the largest of them, and by what
-        they were measured.
+        """Return the stored values of shards that were not measured now, the largest of them, and their makers.
 
         Raises:
-            UsageError: they do not fit into one file with those that were measured now.
+            UsageError: they do not fit into one file with the values that were measured now.
         """
         for file in stored_columns(self._source.path, name, kind):
-            found = {row: one for row, one in file.unchanged(self._source.index).items() if row not in measured}
-            if not found:
+            unchanged = file.unchanged(self._source.index)
+            stored = {row: entry for row, entry in unchanged.items() if row not in measured}
+            if not stored:
                 continue
             if file.values.dtype.kind not in "iu" or (width and file.values.shape[1] != width):
                 raise UsageError(
@@ -192,9 +195,13 @@ class MeasuredColumns:
                     where=file.path,
                     fix="measure all shards, without --split-parts; or store it under another name: --name mine",
                 )
-            blocks = [values.values if kind is RaggedFile else values for values, _ in found.values()]
+            blocks = [values.values if kind is RaggedFile else values for values, _ in stored.values()]
             most = max(int(np.max(block, initial=0)) for block in blocks)
-            return {row: one[0] for row, one in found.items()}, most, {row: one[1] for row, one in found.items()}
+            return (
+                {row: entry[0] for row, entry in stored.items()},
+                most,
+                {row: entry[1] for row, entry in stored.items()},
+            )
         return {}, 0, {}
 
     def _made_by(self) -> dict[str, Any]:
@@ -202,7 +209,7 @@ class MeasuredColumns:
 
 
 def _rows(blocks: Blocks, name: str, width: int, kept: Mapping[int, Ragged]) -> Iterator[Ragged | None]:
-    return (kept.get(row) if one is None else one.rows(name, width) for row, one in enumerate(blocks()))
+    return (kept.get(row) if block is None else block.rows(name, width) for row, block in enumerate(blocks()))
 
 
 def _kind(path: str) -> type[ColumnFile]:

@@ -1,4 +1,4 @@
-"""Lengths, and other columns, that need no task encoder: of parts as they are stored.
+"""Lengths and other columns that are made of the stored parts, without a task encoder.
 
 ==========================  ==========================================================================================
 ``--length-field``          the length of a sample
@@ -9,7 +9,7 @@
                             items, a text as many as it has characters
 ==========================  ==========================================================================================
 
-Other columns (``--column name=...``) are made in the same way; ``*`` are the bytes of all parts.
+Other columns (``--column name=...``) are made in the same way; ``*`` stands for the bytes of all parts.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from energon_lite.batching.image_patches import ImagePatches
 from energon_lite.errors import UsageError
+from energon_lite.extras.balance.image_patches import ImagePatches
+from energon_lite.extras.inspect.part_columns.part_columns import PartColumns, PartField, part_sizes
 from energon_lite.hooks import HookContext, TaskEncoder
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Rejected
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.measured_columns import MeasuredColumns
-from energon_lite.loading.measuring.part_columns import PartColumns, PartField, part_sizes
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
@@ -43,7 +43,7 @@ from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["CRC32", "measure_parts", "part_columns", "part_settings"]
 
-#: The field of the column of checksums.
+#: Field of the column of checksums.
 CRC32 = "crc32"
 #: Samples whose headers are read together.
 _TOGETHER = 2048
@@ -64,23 +64,23 @@ def measure_parts(
     again: bool = False,
     progress: Progress | None = None,
 ) -> MeasureReport:
-    """Store columns of a prepared folder, by what is stored in its shards.
+    """Store columns of a prepared folder, made of the stored parts.
 
-    A sample without the part of its length, or of which something cannot be read, counts as failed, and has 0 there.
+    A sample without the part of its length, or with a part that cannot be read, counts as failed, and has length 0.
 
     Args:
         root: the folder.
-        field: of the column ``length``, see the module's table; ``json[meta][tokens]`` means the same as
+        field: field of the column ``length``, see the module's table; ``json[meta][tokens]`` means the same as
             ``json.meta.tokens``. None: there is no such column.
         columns: further columns: name, and field; ``checksums`` is ``crc32``, of each part.
-        images, patches: see :class:`~energon_lite.loading.measuring.part_columns.PartColumns`.
-        name: put before the columns' names, with a dot.
-        by: which command does it.
-        command: what the user runs to do this again.
+        images, patches: see :class:`~energon_lite.extras.inspect.part_columns.part_columns.PartColumns`.
+        name: prefix of the columns' names, before a dot.
+        by: name of the command that stores them.
+        command: command line that stores them again.
         ranks, workers, again, progress: see :func:`~energon_lite.loading.measuring.run.measure`.
 
     Raises:
-        UsageError: no sample has such a part, or a column cannot be called so.
+        UsageError: no sample has such a part, or the name of a column is not allowed.
     """
     source = WebdatasetSource.open(root, verified=False)
     length = None if field is None else PartField(source, field, "--length-field")
@@ -105,20 +105,20 @@ def measure_parts(
 
 
 def part_settings(columns: Mapping[str, str], images: bool, patches: ImagePatches | None) -> dict[str, object]:
-    """What decides the columns of :func:`part_columns`, as plain data."""
-    found: dict[str, object] = {"columns": dict(columns)} if columns else {}
+    """Return the settings that decide the columns of :func:`part_columns`, as plain data."""
+    settings: dict[str, object] = {"columns": dict(columns)} if columns else {}
     if images or patches is not None:
-        found["images"] = None if patches is None else asdict(patches)
-    return found
+        settings["images"] = None if patches is None else asdict(patches)
+    return settings
 
 
 def part_columns(
     source: WebdatasetSource, columns: Mapping[str, str], *, images: bool, patches: ImagePatches | None
 ) -> PartColumns | None:
-    """Columns by parts; None: none are wanted.
+    """Return the columns made of parts; None: none are requested.
 
     Raises:
-        UsageError: no sample has such a part, or a column cannot be called so.
+        UsageError: no sample has such a part, or the name of a column is not allowed.
     """
     if not columns and not images and patches is None:
         return None
@@ -132,7 +132,8 @@ def part_columns(
 
 
 def _store_sizes(source: WebdatasetSource, part: str, maker: Maker, name: str) -> MeasureReport:
-    columns, blocks = MeasuredColumns(source, maker, name, flags=False), partial(_sizes, source.index, part)
+    columns = MeasuredColumns(source, maker, name, flags=False)
+    blocks = partial(_sizes, source.index, part)
     report = MeasureReport(source.path, len(source.index.shard_names), written=columns.paths({}))
     for block in blocks():
         report.add(block)
@@ -143,14 +144,14 @@ def _store_sizes(source: WebdatasetSource, part: str, maker: Maker, name: str) -
 
 
 def _sizes(index: PackedIndex, part: str) -> Iterator[Values]:
-    """For each shard the sizes of one part, and the flags: a sample without it counts as failed."""
+    """Yield for each shard the sizes of one part, and the flags: a sample without it counts as failed."""
     for first, stop in pairwise(index.shards[:, 3].tolist()):
         sizes, there = part_sizes(index, part, first, stop)
         yield Values(sizes, np.where(there, 0, FAILED).astype(np.uint8))
 
 
 class _PartPipeline(MeasuringPipeline):
-    """Reads some parts of each sample, as little of them as will do."""
+    """Pipeline that reads the needed parts of each sample, and no more of them than needed."""
 
     def __init__(self, leaf: Leaf, length: PartField | None, parts: PartColumns | None):
         encoder = TaskEncoder()
@@ -160,7 +161,8 @@ class _PartPipeline(MeasuringPipeline):
     def _measured(
         self, addresses: Sequence[Address], context: HookContext
     ) -> Iterator[tuple[int, Costs | None] | Rejected]:
-        (leaf,), field = self.leaves, self._field
+        (leaf,) = self.leaves
+        field = self._field
         for _, index, _ in addresses:
             if field is None:
                 yield 0, None

@@ -1,4 +1,4 @@
-"""By what a data set is measured, and what came out of it."""
+"""Maker of measured columns, and the report of a measuring."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Maker", "MeasureReport"]
 
 @dataclass(frozen=True)
 class Maker:
-    """By what columns are made.
+    """Maker of columns: the settings and the code that their values depend on.
 
     Args:
-        settings: plain data; other settings make other values.
-        code: hash of the code that does it, empty if there is none of the user's.
-        command: what the user runs to make the columns again.
-        any_code: take values that the same settings made with other code.
+        settings: plain data; with other settings, values are different.
+        code: hash of the user's code involved; empty if there is none.
+        command: command line that makes the columns again.
+        any_code: accept values that were made with the same settings and other code.
     """
 
     settings: Mapping[str, Any]
@@ -29,26 +29,26 @@ class Maker:
     any_code: bool = False
 
     def made(self, settings: Mapping[str, Any], code: str) -> bool:
-        """Whether values made so are the ones that this maker would make."""
+        """Return whether values made with these settings and code are valid for this maker."""
         return dict(settings) == dict(self.settings) and (self.any_code or code == self.code)
 
 
 @dataclass
 class MeasureReport:
-    """What measuring did.
+    """Results of a measuring.
 
     Attributes:
-        path: the data set.
-        shards: the shards that were to be measured.
-        samples: in those shards; on other ranks than 0: those that this rank has measured.
-        known: how many of the samples had been measured before.
-        skipped, failed: how many of the samples.
-        shortest, longest, total: of the lengths of the others.
-        reasons: ``(count, stage, reason, skipped)`` of what was not known before, the most frequent first.
-        failures: a few of the failed samples: shard, key, stage and reason in words.
-        columns: by the name of another column: how many values it has (one for each sample, but in ragged ones), their
-            sum, and the largest; ragged ones of rows have no sum.
-        written: the files of the columns; none on other ranks than 0.
+        path: path of the data set.
+        shards: number of shards to be measured.
+        samples: samples in those shards; on ranks other than 0: samples that this rank has measured.
+        known: number of samples that had been measured before.
+        skipped, failed: numbers of samples.
+        shortest, longest, total: of the lengths of the other samples.
+        reasons: ``(count, stage, reason, skipped)`` of samples measured now, the most frequent first.
+        failures: a few of the failed samples: shard, key, stage and reason as text.
+        columns: by the name of another column: its number of values (one for each sample, except in ragged ones), their
+            sum, and the largest; ragged columns of rows have no sum.
+        written: files of the columns; empty on ranks other than 0.
     """
 
     path: str
@@ -67,12 +67,13 @@ class MeasureReport:
 
     @property
     def kept(self) -> int:
-        """Samples that have a length."""
+        """Number of samples that have a length."""
         return self.samples - self.skipped - self.failed
 
     def add(self, block: Values) -> None:
         """Count the samples of one shard."""
-        flags, kept = block.flags, block.lengths[block.flags == 0]
+        flags = block.flags
+        kept = block.lengths[block.flags == 0]
         if len(kept):
             self.shortest = min(self.shortest, int(kept.min())) if self.kept else int(kept.min())
             self.longest = max(self.longest, int(kept.max()))
@@ -81,7 +82,7 @@ class MeasureReport:
         self.failed += int((flags == FAILED).sum())
         self.total += int(kept.sum())
         values = {**block.columns, **{name: rows.values for name, rows in block.ragged.items()}}
-        for name, found in values.items():
+        for name, column in values.items():
             count, total, largest = self.columns.get(name, (0, 0, 0))
-            more = int(found.sum()) if found.ndim == 1 or found.shape[1] == 1 else 0
-            self.columns[name] = count + len(found), total + more, max(largest, int(found.max(initial=0)))
+            more = int(column.sum()) if column.ndim == 1 or column.shape[1] == 1 else 0
+            self.columns[name] = count + len(column), total + more, max(largest, int(column.max(initial=0)))

@@ -1,8 +1,8 @@
-"""Measure the samples of a prepared data set: run something over all of them, store a length and a flag for each.
+"""Measuring of a prepared data set: run a pipeline over all samples, and store a length and a flag for each.
 
-The work is cut into chunks of 256 samples. Each rank takes every ``world_size``-th of them, and the workers of the
-loader run them, since it is the user's hooks that are run. What they find goes into a file for each chunk. When all
-chunks are known, rank 0 writes the columns. Values of unchanged shards are taken from the columns that are there.
+The work is cut into chunks of 256 samples. Each rank takes every ``world_size``-th chunk, and the workers of the loader
+run it, because the user's hooks are involved. The results of each chunk go into a file. When all chunks are done, rank
+0 writes the columns. Values of unchanged shards are taken from the existing columns.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from energon_lite.storage.sharded_job.work import Table
 
 __all__ = ["measure"]
 
+#: Largest number of failed samples in the report.
 _SHOWN_FAILURES = 20
 
 
@@ -55,32 +56,34 @@ def measure(
     """Measure a data set, and store columns.
 
     Args:
-        pipeline: of one leaf whose source is the whole data set: all shards, in the order of the index, nothing left
-            out.
-        maker: what says by what the columns are made.
-        shards: measure these; None: all. Of the others, what is known is kept.
-        name: put before the columns' names, with a dot, so that several measurings stand side by side.
+        pipeline: pipeline of one leaf whose source is the whole data set: all shards, in the order of the index, with
+            all samples.
+        maker: maker of the columns.
+        shards: names of the shards to be measured; None: all. Known values of other shards are kept.
+        name: prefix of the columns' names, before a dot, so that results of several measurings can coexist.
         flags, lengths: also write the columns ``skip`` and ``length``.
-        ranks: the processes that do this together, on one folder; None: this process alone.
-        workers: processes of this rank; None: one per core; 0: none, all is done here.
-        again: measure also what is known.
-        progress: called with the number of samples that are done, of all, and a few words.
-        together: samples in a unit of work, where there is little to do for each; None: 256.
+        ranks: processes that measure together, on one folder; None: this process alone.
+        workers: processes of this rank; None: one per core; 0: this process does the work.
+        again: also measure samples with known values.
+        progress: called with the number of samples that are done, the total, and a short text.
+        together: samples in a unit of work, if there is little to do for each; None: 256.
 
     Raises:
         FatalSampleError: ``failure_tolerance`` samples in a row failed, or a sample has no length.
         WorkerError: workers died.
-        UsageError: a column of another maker, in a folder that cannot be written, would go before these.
+        UsageError: a column of another maker, in a folder that cannot be written, would take precedence over these.
         DatasetError: other ranks made no progress in time; the data set's folders cannot be written.
     """
-    ranks, source = ranks or Ranks(), pipeline.leaves[0].source
-    assert isinstance(source, WebdatasetSource)  # as open_whole gives it
+    ranks = ranks or Ranks()
+    source = pipeline.leaves[0].source
+    assert isinstance(source, WebdatasetSource)  # guaranteed by open_whole
     index = source.index
     columns = MeasuredColumns(source, maker, name, flags=flags, lengths=lengths)
     wanted = index.shard_names if shards is None else shards
     numbers = {shard: row for row, shard in enumerate(index.shard_names)}
     rows = sorted(numbers[shard] for shard in set(wanted))
-    chunks, known = chunks_of(index, rows, together), {} if again else columns.known()
+    chunks = chunks_of(index, rows, together)
+    known = {} if again else columns.known()
     work = ChunkWork(columns.results, index, maker)
     job = ShardedJob(
         work,
@@ -88,7 +91,7 @@ def measure(
         ranks=ranks,
         run=partial(_measure, pipeline, work, ranks.workers(workers)),
         known=_known_chunks(index, chunks, known),
-        again=lambda table: bool(table.get("failed")),  # those with failed samples are tried again
+        again=lambda table: bool(table.get("failed")),  # chunks with failed samples are measured again
         what="chunks of samples",
         where=source.path,
         tick=_Samples(ranks.seen(chunks), progress) if progress else None,
@@ -97,7 +100,7 @@ def measure(
     if ranks.rank:
         return MeasureReport(source.path, len(rows), sum(chunk.stop - chunk.start for chunk in job.made))
     blocks = partial(_blocks, index, rows, known, job)
-    shapes = joined_shapes([*(one.shapes() for one in known.values()), *_shapes_of(job)])
+    shapes = joined_shapes([*(values.shapes() for values in known.values()), *_shapes_of(job)])
     report, largest = _sum_up(source, rows, job, blocks)
     report.written = columns.paths(shapes)
     if any(job.done.values()) or not columns.up_to_date(shapes):
@@ -107,12 +110,12 @@ def measure(
 
 
 def _shapes_of(job: ShardedJob[Chunk, Measured]) -> Iterator[Shapes]:
-    """The columns that were measured now."""
+    """Yield the shapes of the columns that were measured now."""
     return (table["shapes"] for table in job.done.values() if table)
 
 
 def _known_chunks(index: PackedIndex, chunks: Sequence[Chunk], known: Mapping[int, Values]) -> list[Chunk]:
-    """Chunks that need not be measured because the columns know them; those with failed samples are tried again."""
+    """Return chunks whose values are known; chunks with failed samples are measured again."""
     bounds = index.shards[:, 3].tolist()
     return [
         chunk
@@ -122,25 +125,27 @@ def _known_chunks(index: PackedIndex, chunks: Sequence[Chunk], known: Mapping[in
 
 
 def _place(chunk: Chunk, first: int) -> slice:
-    """Where a chunk is in its shard, whose first sample has this number."""
+    """Return the place of a chunk in its shard, given the number of the shard's first sample."""
     return slice(chunk.start - first, chunk.stop - first)
 
 
 def _measure(
     pipeline: MeasuringPipeline, work: ChunkWork, workers: int, chunks: Sequence[Chunk]
 ) -> Generator[tuple[Chunk, Outcome], None, None]:
-    """Measure chunks by the workers of the loader."""
-    workers, earlier = min(workers, len(chunks)), work.find(chunks)
+    """Measure chunks in the workers of the loader."""
+    workers = min(workers, len(chunks))
+    earlier = work.find(chunks)
     in_a_row = InARow(pipeline.encoder.failure_tolerance, failure_tolerances(pipeline.encoder))
     executor: Executor = WorkerPool(pipeline, workers) if workers else InlineExecutor(pipeline)
     with closing(executor):
-        jobs = (Job(0, one.start, [(0, sample, 0) for sample in range(one.start, one.stop)]) for one in chunks)
+        jobs = (Job(0, chunk.start, [(0, sample, 0) for sample in range(chunk.start, chunk.stop)]) for chunk in chunks)
         for chunk, result in zip(chunks, executor.results(jobs, ahead=4 * workers), strict=True):
-            values, flags = result.batch, result.batch.flags
+            values = result.batch
+            flags = result.batch.flags
             failures = [failure for failure in result.outcomes if isinstance(failure, Failure)]
             reasons = [[failure.stage, failure.reason, failure.skipped, failure.key] for failure in failures]
             table = earlier.get(chunk)
-            # Of all attempts that with the fewest failures counts.
+            # Of several attempts, the one with the fewest failures is kept.
             if table is None or np.count_nonzero(flags == FAILED) <= table["failed"]:
                 table = work.write(chunk, work.inputs(chunk), Measured(values, reasons))
             yield chunk, table
@@ -148,7 +153,7 @@ def _measure(
 
 
 def _check_failures(in_a_row: InARow, flags: NDArray[np.uint8], failures: Sequence[Failure]) -> None:
-    """End the measuring if nothing works any more. Skips do not count: to find them is what it is for."""
+    """End the measuring after too many failures in a row. Skips do not count, because they are to be measured."""
     failed = iter([failure for failure in failures if not failure.skipped])
     for flag in flags.tolist():
         if flag != FAILED:
@@ -164,8 +169,9 @@ def _blocks(
     job: ShardedJob[Chunk, Measured],
     visit: Callable[[int, Measured], None] = lambda row, measured: None,
 ) -> Iterator[Values | None]:
-    """What is known of each shard of the index; ``visit`` sees the results that are used, by shard."""
-    wanted, bounds = set(rows), index.shards[:, 3].tolist()
+    """Yield the known values of each shard of the index; ``visit`` is called with the results used, by shard."""
+    wanted = set(rows)
+    bounds = index.shards[:, 3].tolist()
     measured: dict[int, list[Chunk]] = defaultdict(list)
     for chunk in job.units:
         if job.done[chunk]:
@@ -177,9 +183,9 @@ def _blocks(
             continue
         parts = []
         for chunk in measured[row]:
-            found = job.read(chunk)
-            parts.append((chunk.start - bounds[row], found.values))
-            visit(row, found)
+            result = job.read(chunk)
+            parts.append((chunk.start - bounds[row], result.values))
+            visit(row, result)
         yield (Values.zeros(bounds[row + 1] - bounds[row]) if old is None else old).replaced(parts)
 
 
@@ -189,10 +195,11 @@ def _sum_up(
     job: ShardedJob[Chunk, Measured],
     blocks: Callable[..., Iterator[Values | None]],
 ) -> tuple[MeasureReport, dict[str, int]]:
-    """The report, and the largest value of each column, also of shards that were not asked for now."""
+    """Return the report, and the largest value of each column, including shards that were not requested now."""
     report = MeasureReport(source.path, len(rows))
     report.known = sum(chunk.stop - chunk.start for chunk, table in job.done.items() if not table)
-    reasons, failures = Reasons(), list[str]()
+    reasons = Reasons()
+    failures = list[str]()
 
     def visit(row: int, measured: Measured) -> None:
         for stage, reason, skipped, key in measured.reasons:
@@ -200,7 +207,8 @@ def _sum_up(
             if not skipped and len(failures) < _SHOWN_FAILURES:
                 failures.append(f"{source.index.shard_names[row]}, {key}: {stage}: {reason}")
 
-    wanted, every = set(rows), MeasureReport(source.path)
+    wanted = set(rows)
+    every = MeasureReport(source.path)
     longest = 0
     for row, block in enumerate(blocks(visit)):
         if block is not None and len(block.lengths):
@@ -208,16 +216,18 @@ def _sum_up(
             every.add(block)
             if row in wanted:
                 report.add(block)
-    report.reasons = tuple((count, one[0], reasons.text(*one), one[2]) for one, count in reasons.most_common())
+    counted_reasons = reasons.most_common()
+    report.reasons = tuple((count, kind[0], reasons.text(*kind), kind[2]) for kind, count in counted_reasons)
     report.failures = tuple(failures)
     return report, {LENGTH: longest} | {name: largest for name, (_, _, largest) in every.columns.items()}
 
 
 class _Samples:
-    """Tells progress in samples."""
+    """Progress in samples."""
 
     def __init__(self, chunks: Sequence[Chunk], progress: Progress):
-        self._total, self._progress = sum(chunk.stop - chunk.start for chunk in chunks), progress
+        self._total = sum(chunk.stop - chunk.start for chunk in chunks)
+        self._progress = progress
         self._done = 0
 
     def __call__(self, chunk: Chunk, table: Table | None, done: int, of: int) -> None:

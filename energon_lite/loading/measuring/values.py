@@ -1,4 +1,4 @@
-"""What measuring has found out about neighbouring samples: a length, a flag, and any number of other columns."""
+"""Measured values of neighbouring samples: a length, a flag, and any number of other columns."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from energon_lite.storage.index.columns import LENGTH, SKIP, check_column_name
 
 __all__ = ["Costs", "Shapes", "Values", "columns_of", "joined_shapes"]
 
-#: By the name of a column: 0 for one with a number for each sample, and the width of a ragged one; -1 for one without
-#: any row, which fits all of these.
+#: By name of a column: 0 for a column with one number per sample, the width of a ragged column, or -1 for a ragged
+#: column without any row, which is compatible with every width.
 Shapes = Mapping[str, int]
 
-#: What a sample says of itself: numbers, and lists of numbers or of rows of them.
+#: Values that the encoder returns for a sample, by name: numbers, lists of numbers, or lists of rows of numbers.
 Costs = Mapping[str, Any]
 
 
 @dataclass
 class Values:
-    """Of ``n`` samples.
+    """Measured values of ``n`` samples.
 
     Args:
-        lengths: int64 ``[n]``, 0 where there is none.
+        lengths: int64 ``[n]``, 0 for samples without a length.
         flags: uint8 ``[n]``, see :mod:`energon_lite.storage.index.columns`.
         columns: by name, int64 ``[n]``.
         ragged: by name, any number of rows for each sample.
@@ -40,34 +40,35 @@ class Values:
     ragged: dict[str, Ragged] = field(default_factory=dict)
 
     def shapes(self) -> dict[str, int]:
-        """The columns beside lengths and flags."""
-        return dict.fromkeys(self.columns, 0) | {name: one.values.shape[1] or -1 for name, one in self.ragged.items()}
+        """Return the shapes of the columns in addition to lengths and flags."""
+        return dict.fromkeys(self.columns, 0) | {name: rows.values.shape[1] or -1 for name, rows in self.ragged.items()}
 
     def column(self, name: str) -> NDArray[Any]:
-        """A column by name; of one that is not known here, nothing but zeros."""
+        """Return a column by name; zeros if it does not exist."""
         return self.columns.get(name, np.zeros(len(self.lengths), dtype=np.int64))
 
     def rows(self, name: str, width: int) -> Ragged:
-        """A ragged column by name; of one that is not known here, nothing for each sample."""
+        """Return a ragged column by name; without rows if it does not exist."""
         nothing = Ragged(np.zeros(len(self.lengths), dtype=np.int64), np.zeros((0, 0), dtype=np.int64))
-        one = self.ragged.get(name, nothing)
-        return one if one.values.size else Ragged(one.counts, one.values.reshape(0, max(width, 0)))
+        column = self.ragged.get(name, nothing)
+        return column if column.values.size else Ragged(column.counts, column.values.reshape(0, max(width, 0)))
 
     @classmethod
     def zeros(cls, samples: int) -> Values:
-        """Of samples of which nothing is known."""
+        """Return values of samples that have not been measured."""
         return cls(np.zeros(samples, dtype=np.int64), np.zeros(samples, dtype=np.uint8))
 
     def replaced(self, parts: Sequence[tuple[int, Values]]) -> Values:
-        """These values, with others, of samples from a number on, in their place; parts neither overlap nor go back."""
-        pieces, stop = list[Values](), 0
+        """Return these values with parts of them replaced, from a sample number on; parts ascend and are disjoint."""
+        pieces = list[Values]()
+        stop = 0
         for start, part in parts:
             pieces += [self.cut(stop, start), part]
             stop = start + len(part.lengths)
         return joined([*pieces, self.cut(stop, len(self.lengths))])
 
     def cut(self, start: int, stop: int) -> Values:
-        """The values of samples ``start`` to ``stop - 1``."""
+        """Return the values of samples ``start`` to ``stop - 1``."""
         ragged = {}
         for name, rows in self.ragged.items():
             ends = np.concatenate([[0], np.cumsum(rows.counts)])
@@ -77,41 +78,42 @@ class Values:
 
 
 def joined(parts: Sequence[Values]) -> Values:
-    """The values of some samples, and then those of others."""
+    """Return the values of several groups of samples, one after the other."""
     shapes = joined_shapes(part.shapes() for part in parts)
-    columns, ragged = {}, {}
+    columns = {}
+    ragged = {}
     for name, width in shapes.items():
         if not width:
             columns[name] = np.concatenate([part.column(name) for part in parts])
             continue
         rows = [part.rows(name, width) for part in parts]
         ragged[name] = Ragged(
-            np.concatenate([one.counts for one in rows]), np.concatenate([one.values for one in rows])
+            np.concatenate([part.counts for part in rows]), np.concatenate([part.values for part in rows])
         )
     lengths, flags = (np.concatenate([getattr(part, name) for part in parts]) for name in ("lengths", "flags"))
     return Values(lengths, flags, columns, ragged)
 
 
 def joined_shapes(all_shapes: Iterable[Shapes]) -> dict[str, int]:
-    """All columns there are.
+    """Return the shapes of all columns.
 
     Raises:
-        FatalSampleError: a column is a number of some samples, and a list of others.
+        FatalSampleError: a column is a number for some samples, and a list for others.
     """
-    found: dict[str, int] = {}
+    widths: dict[str, int] = {}
     for shapes in all_shapes:
         for name, width in shapes.items():
-            before = found.setdefault(name, width)
+            before = widths.setdefault(name, width)
             if before < 0 < width:
-                found[name] = width
+                widths[name] = width
             elif before != width and not (width < 0 < before):
-                kinds = " and ".join(sorted({_kind(width), _kind(found[name])}))
+                kinds = " and ".join(sorted({_kind(width), _kind(widths[name])}))
                 raise FatalSampleError(
                     f"the column {name!r} is {kinds}",
                     where="sample_costs",
                     fix="return the same kind of value for all samples",
                 )
-    return found
+    return widths
 
 
 def _kind(width: int) -> str:
@@ -119,11 +121,11 @@ def _kind(width: int) -> str:
 
 
 def columns_of(costs: Sequence[Costs | None], where: str) -> tuple[dict[str, NDArray[Any]], dict[str, Ragged]]:
-    """Columns of what samples say of themselves, and ragged ones.
+    """Return columns, and ragged columns, of the values that the encoder returns for samples.
 
     Args:
-        costs: of each sample; None: it says nothing. A name that is missing is 0, or no row.
-        where: who said it, for messages.
+        costs: values of each sample; None: there are none. A missing name counts as 0, or as no row.
+        where: name of the encoder, for messages.
 
     Raises:
         FatalSampleError: a name or a value cannot be stored.
@@ -131,8 +133,8 @@ def columns_of(costs: Sequence[Costs | None], where: str) -> tuple[dict[str, NDA
     numbers: dict[str, NDArray[Any]] = {}
     lists: dict[str, list[NDArray[Any]]] = {}
     empty = np.zeros((0, 0), dtype=np.int64)
-    for place, one in enumerate(costs):
-        for name, value in ({} if one is None else one).items():
+    for place, sample_costs in enumerate(costs):
+        for name, value in ({} if sample_costs is None else sample_costs).items():
             array = _checked(name, value, where)
             if array.ndim == 0:
                 numbers.setdefault(name, np.zeros(len(costs), dtype=np.int64))[place] = array
@@ -141,13 +143,13 @@ def columns_of(costs: Sequence[Costs | None], where: str) -> tuple[dict[str, NDA
                     array if array.ndim == 2 else array.reshape(len(array), min(len(array), 1))
                 )
     if both := numbers.keys() & lists.keys():
-        joined_shapes([{min(both): 0}, {min(both): 1}])  # which raises
+        joined_shapes([{min(both): 0}, {min(both): 1}])  # raises the error
     ragged = {}
     for name, rows in lists.items():
-        width = joined_shapes({name: one.shape[1] or -1} for one in rows)[name]
-        counts = np.array([len(one) for one in rows], dtype=np.int64)
+        width = joined_shapes({name: array.shape[1] or -1} for array in rows)[name]
+        counts = np.array([len(array) for array in rows], dtype=np.int64)
         ragged[name] = Ragged(
-            counts, np.concatenate([one if one.size else one.reshape(0, max(width, 0)) for one in rows])
+            counts, np.concatenate([array if array.size else array.reshape(0, max(width, 0)) for array in rows])
         )
     return numbers, ragged
 

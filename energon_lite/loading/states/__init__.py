@@ -1,1 +1,1 @@
-"""Saved states: as files, as one for all ranks, in words, and carried over to a changed blend."""
+"""Saved states: as files, merged for all ranks, as text, and rebased to a changed blend."""

@@ -1,7 +1,7 @@
-"""States in files: JSON, msgpack, or what ``torch.save`` writes. Reading runs no code; writing is all or nothing.
+"""States in files: JSON, msgpack, or the format of ``torch.save``. Reading runs no code; writing is atomic.
 
-What a file is, is seen from its first bytes, not from its name. A file of ``torch.save`` may be a whole checkpoint: the
-loader states in it are found, wherever they are, and tensors are not read.
+The format of a file is detected from its first bytes, not from its name. A file of ``torch.save`` may be a whole
+checkpoint: the loader states in it are found at any place, and tensors are not read.
 """
 
 from __future__ import annotations
@@ -23,22 +23,26 @@ from energon_lite.storage.files.atomic_file import write_bytes
 
 __all__ = ["SUFFIXES", "FoundState", "find_states", "read_state_files", "write_state_file"]
 
-#: Suffix of a file's name: the format in which it is written.
+#: Format of a file to be written, by the suffix of its name.
 SUFFIXES = {".json": "json", ".msgpack": "msgpack", ".pt": "torch", ".pth": "torch", ".bin": "torch"}
 
-#: What ``torch.save`` writes begins with the first, and did with the second before torch 1.6.
-_ZIP, _PICKLE = b"PK\x03\x04", b"\x80\x02"
-#: Nothing is looked for deeper inside of a checkpoint.
+#: First bytes of a file of ``torch.save``.
+_ZIP = b"PK\x03\x04"
+#: First bytes of a file of ``torch.save`` before torch 1.6.
+_PICKLE = b"\x80\x02"
+#: Largest depth of a loader state in a checkpoint, in levels of nesting.
 _DEPTH = 16
-#: Lists and dicts that are looked through, and states in a file, at most: a small file can hold one thing many times.
-_MOST_PLACES, _MOST_STATES = 1 << 20, 1 << 16
-#: A state takes a few KiB. What is much larger, and no file of torch, is something else.
+#: Largest number of lists and dicts that are searched: a small file can contain one object many times.
+_MOST_PLACES = 1 << 20
+#: Largest number of states in a file.
+_MOST_STATES = 1 << 16
+#: Largest size in bytes of a file that is not one of torch; a state takes a few KiB.
 _LARGEST = 64 << 20
 
 
 @dataclass(frozen=True)
 class FoundState:
-    """A state, and where it is.
+    """A state, with its place.
 
     Args:
         name: the file, and the keys that lead to the state if it is inside of a checkpoint.
@@ -50,28 +54,28 @@ class FoundState:
 
 
 def read_state_files(paths: Sequence[str | os.PathLike[str]]) -> list[FoundState]:
-    """The loader states in some files, and in the files of some folders (sorted by name, numbers by value).
+    """Read the loader states in files, and in the files of folders (sorted by name, numbers by value).
 
     Raises:
-        StateError: a file is damaged, or there is no loader state in it; names it.
+        StateError: a file is damaged, or has no loader state; the message names the file.
         FileNotFoundError: there is no such file.
     """
-    found: list[FoundState] = []
+    found_states: list[FoundState] = []
     for path in (os.fspath(path) for path in paths):
         files = _files_of(path) if os.path.isdir(path) else [path]
         for file in files:
             states = find_states(_read(file), file)
             if not states:
                 raise StateError("there is no loader state in the file", where=file, fix=_FIX)
-            found += states
-    return found
+            found_states += states
+    return found_states
 
 
 def find_states(value: Any, name: str) -> list[FoundState]:
-    """The loader states somewhere inside of nested dicts and lists.
+    """Return the loader states inside of nested dicts and lists.
 
     Args:
-        name: where ``value`` is.
+        name: name of ``value``, for messages.
 
     Raises:
         StateError: one of them is damaged.
@@ -99,13 +103,13 @@ def _check_identity(identity: Any) -> None:
 
 
 def write_state_file(path: str | os.PathLike[str], state: State) -> None:
-    """Write a state, in the format that the file's name ends in (see :data:`SUFFIXES`).
+    """Write a state, in the format given by the suffix of the file's name (see :data:`SUFFIXES`).
 
-    The file appears whole or not at all; one that is there is replaced.
+    The file is written completely or not at all; an existing file is replaced.
 
     Raises:
-        UsageError: the name has another ending.
-        OSError: it cannot be written.
+        UsageError: the name has another suffix.
+        OSError: the file cannot be written.
     """
     path = os.fspath(path)
     suffix = os.path.splitext(path)[1]
@@ -177,7 +181,7 @@ def _read_torch(path: str) -> Any:
         return torch.load(path, map_location="meta", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # torch has no class of its own for this, and neither have pickles
+    except Exception as error:  # neither torch nor pickle has an error class for this
         text = str(error).strip().split("\n")[0]
         if "Unsupported global" in str(error) or "GLOBAL" in str(error):
             raise StateError(
@@ -198,7 +202,7 @@ def _damaged(path: str, error: Exception) -> StateError:
 def _nested(
     value: Mapping[Any, Any] | Sequence[Any], place: tuple[Any, ...], visits: Iterator[int]
 ) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """Everything inside of ``value`` that says it is a loader state."""
+    """Yield all values inside of ``value`` that declare to be a loader state, with their keys."""
     if len(place) > _DEPTH:
         return
     if next(visits) > _MOST_PLACES:

@@ -1,4 +1,4 @@
-"""The states of all ranks as one, and one as the states of any number of ranks."""
+"""Conversion between the states of all ranks and one state of the whole run."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["merged", "redistributed"]
 
 
 def merged(states: Sequence[Any], names: Sequence[str] = ()) -> State:
-    """The state of the whole run, of what its ranks saved.
+    """Merge the states that the ranks of a run saved to the state of the whole run.
 
-    Planned batches, by number or by tokens: all ranks have the same state. Lanes: each rank has its own, and together
-    they are all lanes; ranks that saved the same (tensor-parallel peers) or nothing (no lanes) do no harm.
+    Planned batches, by number or by tokens: all ranks have the same state. Lanes: each rank has its own lanes, and
+    together they have all; ranks with the same lanes (tensor-parallel peers) or none are accepted.
 
     Args:
-        states: in any order, at least one.
-        names: what to call them in errors; none: ``state 0``, ``state 1``, ...
+        states: states in any order, at least one.
+        names: names of the states in errors; empty: ``state 0``, ``state 1``, ...
 
     Raises:
-        StateError: not states.
+        StateError: an entry is not a state.
         StateMismatchError: ranks are at different steps, or of different runs, or lanes are missing; names them.
     """
     if not states:
@@ -39,10 +39,10 @@ def merged(states: Sequence[Any], names: Sequence[str] = ()) -> State:
 
 
 def redistributed(state: State, world_size: int) -> list[State]:
-    """A whole run's state as those of so many ranks.
+    """Return the states of ``world_size`` ranks, given the state of the whole run.
 
     Raises:
-        TopologyError: the lanes cannot be divided among them.
+        TopologyError: the lanes cannot be divided among the ranks.
         StateMismatchError: lanes are missing.
     """
     state = merged([state])
@@ -75,7 +75,7 @@ def _check_same_step(states: Sequence[Mapping[str, Any]], names: Sequence[str]) 
 
 
 def _check_same_run(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    """All but the lanes must be equal."""
+    """Check that all entries but the lanes are equal."""
     runs: list[tuple[dict[str, Any], list[str]]] = []
     for name, state in zip(names, states, strict=True):
         run = {key: value for key, value in state.items() if key != "cursors"}
@@ -85,7 +85,7 @@ def _check_same_run(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -
         who.append(name)
     if len(runs) == 1:
         return
-    most, them = max(runs, key=lambda one: len(one[1]))
+    most, them = max(runs, key=lambda run: len(run[1]))
     lines = [f"    {listed(them)}: fingerprint {_fingerprint(most)}"] + [
         f"    {listed(who)}: fingerprint {_fingerprint(run)}; {', '.join(_differences(run, most))}"
         for run, who in runs
@@ -103,18 +103,18 @@ def _fingerprint(run: Mapping[str, Any]) -> Any:
 
 
 def _differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What is different in two states, in words."""
-    found = []
-    flat = [_flat(one) for one in (run, other)]
+    """Return the differences between two states, as text."""
+    differences = []
+    flat = [_flat(entries) for entries in (run, other)]
     for name in sorted({*flat[0], *flat[1]} - {"fingerprint"}):
-        here, there = (_short(one[name]) if name in one else "not set" for one in flat)
+        here, there = (_short(entries[name]) if name in entries else "not set" for entries in flat)
         if name not in flat[0] or name not in flat[1] or flat[0][name] != flat[1][name]:
-            found.append(f"{name}: {here}, elsewhere {there}")
-    return found[:5] or ["they are different"]
+            differences.append(f"{name}: {here}, elsewhere {there}")
+    return differences[:5] or ["they are different"]
 
 
 def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a state, those of its identity and of the settings in it."""
+    """Return the entries of a state, of its identity and of the settings in it as one dict."""
     identity = run.get("identity")
     identity = dict(identity) if isinstance(identity, Mapping) else {}
     settings = identity.pop("settings", {})
@@ -128,11 +128,11 @@ def _short(value: Any) -> str:
 
 
 def _all_lanes(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list[int]]:
-    """The lanes of all states, each once."""
+    """Return the lanes of all states, each once."""
     rows: dict[int, tuple[str, list[int]]] = {}
     for name, state in zip(names, states, strict=True):
         try:
-            read_lanes(state)  # for its checks
+            read_lanes(state)  # only for its checks
         except StateError as error:
             raise StateError(f"{name}: {error.what}", fix=error.fix) from None
         for row in state["cursors"]:

@@ -1,5 +1,5 @@
-"""Carrying a run over to a changed blend, or to micro-batches of another size: leaves that stay go on where they were,
-new ones start at zero."""
+"""Rebase of a run to a changed blend, or to another micro-batch size: leaves that stay continue where they were, new
+ones start at zero."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from energon_lite.order.rebase import Rebase
 
 __all__ = ["RebaseReport", "RebasedLeaf", "rebase_state"]
 
-#: How the names of settings begin that may change: how the leaves are blended, and by which costs steps are evened out.
+#: Prefixes of the names of settings that may change: those of the blend, and the costs used for balancing.
 _MAY_CHANGE = ("blend", "weights ", "costs")
 
 
 @dataclass(frozen=True)
 class RebasedLeaf:
-    """What became of one leaf.
+    """Result of a rebase for one leaf.
 
     Args:
         name: its path, in the new blend if it is there.
         change: ``"stays"``, ``"new"`` or ``"goes"``.
         shown: samples of its stream that were shown before; 0 for a new one.
-        epochs: the same in epochs of the leaf.
+        epochs: ``shown`` in epochs of the leaf.
         was: its path in the old blend, if that was another one.
     """
 
@@ -42,14 +42,14 @@ class RebasedLeaf:
 
 @dataclass(frozen=True)
 class RebaseReport:
-    """What a rebase did.
+    """Result of a rebase.
 
     Args:
         position: micro-batches of the run so far, over all ranks.
         first: position, in samples, at which the new blend, or the first micro-batch of the new size, begins.
-        given_up: samples before it that are passed over.
-        up_to: they are at most so many; where hooks decide, nobody knows better.
-        leaves: those of the new blend, then those that go.
+        given_up: samples before it that are skipped.
+        up_to: ``given_up`` is an upper bound, because hooks decide the number.
+        leaves: leaves of the new blend, then those that go.
         batch_size: samples in a micro-batch before and after, if that changes.
     """
 
@@ -80,28 +80,28 @@ class RebaseReport:
 def rebase_state(
     state: State | Sequence[State | None], old: SavableDataset, new: SavableDataset, *, give_up: bool = False
 ) -> tuple[State, RebaseReport]:
-    """The state with which a run goes on under another blend.
+    """Return the state with which a run continues under another blend, and a report.
 
-    Each leaf that is in both blends goes on in its own stream (its shuffled order, epoch by epoch) where it was: no
-    sample of it is lost or comes twice. It is known by its data, so it may have moved. A leaf that is only in the new
-    blend starts at zero, also if it was in the run at some time before. ``position`` goes on, too.
+    Each leaf that is in both blends continues in its own stream (its shuffled order, epoch by epoch): no sample of it
+    is lost or comes twice. Leaves are identified by their data, so they may have moved. A leaf that is only in the new
+    blend starts at zero, also if it was in the run at an earlier time. ``position`` continues, too.
 
-    Micro-batches of a fixed size can be rebased anywhere. Batches that are planned by tokens, or made by hooks out of
-    chunks, use up a whole chunk, in an order of their own. There, the new blend begins with the chunk behind all those
-    that were begun; what those still have has to be given up.
+    Micro-batches of a fixed size can be rebased anywhere. Batches that are planned by tokens, or are content-decided,
+    use up a whole chunk, in their own order. For these, the new blend begins with the chunk after all begun chunks; the
+    undelivered samples of begun chunks have to be given up.
 
     Args:
-        state: of the whole run, or those of all ranks.
-        old: the data set with which it was saved, built the same way; on any rank.
-        new: the data set with which the run will go on: the same arguments; another blend, batch size or costs.
-        give_up: allow samples to be passed over, in chunks, or a new micro-batch, that were begun.
+        state: state of the whole run, or the states of all ranks.
+        old: data set with which it was saved, built the same way; on any rank.
+        new: data set with which the run continues: the same arguments; another blend, batch size or costs.
+        give_up: allow samples of begun chunks, or of a begun new micro-batch, to be skipped.
 
     Returns:
-        The state, to be restored on all ranks by loaders of the new blend, and what happened to each leaf.
+        The state, to be restored on all ranks by loaders of the new blend, and the result for each leaf.
 
     Raises:
         StateError, StateMismatchError: the state is damaged, or not of ``old``.
-        UsageError: more than the blend is different; the run has passes that end; samples would be passed over.
+        UsageError: more than the blend is different; the run has passes that end; samples would be skipped.
 
     Example:
         >>> state, report = rebase_state(torch.load("loader.pt"), old_dataset, new_dataset)
@@ -109,7 +109,8 @@ def rebase_state(
         >>> loader = get_savable_loader(new_dataset)
         >>> loader.restore_state_rank(state)
     """
-    state = merged([state] if isinstance(state, dict) else [one for one in state if one is not None])
+    states = [state] if isinstance(state, dict) else [saved for saved in state if saved is not None]
+    state = merged(states)
     _check_alike(old, new)
     before = old.at(state)
     order = _blend_of(before)
@@ -132,20 +133,20 @@ def rebase_state(
 
 
 def _batch_sizes(old: SavableDataset, new: SavableDataset) -> tuple[int | None, int | None] | None:
-    """Both, where they differ and may do so: micro-batches are of so many samples, before and after."""
-    before, after = (one.identity.settings.get(BATCH_SIZE) for one in (old, new))
+    """Return the batch sizes before and after, if they differ and may do so; else None."""
+    before, after = (dataset.identity.settings.get(BATCH_SIZE) for dataset in (old, new))
     fixed = isinstance(old, PlannedDataset) and old.plan.rows is not None
     return (before, after) if before != after and (fixed or None not in (before, after)) else None
 
 
 def _with_batch_size(dataset: SavableDataset, size: int | None) -> str:
-    """The fingerprint of a data set that would have another batch size."""
+    """Return the fingerprint of a data set with another batch size."""
     identity = dataset.identity
     return replace(identity, settings={**identity.settings, BATCH_SIZE: size}).whole().fingerprint
 
 
 def _resized(moved: Moved, old: SavableDataset, new: SavableDataset, give_up: bool) -> Moved:
-    """Where the new run begins, in micro-batches of its own size."""
+    """Convert the beginning of the new run to micro-batches of its own size."""
     if not (isinstance(old, PlannedDataset) and isinstance(new, PlannedDataset)) or old.plan.rows is None:
         return moved
     cursor = new.resized(moved.cursor, old, give_up=give_up)
@@ -154,13 +155,13 @@ def _resized(moved: Moved, old: SavableDataset, new: SavableDataset, give_up: bo
 
 
 def _check_alike(old: SavableDataset, new: SavableDataset) -> None:
-    """Refuse a change of anything else than the blend, the batch size and the costs."""
+    """Refuse changes of anything but the blend, the batch size and the costs."""
     settings = [
-        {name: value for name, value in one.identity.settings.items() if not name.startswith(_MAY_CHANGE)}
-        for one in (old, new)
+        {name: value for name, value in dataset.identity.settings.items() if not name.startswith(_MAY_CHANGE)}
+        for dataset in (old, new)
     ]
     if _batch_sizes(old, new) is not None:
-        settings = [{name: value for name, value in one.items() if name != BATCH_SIZE} for one in settings]
+        settings = [{name: value for name, value in given.items() if name != BATCH_SIZE} for given in settings]
     differences = [
         f"{name}: {settings[0].get(name)!r} and {settings[1].get(name)!r}"
         for name in sorted({*settings[0], *settings[1]})
@@ -184,11 +185,12 @@ def _check_alike(old: SavableDataset, new: SavableDataset) -> None:
 def _carried(
     before: SavableDataset, new: SavableDataset, shown: Sequence[int]
 ) -> tuple[tuple[int, ...], list[RebasedLeaf]]:
-    """Where the streams of the new leaves start, and what became of all leaves."""
-    old_orders, new_orders = (_blend_of(one).leaves.leaves for one in (before, new))
-    old_names, new_names = ([leaf.name for leaf in one.identity.leaves] for one in (before, new))
+    """Return the start of each new leaf's stream, and the result for all leaves."""
+    old_orders, new_orders = (_blend_of(dataset).leaves.leaves for dataset in (before, new))
+    old_names, new_names = ([leaf.name for leaf in dataset.identity.leaves] for dataset in (before, new))
     known = {order.key: number for number, order in enumerate(old_orders)}
-    starts, leaves = [], []
+    starts = []
+    leaves = []
     for order, name in zip(new_orders, new_names, strict=True):
         number = known.pop(order.key, None)
         if number is None:
@@ -214,5 +216,5 @@ def _carried(
 
 def _blend_of(dataset: SavableDataset) -> BlendOrder | EpochBlendOrder:
     order = dataset.plan.order
-    assert isinstance(order, (BlendOrder, EpochBlendOrder))  # all endless ones are
+    assert isinstance(order, (BlendOrder, EpochBlendOrder))  # the orders of all endless data sets
     return order

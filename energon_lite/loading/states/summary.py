@@ -1,4 +1,4 @@
-"""What a state says, in plain words and numbers."""
+"""Summary of a state, as plain data and as text."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from energon_lite.loading.iterators.state import KINDS, State, kind_of, read_reb
 
 __all__ = ["summary", "summary_lines"]
 
-#: Batch sizes up to this one are named.
+#: Largest batch size that is listed.
 _LARGEST = 1024
 
 
 def summary(state: State, files: int = 1) -> dict[str, Any]:
-    """What is in a state, as plain data.
+    """Return the contents of a state, as plain data.
 
     Args:
-        state: of a rank, or of the whole run.
-        files: of so many ranks' states it was merged.
+        state: state of a rank, or of the whole run.
+        files: number of ranks' states that it was merged from.
 
     Returns:
-        ``world_sizes`` is None where any number of ranks can go on; ``batch_sizes``, in endless runs that
-        are planned, those up to 1,024 with which it can go on, or None for any; ``samples_delivered`` is None where
-        only the hooks know it; ``lanes_missing`` are those that other ranks' states have.
+        ``world_sizes`` is None if the run can be resumed on any number of ranks; ``batch_sizes``, in endless planned
+        runs, are the sizes up to 1,024 that the run can be resumed with, or None for any; ``samples_delivered`` is None
+        if only the hooks know it; ``lanes_missing`` are those that other ranks' states have.
 
     Raises:
         StateError: its lanes are damaged.
     """
-    kind, identity = kind_of(state), state["identity"]
+    kind = kind_of(state)
+    identity = state["identity"]
     settings = identity["settings"]
-    found: dict[str, Any] = {
+    entries: dict[str, Any] = {
         "kind": kind,
         "states": files,
         **{name: state[name] for name in ("version", "order_version", "pass_number", "position", "loop_start")},
@@ -42,27 +43,28 @@ def summary(state: State, files: int = 1) -> dict[str, Any]:
         **{name: identity.get(name) for name in ("leaves", "samples", "fingerprint")},
         "settings": settings,
     }
-    rows, place = settings.get("batch_size") or 1, state.get("place")
+    rows = settings.get("batch_size") or 1
+    place = state.get("place")
     if kind == "planned" and isinstance(place, (list, tuple)) and len(place) == 2:  # by tokens
-        found |= {"chunk": place[0], "batch": place[1]}
+        entries |= {"chunk": place[0], "batch": place[1]}
     elif kind == "planned" and settings.get("repeat") and isinstance(rows, int):
-        found["samples_delivered"] = samples = state["position"] * rows
-        found["batch_sizes"] = [size for size in range(1, _LARGEST + 1) if samples % size == 0] if samples else None
+        entries["samples_delivered"] = samples = state["position"] * rows
+        entries["batch_sizes"] = [size for size in range(1, _LARGEST + 1) if samples % size == 0] if samples else None
     if kind == "lanes":
         lanes, places = read_lanes(state)
-        found |= {
+        entries |= {
             "lanes": lanes,
             "lanes_missing": [lane for lane in range(lanes) if lane not in places],
             "world_sizes": worlds_for(lanes),
         }
     rebase = read_rebase(state)
     if rebase is not None:
-        found["rebase"] = {"position": rebase.position, "leaves_that_went_on": sum(map(bool, rebase.starts))}
-    return found
+        entries["rebase"] = {"position": rebase.position, "leaves_that_went_on": sum(map(bool, rebase.starts))}
+    return entries
 
 
 def summary_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """A summary as lines of a title and a text."""
+    """Return a summary as lines of a title and a text."""
     lines = [
         ("state", f"{KINDS.get(found['kind'], found['kind'])} (format version {found['version']})"),
         ("states", f"{found['states']:,}"),

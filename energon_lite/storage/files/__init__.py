@@ -1,1 +1,1 @@
-"""Files that are replaced whole, locked, mapped or opened again; nothing about what is in them."""
+"""Files that are replaced atomically, locked, mapped or reopened, whatever their contents."""

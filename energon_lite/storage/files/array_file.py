@@ -1,17 +1,17 @@
-"""The library's own container: arrays in one file, in which every byte is verified before it is used.
+"""The library's own container format: a file of arrays in which every byte is verified before it is used.
 
-The packed index, columns, the results of units of work and packed lists are kinds of it; a kind has its own magic and
-version. Format (little endian)::
+The packed index, columns, the results of units of work and packed lists are kinds of it; each kind has its own magic
+and version. Format (little endian)::
 
     bytes 0..63    magic of 8 bytes, u32 crc32 of what follows in these 64, u32 version, u64 end of the body, u64 length
                    of the table, u32 crc32 of checksums and table, zeros
     body           from byte 64 on: the arrays, each of which starts at a multiple of 64
-    checksums      u32 for each 8 KiB of the file up to the end of the body: crc32; that of the first leaves out the
-                   64 bytes of the header
+    checksums      u32 for each 8 KiB of the file up to the end of the body: crc32; the first excludes the 64 bytes of
+                   the header
     table          JSON, up to the end of the file: {"arrays": {name: [dtype, shape, offset]}, "meta": {...}}
 
-This module writes such files, and reads small ones at once; large ones are for
-:mod:`energon_lite.storage.files.stored_array`.
+This module writes such files, and reads small ones as a whole; :mod:`energon_lite.storage.files.stored_array` reads
+large ones.
 """
 
 from __future__ import annotations
@@ -35,25 +35,27 @@ from energon_lite.storage.files.open_file import open_file
 
 __all__ = ["ALIGN", "BLOCK", "ArrayWriter", "FileKind", "Head", "read_arrays", "read_head", "write_arrays", "writing"]
 
-#: Magic and checksum of the header, and the rest of it.
-_START, _HEADER = struct.Struct("<8sI"), struct.Struct("<IQQI28x")
+#: Start of the header: magic and checksum.
+_START = struct.Struct("<8sI")
+#: Rest of the header: version, end of the body, length of the table, checksum of checksums and table.
+_HEADER = struct.Struct("<IQQI28x")
 #: Bytes of the header; arrays start at multiples of this.
 ALIGN = 64
-#: Bytes that have a checksum together.
+#: Bytes of a block, which has one checksum.
 BLOCK = 1 << 13
 
-#: Type, shape and offset in the file.
+#: Place of an array: type, shape and offset in the file.
 Place = tuple[str, list[int], int]
 
 
 class FileKind(NamedTuple):
-    """What distinguishes one kind of array file from others.
+    """Magic, version and name of a kind of array file.
 
     Attributes:
-        magic: its first eight bytes.
-        version: of its format.
-        name: what it is called in messages.
-        cure: what to do about one that is damaged.
+        magic: the first eight bytes of its files.
+        version: version of its format.
+        name: its name in messages.
+        cure: advice for a damaged file.
     """
 
     magic: bytes
@@ -62,27 +64,30 @@ class FileKind(NamedTuple):
     cure: str
 
     def damaged(self, path: str, how: str) -> DataIndexError:
-        """The error for a damaged file of this kind."""
+        """Return the error for a damaged file of this kind."""
         return self.refused(path, f"the {self.name} is damaged ({how})")
 
     def refused(self, path: str, what: str, also: str = "") -> DataIndexError:
-        """The error for a file that is none of this kind, or not whole."""
+        """Return the error for a file that is of another kind, or incomplete."""
         return DataIndexError(what, where=path, fix=also + self.cure)
 
 
 class ArrayWriter:
-    """Writes an array file, from the beginning to the end.
+    """Sequential writer of an array file.
 
     Args:
         file: open for writing, and empty.
-        kind: what it becomes.
-        meta: plain data that goes with the arrays; may be changed until :meth:`finish`.
+        kind: kind of the file.
+        meta: plain data stored with the arrays; may be changed until :meth:`finish`.
     """
 
     def __init__(self, file: BinaryIO, kind: FileKind, meta: Mapping[str, Any]):
         self.meta = dict(meta)
-        self._file, self._kind = file, kind
-        self._sums, self._sum, self._end = array("I"), 0, ALIGN
+        self._file = file
+        self._kind = kind
+        self._sums = array("I")
+        self._sum = 0
+        self._end = ALIGN
         self._places: dict[str, Place] = {}
         file.write(bytes(ALIGN))
 
@@ -90,16 +95,16 @@ class ArrayWriter:
         """Append an array of at least one dimension."""
         flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         self.stream(name, values.dtype.str, values.shape[1:], [flat.data])
-        self._places[name][1][0] = len(values)  # also where its rows are empty
+        self._places[name][1][0] = len(values)  # stream() cannot count rows of zero bytes
 
     def stream(self, name: str, dtype: str, row: Iterable[int], chunks: Iterable[bytes | memoryview]) -> None:
-        """Append an array whose bytes come one after the other, and whose length is known at the end.
+        """Append an array from chunks of bytes; its length need not be known in advance.
 
         Args:
-            name: of the array.
+            name: name of the array.
             dtype: such as ``"<i8"``.
             row: shape without the first dimension.
-            chunks: its bytes.
+            chunks: bytes of the array.
         """
         self._write(bytes(-self._end % ALIGN))
         start = self._end
@@ -110,7 +115,7 @@ class ArrayWriter:
         self._places[name] = dtype, [(self._end - start) // row_bytes, *row], start
 
     def finish(self) -> None:
-        """Write what stands around the body."""
+        """Write checksums and table behind the body, and the header in front of it."""
         self._write(bytes(-self._end % ALIGN))
         if self._end % BLOCK:
             self._sums.append(self._sum)
@@ -126,7 +131,8 @@ class ArrayWriter:
         view = memoryview(data)
         while view:
             part = view[: BLOCK - self._end % BLOCK]
-            self._sum, self._end = zlib.crc32(part, self._sum), self._end + len(part)
+            self._sum = zlib.crc32(part, self._sum)
+            self._end += len(part)
             if self._end % BLOCK == 0:
                 self._sums.append(self._sum)
                 self._sum = 0
@@ -135,11 +141,11 @@ class ArrayWriter:
 
 @contextmanager
 def writing(path: str, kind: FileKind, meta: Mapping[str, Any], *, flush: bool = True) -> Iterator[ArrayWriter]:
-    """Write the array file ``path``, atomically, array by array.
+    """Write the array file ``path`` atomically, array by array.
 
     Args:
         path: the file.
-        kind: of it.
+        kind: kind of the file.
         meta: see :class:`ArrayWriter`.
         flush: also flush it to the disk.
 
@@ -156,24 +162,24 @@ def writing(path: str, kind: FileKind, meta: Mapping[str, Any], *, flush: bool =
 def write_arrays(
     path: str, kind: FileKind, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], *, flush: bool = True
 ) -> None:
-    """Write an array file, atomically, from arrays in memory; see :func:`writing`."""
+    """Write an array file atomically from arrays in memory; see :func:`writing`."""
     with writing(path, kind, meta, flush=flush) as file:
         for name, values in arrays.items():
             file.add(name, values)
 
 
 class Head(NamedTuple):
-    """All of an array file but its body, verified.
+    """The verified contents of an array file except its body.
 
     Attributes:
-        kind: of the file.
-        path: of the file.
+        kind: kind of the file.
+        path: path of the file.
         size: bytes of the file.
-        start: its first bytes, 512 if it is so long.
-        end: where the body ends.
+        start: its first 512 bytes, or all of a shorter file.
+        end: end of the body, in bytes from the start of the file.
         checksums: one for each block.
-        places: of the arrays.
-        meta: what was stored with them.
+        places: places of the arrays.
+        meta: the plain data that was stored with them.
     """
 
     kind: FileKind
@@ -186,17 +192,17 @@ class Head(NamedTuple):
     meta: Any
 
     def check(self, data: bytes | memoryview, first: int) -> None:
-        """Verify whole blocks.
+        """Verify the checksums of whole blocks.
 
         Args:
-            data: their bytes.
-            first: number of the first of them.
+            data: bytes of the blocks.
+            first: number of the first block.
 
         Raises:
             DataIndexError: one of them has a wrong checksum.
         """
         if first and len(data) <= BLOCK and zlib.crc32(data) == self.checksums[first]:
-            return  # what look-ups in no order mostly ask for
+            return  # fast path for single blocks, the most frequent case of random look-ups
         view, start = memoryview(data), first * BLOCK
         for low in range(0, len(view), BLOCK):
             block = view[max(low, ALIGN - start) : low + BLOCK]
@@ -205,7 +211,7 @@ class Head(NamedTuple):
 
 
 def read_head(file: BinaryIO, path: str, kind: FileKind) -> Head:
-    """Read and verify all of an array file but its body.
+    """Read and verify all of an array file except its body.
 
     Raises:
         DataIndexError: it is damaged, incomplete, or of another kind or version.
@@ -241,7 +247,7 @@ def read_head(file: BinaryIO, path: str, kind: FileKind) -> Head:
 
 
 def read_arrays(path: str, kind: FileKind) -> tuple[dict[str, NDArray[Any]], Any]:
-    """The arrays of a file, verified and in memory, and what was stored with them.
+    """Read the arrays of a file into memory, verified; return them with the stored plain data.
 
     Raises:
         DataIndexError: it is damaged, incomplete, or of another kind or version.

@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all.
+"""Files that are replaced atomically: they appear complete or not at all.
 
-A reader on another rank, or a run that starts after a crash, must never see half an index: the bytes go to a file
-with a name of its own in the same folder, which is then renamed over the final name (atomic on POSIX file systems).
+A reader on another rank, or a run that starts after a crash, must never see half an index: the bytes are written to a
+temporary file in the same folder, which is then renamed to the final name (atomic on POSIX file systems).
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from contextlib import contextmanager, suppress
 __all__ = ["flush_files", "remove_if_there", "remove_leftovers", "replacing", "temporary_path", "write_bytes"]
 
 _TEMPORARY = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})\.(?P<process>\d+)\.[0-9a-f]{8}\.tmp")
-#: Seconds after which the temporary file of another machine, whose processes cannot be asked, is taken for left over.
+#: Seconds after which the temporary file of another machine, whose processes cannot be checked, counts as left over.
 _LONG_AGO = 86_400.0
+#: Threads that flush files at the same time.
 _FLUSHING_THREADS = 8
 
 
 def temporary_path(path: str) -> str:
-    """A name in the same folder that no other process uses, and that tells who does."""
+    """Return a name in the same folder that no other process uses, and that identifies this process."""
     folder, name = os.path.split(path)
     return os.path.join(folder, f".{name}.{_host()}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
 
 
 def _host() -> str:
-    """Those processes that can ask the system about each other: of a machine, or of a container on it."""
+    """Identify the machine, or the container on it, whose processes can check each other, in 8 hexadecimal digits."""
     namespace = ""
     with suppress(OSError):
         namespace = os.readlink("/proc/self/ns/pid")
@@ -38,12 +39,12 @@ def _host() -> str:
 
 @contextmanager
 def replacing(path: str, *, flush: bool = False) -> Iterator[str]:
-    """Give a temporary path; rename it to ``path`` when the block ends well, remove it when it fails.
+    """Give a temporary path; rename it to ``path`` when the block succeeds, remove it when the block fails.
 
     Args:
         path: the file.
-        flush: also flush it to the disk. Without that a power cut after the rename may leave an empty file under the
-            final name; many files are flushed faster together, by :func:`flush_files`.
+        flush: also flush it to the disk. Without that a power failure after the rename may leave an empty file under
+            the final name; many files are flushed faster together, by :func:`flush_files`.
 
     Example:
         >>> with replacing("index.sqlite") as temporary:
@@ -73,7 +74,7 @@ def write_bytes(path: str, *chunks: bytes | memoryview, flush: bool = True) -> N
 
 
 def flush_files(paths: Sequence[str]) -> None:
-    """Flush files to the disk, several at once, so that the file system writes its journal once for many of them."""
+    """Flush files to the disk in parallel, so that the file system writes its journal once for many of them."""
     with ThreadPoolExecutor(_FLUSHING_THREADS) as pool:
         for _ in pool.map(_flush, paths):
             pass
@@ -88,15 +89,15 @@ def _flush(path: str) -> None:
 
 
 def remove_if_there(path: str) -> None:
-    """Remove a file; it is fine if there is none."""
+    """Remove a file if it exists."""
     with suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def remove_leftovers(folder: str) -> list[str]:
-    """Remove the temporary files of processes that are dead from a folder (not from those in it); returns their paths.
+    """Remove temporary files of dead processes from a folder (not from its subfolders); return their paths.
 
-    Those of other machines are removed when they are a day old.
+    Files of other machines are removed when they are a day old.
     """
     removed = []
     with os.scandir(folder or ".") as entries:
@@ -116,6 +117,6 @@ def _is_left_over(entry: os.DirEntry[str], host: str, process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # it lives, as somebody else
+    except PermissionError:  # the process lives, under another user
         return False
     return False

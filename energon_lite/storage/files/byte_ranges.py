@@ -1,4 +1,4 @@
-"""Ranges of bytes of files on local disks and behind URLs, without an open file that a fork or a pickle would break."""
+"""Ranges of bytes of local and remote files, without an open file that a fork or a pickle would break."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["RangedFile", "found_at", "missing", "read_bytes", "size_of"]
 
 
 def found_at(path: str) -> os.stat_result | Mapping[str, Any]:
-    """What the file system, or the store, says of a file now.
+    """Return the current record of a file in its file system or store.
 
     Raises:
         MissingShardError: there is no such file.
@@ -28,21 +28,21 @@ def found_at(path: str) -> os.stat_result | Mapping[str, Any]:
 
 
 def size_of(path: str, found: os.stat_result | Mapping[str, Any] | None = None) -> int:
-    """Bytes of a file; ``found``: what :func:`found_at` gave, if that was asked.
+    """Return the bytes of a file; ``found`` is the result of :func:`found_at` if that was called before.
 
     Raises:
-        MissingShardError, DatasetError: as :func:`found_at`; or the store does not say.
+        MissingShardError, DatasetError: as :func:`found_at`; or the store's record has no size.
     """
     found = found_at(path) if found is None else found
     return found.st_size if isinstance(found, os.stat_result) else file_size(path, found)
 
 
 def read_bytes(path: str, offset: int, size: int) -> bytes:
-    """The ``size`` bytes at ``offset``.
+    """Read the ``size`` bytes at ``offset``.
 
     Raises:
         MissingShardError: there is no such file.
-        ShardChangedError: it ends before.
+        ShardChangedError: the file ends before the last of them.
         DatasetError: the store does not answer.
     """
     if size <= 0:
@@ -65,22 +65,23 @@ def read_bytes(path: str, offset: int, size: int) -> bytes:
 
 
 def missing(path: str) -> MissingShardError:
-    """The error for a file that is not there."""
+    """Return the error for a file that does not exist."""
     return MissingShardError("the file does not exist", where=path, fix="restore it, or correct the path")
 
 
 class RangedFile(io.RawIOBase):
-    """A file, or a stretch of one, that can be read from anywhere. Each read is one request; nothing is open between.
+    """A seekable file, or a stretch of one. Each read is one request; nothing stays open between two reads.
 
     Args:
-        size: bytes of it.
-        read_at: gives a number of bytes at a place.
+        size: its bytes.
+        read_at: ``(offset, size) -> bytes``.
     """
 
     def __init__(self, size: int, read_at: Callable[[int, int], bytes]):
         super().__init__()
         self.size = size
-        self._read_at, self._position = read_at, 0
+        self._read_at = read_at
+        self._position = 0
 
     def readable(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""A path that may be local or in a store, by Energon's name and with its methods, over fsspec."""
+"""EPath: a local path or a path in a store, with the name and methods of Energon's class, over fsspec."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ DEFAULT_PROFILE_NAME = "default"
 
 
 class EPath(os.PathLike[str]):
-    """A path: of this machine, or a URL such as ``s3://bucket/coco`` or ``msc://profile/coco``.
+    """A path on this machine, or a URL such as ``s3://bucket/coco`` or ``msc://profile/coco``.
 
-    Local paths are made absolute; ``file://`` is local, and ``dss://name@version/x`` is a folder below the one that the
-    environment variable ``NVDATASET_CACHE_DIR`` names. ``msc://default/x`` is a local path, too, if no store has that
-    name, and ``rclone://`` an old name of ``msc://``. Pickles hold the text alone. It goes wherever a path goes here.
+    Local paths are made absolute; ``file://`` is local, and ``dss://name@version/x`` is a folder below the one in the
+    environment variable ``NVDATASET_CACHE_DIR``. ``msc://default/x`` is a local path too, unless a store has that
+    name, and ``rclone://`` is an old name of ``msc://``. Pickles hold the text alone. Functions of this library that
+    take a path accept it.
 
     Args:
         initial_path: text, a path, or another EPath.
@@ -42,7 +43,8 @@ class EPath(os.PathLike[str]):
         self._protocol: str
         self._inside: str
         if isinstance(initial_path, EPath):
-            self._protocol, self._inside = initial_path._protocol, initial_path._inside
+            self._protocol = initial_path._protocol
+            self._inside = initial_path._inside
             return
         protocol, found, rest = of_multi_storage(os.fspath(initial_path)).partition("://")
         if not found:
@@ -57,47 +59,47 @@ class EPath(os.PathLike[str]):
     def __reduce__(self) -> tuple[Any, ...]:
         return EPath, (self.url,)
 
-    # -- what it says -------------------------------------------------------------------------------------------------
+    # -- parts of the path ------------------------------------------------------------------------------------------
 
     @property
     def internal_path(self) -> PurePosixPath:
-        """The path without protocol."""
+        """The path without protocol, as an absolute path in its store."""
         return PurePosixPath(self._inside)
 
     @property
     def profile(self) -> str:
-        """The store, by protocol; ``default`` for this machine."""
+        """The protocol, which names the store; ``default`` for this machine."""
         return self._protocol or DEFAULT_PROFILE_NAME
 
     @property
     def url(self) -> str:
-        """The whole as text; a local path has no protocol."""
+        """The whole path as text; a local path has no protocol."""
         return f"{self._protocol}:/{self._inside}" if self._protocol else self._inside
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """The last component of the path."""
         return posixpath.basename(self._inside)
 
     @property
     def display_name(self) -> str:
-        """What people call it: the last part; of a ``dss://`` path name and version."""
+        """The name for display: the last component; for a ``dss://`` path its ``name@version``."""
         return self._inside.split("/")[1] if self._protocol == "dss" else self.name
 
     @property
     def parent(self) -> EPath:
-        """The folder it is in."""
+        """The folder that contains it."""
         return self._at(posixpath.dirname(self._inside))
 
     def with_suffix(self, suffix: str) -> EPath:
-        """The same with another extension."""
+        """Return the same path with another extension."""
         return self._at(str(self.internal_path.with_suffix(suffix)))
 
     def relative_to(self, other: EPath) -> str:
-        """The way from a folder above it.
+        """Return the path relative to a folder above it.
 
         Raises:
-            ValueError: it is not above it, or in another store.
+            ValueError: ``other`` is not above it, or is in another store.
         """
         if self._protocol != other._protocol:
             raise UsageError(f"{self} and {other} are in different stores", fix="compare paths of one store")
@@ -128,17 +130,17 @@ class EPath(os.PathLike[str]):
     def __lt__(self, other: EPath) -> bool:
         return self.url < other.url
 
-    # -- what is there ------------------------------------------------------------------------------------------------
+    # -- files and folders ------------------------------------------------------------------------------------------
 
     def is_local(self) -> bool:
-        """Whether it is on this machine."""
+        """Return True if the path is on this machine."""
         return self._protocol in ("", "dss")
 
     def local_path(self) -> Path:
-        """The path on this machine.
+        """Return the path on this machine.
 
         Raises:
-            ValueError: it is in a store.
+            ValueError: the path is in a store.
         """
         if self._protocol == "dss":
             return Path(os.environ["NVDATASET_CACHE_DIR"]) / self._inside.lstrip("/")
@@ -147,40 +149,40 @@ class EPath(os.PathLike[str]):
         return Path(self._inside)
 
     def is_file(self) -> bool:
-        """Whether it is a file."""
+        """Return True if there is a file at the path."""
         return bool(self._fs.isfile(self._key))
 
     def is_dir(self) -> bool:
-        """Whether it is a folder."""
+        """Return True if there is a folder at the path."""
         return bool(self._fs.isdir(self._key))
 
     def exists(self) -> bool:
-        """Whether it is anything."""
+        """Return True if there is a file or folder at the path."""
         return bool(self._fs.exists(self._key))
 
     def size(self) -> int:
-        """Bytes of the file."""
+        """Return the size of the file in bytes."""
         return int(self._fs.size(self._key))
 
     def stat(self) -> dict[str, Any]:
-        """What the store says of it, as fsspec gives it."""
+        """Return the store's record of the file, as fsspec gives it."""
         return dict(self._fs.info(self._key))
 
     def glob(self, pattern: str) -> Iterator[EPath]:
-        """The files below it that match a pattern, such as ``**/*.tar``."""
-        for found in sorted(self._fs.glob(posixpath.join(self._key, pattern))):
-            if self._fs.isfile(found):
-                yield self._of_key(found)
+        """Iterate over the files below the path that match a pattern, such as ``**/*.tar``."""
+        for key in sorted(self._fs.glob(posixpath.join(self._key, pattern))):
+            if self._fs.isfile(key):
+                yield self._of_key(key)
 
     def walk(self) -> Iterator[EPath]:
-        """All files below it."""
-        for found in sorted(self._fs.find(self._key)):
-            yield self._of_key(found)
+        """Iterate over all files below the path."""
+        for key in sorted(self._fs.find(self._key)):
+            yield self._of_key(key)
 
     # -- reading and writing ------------------------------------------------------------------------------------------
 
     def open(self, mode: str = "r", block_size: int | None = None) -> IO[Any]:
-        """The file, opened. Folders above a new one are made."""
+        """Open the file. When writing, missing folders above it are made."""
         if self.is_local():
             if "r" not in mode:
                 self.parent.mkdir(parents=True)
@@ -190,45 +192,45 @@ class EPath(os.PathLike[str]):
         return opened
 
     def read_text(self) -> str:
-        """All of the file as text."""
+        """Read the whole file as text."""
         return self.read_bytes().decode()
 
     def read_bytes(self) -> bytes:
-        """All of the file."""
+        """Read the whole file."""
         with self.open("rb") as file:
-            found: bytes = file.read()
-        return found
+            data: bytes = file.read()
+        return data
 
     def write_text(self, text: str) -> None:
-        """Make the file anew."""
+        """Write a text as the whole file."""
         self.write_bytes(text.encode())
 
     def write_bytes(self, data: bytes) -> None:
-        """Make the file anew."""
+        """Write bytes as the whole file."""
         with self.open("wb") as file:
             file.write(data)
 
     def mkdir(self, exist_ok: bool = True, parents: bool = False) -> None:
-        """Make the folder. Stores have none to be made."""
+        """Make the folder. Does nothing in stores, which have no folders of their own."""
         if self.is_local():
             self.local_path().mkdir(exist_ok=exist_ok, parents=parents)
 
     def copy(self, target: EPath) -> None:
-        """Copy the file, or all files below the folder, to another place, in whatever store."""
+        """Copy the file, or all files below the folder, to another place in any store."""
         if self.is_dir():
-            for one in self.walk():
-                one.copy(target / one.relative_to(self))
+            for file in self.walk():
+                file.copy(target / file.relative_to(self))
             return
         with self.open("rb") as source, target.open("wb") as sink:
             shutil.copyfileobj(source, sink, 1 << 20)
 
     def move(self, target: EPath) -> None:
-        """Copy the file, and remove it here."""
+        """Copy the file, and remove the original."""
         self.copy(target)
         self.unlink()
 
     def unlink(self) -> None:
-        """Remove the file, if it is there."""
+        """Remove the file if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._key)
 
@@ -252,7 +254,7 @@ class EPath(os.PathLike[str]):
         return self._found[1]
 
     def _of_key(self, key: str) -> EPath:
-        """The path that the store calls so."""
+        """The path of a key of the store."""
         inside = posixpath.relpath("/" + key.lstrip("/"), "/" + self._key.lstrip("/"))
         return self if inside == "." else self / inside
 

@@ -1,4 +1,4 @@
-"""Locks on open files, which nobody waits for without end: a holder may hang, or its machine may be gone."""
+"""Locks on open files, with a limited waiting time: the holder may hang, or its machine may be gone."""
 
 from __future__ import annotations
 
@@ -17,22 +17,26 @@ __all__ = ["held_folder", "lock", "only_one", "unlock"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that one process waits for another that makes the same, and after which it says that it does.
-_PATIENCE, _TOLD = 3600.0, 10.0
-#: Seconds between two looks: the first, and the longest.
-_SOON, _LATER = 0.002, 0.1
+#: Seconds that a process waits for another one that makes the same file.
+_PATIENCE = 3600.0
+#: Seconds after which the wait is logged.
+_TOLD = 10.0
+#: Seconds between the first two attempts to lock.
+_SOON = 0.002
+#: Seconds between two attempts, at most.
+_LATER = 0.1
 
 
 def lock(file: int, patience: float, *, told: float = float("inf"), tell: Callable[[], object] = lambda: None) -> bool:
-    """Lock an open file, until :func:`unlock`, or until neither this process nor one forked from it has it open.
+    """Lock an open file. The lock ends with :func:`unlock`, or when this process and its forks have closed the file.
 
     Args:
         file: its descriptor.
         patience: seconds to wait for another holder.
-        told, tell: after so many seconds of waiting, this is called, once.
+        told, tell: after ``told`` seconds of waiting, ``tell`` is called once.
 
     Returns:
-        False: another one holds it still, or there are no locks here (some network file systems have none).
+        False: another process still holds it, or the file system has no locks (as some network file systems).
 
     Example:
         >>> lock(file, 2.0)
@@ -57,21 +61,21 @@ def lock(file: int, patience: float, *, told: float = float("inf"), tell: Callab
 
 
 def unlock(file: int) -> None:
-    """Give a lock back, also where a process that was forked meanwhile has the file open still."""
+    """Release a lock, even if a forked process still has the file open."""
     with suppress(OSError):  # there are no locks here
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextmanager
 def held_folder(folder: str, doing: str) -> Iterator[None]:
-    """Let one process have a folder, until it ends in any way; the lock is the folder's, so no file is left over.
+    """Reserve a folder for this process until its end; the lock is on the folder itself, so no file is left behind.
 
     Args:
-        folder: it exists.
-        doing: what it is had for, as "prepares".
+        folder: an existing folder.
+        doing: the work on it, in a form such as "prepares", for messages.
 
     Raises:
-        DatasetError: another process has it. Never where there are no locks (some network file systems).
+        DatasetError: another process has reserved it. Never raised where there are no locks (some network systems).
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -93,13 +97,13 @@ def held_folder(folder: str, doing: str) -> Iterator[None]:
 
 @contextmanager
 def only_one(path: str, mode: int = 0o666, *, patience: float | None = None) -> Iterator[None]:
-    """Let one process of this machine (and of others, where the file system has locks) make ``path`` at a time.
+    """Let one process at a time make ``path``, on this machine (and on others, where the file system has locks).
 
     Args:
-        path: what is made; the lock is a file beside it, and never what a link of that name leads to.
-        mode: of the lock.
-        patience: seconds to wait for another process, which may hang, or be on a machine that is gone; then this one
-            goes on without the lock. None: an hour, as an index of very many shards may take.
+        path: the file that is made. The lock is a file next to it; a link of that name is not followed.
+        mode: permissions of the lock file.
+        patience: seconds to wait for another process, which may hang, or run on a machine that is gone; after that this
+            process continues without the lock. None: an hour, the time that an index of very many shards may take.
     """
     patience = _PATIENCE if patience is None else patience
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -109,11 +113,11 @@ def only_one(path: str, mode: int = 0o666, *, patience: float | None = None) -> 
     )
     try:
         if not lock(fd, patience, told=_TOLD, tell=tell):
-            # What is made appears whole, so that two of them cost time only.
+            # The file is replaced atomically, so making it twice costs time only.
             _log.debug("no lock on %s: several processes may make it at the same time", path)
         yield
     finally:
-        # Who waits for this file finds the index when it is let in; who comes later makes a new one.
+        # Processes that wait for this lock file find the result when they get the lock; later ones make a new file.
         try:
             remove_if_there(path + ".lock")
         finally:

@@ -1,7 +1,7 @@
 """Mapping a file into memory without keeping it open.
 
-``mmap.mmap`` holds a descriptor of its own for as long as the mapping lives, though the system needs none. A blend of a
-thousand data sets would use up a thousand descriptors for its indexes alone, which is where most systems draw the line.
+``mmap.mmap`` keeps a descriptor of its own as long as the mapping lives, though the system needs none. A blend of a
+thousand data sets would use a thousand descriptors for its indexes alone, which is the usual limit of a process.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ __all__ = ["map_file"]
 
 
 def map_file(fd: int) -> memoryview:
-    """The bytes of an open file, read-only and shared with all processes that map it.
+    """Map an open file, read-only and shared with all processes that map it; return its bytes.
 
-    The mapping goes when nothing refers to the view (or to an array over it) any more; ``fd`` can be closed at once.
+    The mapping ends when the view (and every array over it) is gone; ``fd`` can be closed at once.
 
     Raises:
         OSError: the file cannot be mapped.
@@ -38,7 +38,7 @@ def map_file(fd: int) -> memoryview:
 
 
 def _map_by_libc(fd: int, size: int) -> memoryview:
-    """What ``trackfd=False`` does since Python 3.13."""
+    """Map by libc, which Python does since 3.13 with ``trackfd=False``."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t]
@@ -48,6 +48,6 @@ def _map_by_libc(fd: int, size: int) -> memoryview:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     memory = (ctypes.c_ubyte * size).from_address(address)
-    # Not at exit: then other threads may still read it, and the system takes it back anyway.
+    # Not at exit: other threads may still read it then, and the system frees it anyway.
     weakref.finalize(memory, libc.munmap, address, size).atexit = False
     return memoryview(memory).cast("B").toreadonly()

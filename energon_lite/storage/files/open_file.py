@@ -1,4 +1,4 @@
-"""Files opened for reading, where a pipe in their place holds nobody up."""
+"""Opening of files for reading that does not block if a pipe is in their place."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["open_file"]
 
 
 def open_file(path: str, flags: int) -> int:
-    """A descriptor of a file, as from ``os.open``; also the ``opener`` of ``open``. Folders open as ever.
+    """Open a file like ``os.open``, and return its descriptor; also an ``opener`` for ``open``. Folders open as usual.
 
     Raises:
-        FileNotFoundError: nothing is there but a pipe, for whose writer one would wait, a device or the like.
+        FileNotFoundError: there is only a pipe (which would block until it has a writer), a device or the like.
         OSError: as ``os.open``.
 
     Example:
@@ -25,5 +25,5 @@ def open_file(path: str, flags: int) -> int:
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         os.close(fd)
         raise FileNotFoundError(errno.ENOENT, "there is no file, but a pipe, a device or the like", path)
-    os.set_blocking(fd, True)  # some file systems (of tapes, say) bring contents back only if they may be waited for
+    os.set_blocking(fd, True)  # some file systems (such as tape archives) restore contents only for blocking reads
     return fd

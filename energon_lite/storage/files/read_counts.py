@@ -1,4 +1,4 @@
-"""How much this process has read: bytes, requests, and what was found in caches."""
+"""Counts of this process's reads: bytes, requests, and hits in caches."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["COUNTS", "ReadCounts", "Reads"]
 
 
 class Reads(NamedTuple):
-    """What was read.
+    """Counts of reads.
 
     Attributes:
-        bytes_read: of samples, from local files, from slow storage, or from a source of the user's.
-        requests: to slow storage.
+        bytes_read: bytes of samples, from local files, from slow storage, or from a source of the user's.
+        requests: requests to slow storage.
         memory_hits: ranges that :class:`~energon_lite.ReadAhead` had in memory.
         folder_hits: ranges that it had in its folder.
     """
@@ -27,10 +27,11 @@ class Reads(NamedTuple):
 
 
 class ReadCounts:
-    """Counts up. One for a process, since threads read for each other; whoever takes what was counted has it alone.
+    """Running counts of a process. There is one for all threads, since threads read for each other; each count is
+    taken by one caller only.
 
     Attributes:
-        bytes_read, requests, memory_hits, folder_hits: see :class:`Reads`; since the last time they were taken.
+        bytes_read, requests, memory_hits, folder_hits: see :class:`Reads`; counted since the last :meth:`take`.
     """
 
     __slots__ = Reads._fields
@@ -39,15 +40,15 @@ class ReadCounts:
         self.bytes_read = self.requests = self.memory_hits = self.folder_hits = 0
 
     def take(self) -> Reads:
-        """What was counted since the last time."""
-        found = Reads(self.bytes_read, self.requests, self.memory_hits, self.folder_hits)
-        # What another thread counts meanwhile stays.
-        self.bytes_read -= found.bytes_read
-        self.requests -= found.requests
-        self.memory_hits -= found.memory_hits
-        self.folder_hits -= found.folder_hits
-        return found
+        """Return the counts since the last call, and subtract them."""
+        counts = Reads(self.bytes_read, self.requests, self.memory_hits, self.folder_hits)
+        # Subtracted, not set to 0: other threads may count at the same time.
+        self.bytes_read -= counts.bytes_read
+        self.requests -= counts.requests
+        self.memory_hits -= counts.memory_hits
+        self.folder_hits -= counts.folder_hits
+        return counts
 
 
-#: Those of this process.
+#: The counts of this process.
 COUNTS = ReadCounts()

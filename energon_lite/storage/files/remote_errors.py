@@ -1,7 +1,7 @@
-"""What a failed request to a store means: wait and send it again, or tell the user at once.
+"""Classification of failed requests to a store: retry later, or report to the user at once.
 
-Clients of stores raise what they like, so an error is understood by its HTTP status, by the code of the store, by its
-number, or by its class, in this order, and so are the errors that it was made from.
+Clients of stores raise exceptions of all kinds, so an error is classified by its HTTP status, by the code of the store,
+by its number, or by its class, in this order; then in the same way by its causes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 __all__ = ["Kind", "kind_of", "pauses"]
 
-#: ``missing``: there is no such file; ``refused``: the credentials, or the request, will not become right by waiting;
+#: ``missing``: there is no such file; ``refused``: credentials or request are wrong, waiting does not help;
 #: ``passing``: the store, or the way to it, is overloaded or down; ``unknown``: anything else.
 Kind = Literal["missing", "refused", "passing", "unknown"]
 
@@ -21,7 +21,7 @@ _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504, 509}
 _PASSING_NAMES = """EAGAIN EBUSY EINTR EIO EREMOTEIO ETIMEDOUT ECONNREFUSED ECONNRESET ECONNABORTED EPIPE EHOSTDOWN
 EHOSTUNREACH ENETUNREACH ENETDOWN ENETRESET ESHUTDOWN"""
 _PASSING_NUMBERS = {number for number, name in errno.errorcode.items() if name in _PASSING_NAMES.split()}
-#: Names of classes, as far as they do not come with a status or a number.
+#: Names of exception classes that come without a status or number.
 _REFUSED_CLASSES = {
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -68,18 +68,18 @@ _REFUSED_CODES = {
 
 
 def kind_of(error: BaseException) -> Kind:
-    """What kind of failure an error of a store's client is.
+    """Return the kind of failure that an error of a store's client means.
 
     Example:
         >>> kind_of(ConnectionRefusedError()), kind_of(PermissionError()), kind_of(FileNotFoundError())
         ('passing', 'refused', 'missing')
     """
-    kinds = [_kind_of_one(one) for one in _chain(error)]
+    kinds = [_kind_of_one(link) for link in _chain(error)]
     return next((kind for kind in kinds if kind != "unknown"), "unknown")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that it was made from."""
+    """An error and up to four of its causes."""
     for _ in range(5):
         if error is None:
             return
@@ -89,18 +89,18 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _kind_of_one(error: BaseException) -> Kind:
     response = getattr(error, "response", None)
-    if isinstance(response, dict):  # of botocore
+    if isinstance(response, dict):  # errors of botocore
         code = str((response.get("Error") or {}).get("Code", ""))
         status = (response.get("ResponseMetadata") or {}).get("HTTPStatusCode")
         if code in _REFUSED_CODES:
             return "refused"
         if isinstance(status, int):
             return _kind_of_status(status)
-    for name in ("status", "code", "status_code"):  # of aiohttp, gcsfs, requests
+    for name in ("status", "code", "status_code"):  # errors of aiohttp, gcsfs, requests
         status = getattr(error, name, None)
         if isinstance(status, int) and 400 <= status < 600:
             return _kind_of_status(status)
-    classes = {one.__name__ for one in type(error).__mro__}
+    classes = {base.__name__ for base in type(error).__mro__}
     if classes & _REFUSED_CLASSES:
         return "refused"
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
@@ -111,7 +111,7 @@ def _kind_of_one(error: BaseException) -> Kind:
         return "passing"
     if isinstance(error, OSError) and error.errno in _PASSING_NUMBERS:
         return "passing"
-    if any(code in str(error) for code in _REFUSED_CODES):  # of clients that wrap all in a class of their own
+    if any(code in str(error) for code in _REFUSED_CODES):  # clients that wrap all errors in a class of their own
         return "refused"
     return "unknown"
 
@@ -122,11 +122,11 @@ def _kind_of_status(status: int) -> Kind:
     return "passing" if status in _PASSING_STATUS else "refused"
 
 
-_random = random.SystemRandom()  # not the global generator: that one is the user's
+_random = random.SystemRandom()  # the global generator belongs to the user
 
 
 def pauses(first: float = 0.03, longest: float = 10.0) -> Iterator[float]:
-    """Seconds to wait before each further try: doubled each time, and none of them what another process waits.
+    """Yield the seconds to wait before each further try: doubled each time, and randomised between processes.
 
     Example:
         >>> [round(pause) for pause, _ in zip(pauses(8.0), range(2))]  # doctest: +SKIP

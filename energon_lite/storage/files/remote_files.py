@@ -1,11 +1,11 @@
 """Files behind a URL: ``s3://bucket/a.tar``, ``gs://...``, ``msc://profile/...``, ``memory://...``, all of fsspec.
 
-No answer is taken on trust: it must have as many bytes as were asked for, and over HTTP its status and range must say
-that it is the part that was asked for. A store that knows no ranges answers with the whole object, the wrong bytes for
-nearly every request; it is refused.
+Every answer is checked: it must have as many bytes as were requested, and over HTTP its status and range must match the
+request. A store without support for ranges answers with the whole object, the wrong bytes for nearly every request; it
+is refused.
 
-A request that fails is sent again as long as that may help (:mod:`energon_lite.storage.files.remote_errors`): while a
-store is overloaded or away, for minutes; after what is not understood, three times; after wrong credentials, never.
+A failed request is sent again as long as that may help (:mod:`energon_lite.storage.files.remote_errors`): for minutes
+while a store is overloaded or unreachable; three times after an unknown error; never after wrong credentials.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from energon_lite.entry_points import load, range_readers
 from energon_lite.errors import DatasetError, FatalStorageError
-from energon_lite.storage.files.direct_ranges import direct_ranges
 from energon_lite.storage.files.remote_errors import kind_of, pauses
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
 __all__ = [
     "Listing",
+    "RangeReader",
     "check_answer",
     "copy_file",
     "file_info",
@@ -43,35 +44,48 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: What a store says of its files, by path.
+#: The store's records of its files, by path.
 Listing = Mapping[str, Mapping[str, Any]]
 
-#: Seconds to wait before a request is sent again that failed for a reason that is not understood.
+#: Seconds to wait before each retry after an unknown error.
 _RETRIES = (0.2, 1.0, 3.0)
-#: Seconds for which a store that is away is waited for: in the middle of a run, and when a data set is opened.
-_PATIENCE, _PATIENCE_AT_START = 600.0, 6.0
-#: Seconds of waiting after which it is told.
+#: Seconds to wait for a store that is unreachable, during a run.
+_PATIENCE = 600.0
+#: Seconds to wait for a store that is unreachable, when a data set is opened.
+_PATIENCE_AT_START = 6.0
+#: Seconds of waiting after which a warning is logged.
 _TOLD = 5.0
 
 # A file system object owns threads and sockets, which do not survive a fork: each process has its own.
 _file_systems: dict[tuple[int, str], Any] = {}
-#: Of each URL, since to look it up for each request takes as long as the rest of it; and of how many.
+#: File system and path of each URL: looking them up for each request takes as long as the rest of it.
 _opened: dict[tuple[int, str], tuple[Any, str]] = {}
+#: URLs in that table, at most.
 _OPENED = 1 << 14
 
 
+class RangeReader(Protocol):
+    """Reader of ranges of the files of a file system, in its event loop: a door for faster clients than its own.
+
+    It is named in the table ``RANGE_READERS`` of a guest, by URL scheme; see :mod:`energon_lite.entry_points`.
+    """
+
+    async def read(self, path: str, offset: int, size: int) -> bytes | None:
+        """Read the ``size`` bytes at ``offset``; None: the file system has to read them."""
+
+
 def is_remote(path: str) -> bool:
-    """True for the URL of a store that is not mounted here."""
+    """Return True for the URL of a store that is not mounted here."""
     return "://" in path and not path.startswith("file://")
 
 
 def read_range(url: str, offset: int, size: int) -> bytes:
-    """The ``size`` bytes at ``offset`` of a remote file. While the store is away, this waits for it.
+    """Read the ``size`` bytes at ``offset`` of a remote file. Waits while the store is unreachable.
 
     Raises:
         FileNotFoundError: there is no such file.
-        FatalStorageError: the store gives other bytes than those it is asked for, refuses the request, or stays away.
-        DatasetError: the store failed otherwise, or gave fewer bytes, several times.
+        FatalStorageError: the store answers with other bytes, refuses the request, or stays unreachable.
+        DatasetError: the store failed otherwise, or answered with too few bytes, several times.
     """
     fs, path = file_system(url)
     options = _options(url, offset, size)
@@ -83,26 +97,32 @@ def read_range(url: str, offset: int, size: int) -> bytes:
 
 
 def reads_in_loop(url: str) -> Any | None:
-    """The event loop in which :func:`read_range_in_loop` can be awaited for this URL; None: in none."""
+    """Return the event loop in which :func:`read_range_in_loop` can read this URL; None: there is none."""
     fs, _ = file_system(url)
-    # A class that has a cat_file of its own is not asynchronous at heart.
+    # A class that defines cat_file itself is not asynchronous inside.
     return getattr(fs, "loop", None) if getattr(fs, "async_impl", False) and "cat_file" in vars(fs) else None
 
 
 async def read_range_in_loop(url: str, offset: int, size: int) -> bytes:
-    """:func:`read_range`, in the loop of its file system, where very many can wait at the same time."""
+    """:func:`read_range` in the event loop of the file system, where very many requests can wait at the same time."""
     fs, path = file_system(url)
-    direct, tries = direct_ranges(fs), None
+    reader, tries = _range_reader(url, fs), None
     while True:
         try:
-            data = None if direct is None else await direct.read(path, offset, size)
+            data = None if reader is None else await reader.read(path, offset, size)
             if data is None:
                 data = await fs._cat_file(path, start=offset, end=offset + size, **_options(url, offset, size))
             return _checked(data, url, offset, size)
-        except Exception as error:  # clients of stores raise what they like
+        except Exception as error:  # clients of stores raise exceptions of all kinds
             tries = tries or Tries(url, None, _PATIENCE)
             wait = tries.wait_after(error)
         await asyncio.sleep(wait)
+
+
+def _range_reader(url: str, fs: Any) -> RangeReader | None:
+    target = range_readers().get(url.partition("://")[0])
+    reader: RangeReader | None = None if target is None else load(target)(fs)
+    return reader
 
 
 def _options(url: str, offset: int, size: int) -> dict[str, Any]:
@@ -125,26 +145,26 @@ def _checked(data: bytes, url: str, offset: int, size: int) -> bytes:
 
 
 def check_answer(status: int, headers: Mapping[str, str], url: str, offset: int, size: int) -> None:
-    """An answer over HTTP is the range that was asked for, or an error that others understand.
+    """Check that an answer over HTTP is the requested range, or an error that the file system reports itself.
 
     Raises:
         FileNotFoundError: there is no such file.
-        FatalStorageError: it is another range.
+        FatalStorageError: the answer is another range.
     """
     if status == 404:
         raise FileNotFoundError(url)
     if status >= 400:
         return
-    asked, found = f"bytes {offset}-{offset + size - 1}", headers.get("Content-Range", "")
+    asked, answered = f"bytes {offset}-{offset + size - 1}", headers.get("Content-Range", "")
     coding = headers.get("Content-Encoding", "identity")
     if status != 206:
         raise wrong_range(url, f"it answered with status {status}, where 206 says that it is a part")
-    if not found.startswith(f"{asked}/") or coding != "identity":
-        raise wrong_range(url, f"it was asked for {asked}, and answered with {found or 'no range'!r} as {coding}")
+    if not answered.startswith(f"{asked}/") or coding != "identity":
+        raise wrong_range(url, f"it was asked for {asked}, and answered with {answered or 'no range'!r} as {coding}")
 
 
 def wrong_range(url: str, how: str) -> FatalStorageError:
-    """The error for an answer with other bytes."""
+    """Return the error for an answer with other bytes than the requested ones."""
     return FatalStorageError(
         f"the store does not give the part of a file that it is asked for: {how}",
         where=url,
@@ -154,7 +174,7 @@ def wrong_range(url: str, how: str) -> FatalStorageError:
 
 
 def list_files(url: str, folder: str = "") -> dict[str, dict[str, Any]]:
-    """What the store says of each file below a folder of ``url``, by path relative to it; empty: there is none.
+    """Return the store's record of each file below a folder of ``url``, by relative path; empty: there is none.
 
     Raises:
         DatasetError: the store does not answer, or its package is not installed.
@@ -163,15 +183,15 @@ def list_files(url: str, folder: str = "") -> dict[str, dict[str, Any]]:
     where = f"{base}/{folder}".rstrip("/")
     fs.invalidate_cache()
     try:
-        found = tried(lambda: fs.find(where, detail=True, withdirs=False), url, folder or None, _PATIENCE_AT_START)
+        listing = tried(lambda: fs.find(where, detail=True, withdirs=False), url, folder or None, _PATIENCE_AT_START)
     except FileNotFoundError:
         return {}
     prefix = where.lstrip("/") + "/"
-    return {name.lstrip("/").removeprefix(prefix): info for name, info in found.items()}
+    return {name.lstrip("/").removeprefix(prefix): info for name, info in listing.items()}
 
 
 def file_info(url: str) -> dict[str, Any]:
-    """What the store says of a file.
+    """Return the store's record of a file.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -184,7 +204,7 @@ def file_info(url: str) -> dict[str, Any]:
 
 
 def read_file(url: str) -> bytes:
-    """A small file as a whole; servers that know no ranges will do.
+    """Read a small file as a whole; also from servers without support for ranges.
 
     Raises:
         FileNotFoundError, DatasetError: as :func:`file_info`.
@@ -199,7 +219,7 @@ def copy_file(url: str, name: str, target: str, size: int | None) -> None:
 
     Raises:
         FileNotFoundError: there is no such file.
-        DatasetError: the store failed, or gave fewer bytes, several times.
+        DatasetError: the store failed, or answered with too few bytes, several times.
     """
     fs, base = file_system(url)
 
@@ -212,11 +232,11 @@ def copy_file(url: str, name: str, target: str, size: int | None) -> None:
 
 
 def file_size(url: str, info: Mapping[str, Any] | None = None) -> int:
-    """Bytes of a remote file; ``info``: what :func:`file_info` says of it, if that is known.
+    """Return the bytes of a remote file; ``info`` is the result of :func:`file_info` if that was called before.
 
     Raises:
         FileNotFoundError: there is no such file.
-        DatasetError: the store failed, or does not say.
+        DatasetError: the store failed, or its record has no size.
     """
     size = (file_info(url) if info is None else info).get("size")
     if size is None:
@@ -227,16 +247,16 @@ def file_size(url: str, info: Mapping[str, Any] | None = None) -> int:
 
 
 def version_of(info: Mapping[str, Any]) -> list[str]:
-    """What tells one version of a remote file from another, as far as the store says; all empty if it says nothing."""
+    """Return the version of a remote file by the fields of the store's record; all are empty if it has none."""
     names = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
     return ["" if info.get(name) is None else str(info[name]) for name in names]
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The file system behind a URL, and the path in it.
+    """Return the file system behind a URL, and the path in it.
 
     Raises:
-        DatasetError: nobody here can read it.
+        DatasetError: no installed package can read it, or it is a chained URL.
     """
     known = _opened.get((os.getpid(), url))
     if known is not None:
@@ -254,7 +274,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
         try:
             fs, _ = fsspec.core.url_to_fs(url)
-        except Exception as error:  # clients of stores raise what they like
+        except Exception as error:  # clients of stores raise exceptions of all kinds
             raise DatasetError(
                 f"fsspec cannot open {scheme}:// here: {error}",
                 where=url,
@@ -269,35 +289,39 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def tried(request: Callable[[], T], url: str, part: str | None, patience: float = _PATIENCE_AT_START) -> T:
-    """Send a request; send it again if it fails in a way that may pass, for so many seconds."""
+    """Send a request; send it again for up to ``patience`` seconds if it fails in a way that may pass."""
     tries = None
     while True:
         try:
             return request()
-        except Exception as error:  # clients of stores raise what they like
+        except Exception as error:  # clients of stores raise exceptions of all kinds
             tries = tries or Tries(url, part, patience)
             wait = tries.wait_after(error)
         time.sleep(wait)
 
 
 class Tries:
-    """How often a request is sent again.
+    """The retries of a request.
 
     Args:
-        url, part: what is asked for.
-        patience: seconds for which a store that is away is waited for.
+        url, part: the requested file.
+        patience: seconds to wait for a store that is unreachable.
     """
 
     def __init__(self, url: str, part: str | None, patience: float):
-        self._url, self._part, self._patience = url, part, patience
-        self._began, self._told = time.monotonic(), False
-        self._waits, self._others = pauses(), iter(_RETRIES)
+        self._url = url
+        self._part = part
+        self._patience = patience
+        self._began = time.monotonic()
+        self._told = False
+        self._waits = pauses()
+        self._others = iter(_RETRIES)
 
     def wait_after(self, error: Exception) -> float:
-        """Seconds to wait before the next try.
+        """Return the seconds to wait before the next try.
 
         Raises:
-            FileNotFoundError, FatalStorageError, DatasetError: there is none.
+            FileNotFoundError, FatalStorageError, DatasetError: there is no further try.
         """
         if isinstance(error, FatalStorageError):
             raise error
@@ -317,19 +341,19 @@ class Tries:
 
 
 def _failed(error: Exception, kind: str, waited: float, where: str) -> DatasetError:
-    said = f"{type(error).__name__}: {error}"
+    cause = f"{type(error).__name__}: {error}"
     if kind == "refused":
         return FatalStorageError(
-            f"the store cannot be read, it refuses the request: {said}",
+            f"the store cannot be read, it refuses the request: {cause}",
             where=where,
             fix="check the credentials and what they allow, the address, and the name of the bucket",
         )
     if kind == "passing":
         return FatalStorageError(
-            f"the store cannot be read, for {waited:.0f} s: {said}",
+            f"the store cannot be read, for {waited:.0f} s: {cause}",
             where=where,
             fix="check the address and the network; a saved run goes on where it was",
         )
     return DatasetError(
-        f"the store cannot be read: {said}", where=where, fix="check the address, the credentials and the network"
+        f"the store cannot be read: {cause}", where=where, fix="check the address, the credentials and the network"
     )

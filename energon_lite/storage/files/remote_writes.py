@@ -1,4 +1,4 @@
-"""Files put behind a URL, one after the other, each whole or not at all."""
+"""Writing of files behind a URL, each atomically."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from energon_lite.storage.files.remote_files import file_system, list_files, tri
 
 __all__ = ["check_writable", "put_bytes", "put_file", "remove_file"]
 
-#: What only answers requests.
+#: Schemes of servers that cannot be written to.
 _READ_ONLY = ("http", "https")
 
 
 def check_writable(url: str, name: str) -> None:
-    """Put an empty file there, to find out before long work is done; it is for the caller to remove it.
+    """Write an empty file, to detect missing permissions before long work; the caller removes it.
 
     Raises:
-        UsageError: it cannot be written to.
+        UsageError: nothing can be written there.
         DatasetError: the store does not answer.
     """
     scheme = url.partition("://")[0]
@@ -35,7 +35,7 @@ def put_bytes(url: str, name: str, data: bytes) -> None:
     """Write the file ``name`` below ``url``.
 
     Raises:
-        DatasetError: the store refuses, or failed several times.
+        DatasetError: the store refuses, or fails repeatedly.
     """
     fs, base = file_system(url)
     tried(lambda: fs.pipe_file(f"{base}/{name}", data), url, name)
@@ -45,7 +45,7 @@ def put_file(url: str, name: str, source: str) -> None:
     """Write the file ``name`` below ``url`` with the contents of a local file.
 
     Raises:
-        DatasetError: the store refuses, or failed several times, or has another number of bytes afterwards.
+        DatasetError: the store refuses, fails repeatedly, or has another number of bytes afterwards.
     """
     fs, base = file_system(url)
 
@@ -60,10 +60,10 @@ def put_file(url: str, name: str, source: str) -> None:
 
 
 def remove_file(url: str, name: str) -> None:
-    """Remove a file; it is fine if there is none.
+    """Remove a file if it exists.
 
     Raises:
-        DatasetError: the store refuses, or failed several times.
+        DatasetError: the store refuses, or fails repeatedly.
     """
     folder, _, file = name.rpartition("/")
     if file in list_files(url, folder):

@@ -1,9 +1,9 @@
 """Positioned reads from many shards with a bounded number of open files.
 
-``os.pread`` leaves no trace in the file's position, so one descriptor may be used by several threads, and by a forked
-child together with its parent, at the same time. There is no lock that a fork could leave held: the cache is a dict,
-of which only steps that cannot be interrupted are used (a file that another thread has taken out for a moment is opened
-a second time, no more), and a descriptor is closed when neither the cache nor a running read refers to it any more.
+``os.pread`` does not change the file's position, so several threads, or a forked child and its parent, may use one
+descriptor at the same time. There is no lock that a fork could leave locked: the cache is a dict, used only by atomic
+operations (a file that another thread has taken out for a moment is opened a second time, which is harmless), and a
+descriptor is closed when neither the cache nor a running read refers to it.
 """
 
 from __future__ import annotations
@@ -41,32 +41,31 @@ __all__ = [
     "version_number",
 ]
 
-#: Bytes of a shard's first block, a header of tar.
+#: Bytes of a shard's first block, the header of a tar.
 _HEAD = 512
 
 _PREPARE_AGAIN = "restore the shard, or index the data set anew with `energon-lite prepare --force-overwrite`"
-#: Linux reads at most this much in one call; larger reads take several.
+#: Bytes of one read at most: Linux reads no more in one call.
 _LARGEST_READ = 1 << 30
-#: Seconds to wait before a failed read is tried again, more or less.
+#: Seconds to wait before each retry of a failed read, varied at random.
 _RETRIES = (0.0, 0.1, 0.5, 2.0)
-#: For so many seconds after the last try failed, no other read is waited for.
+#: Seconds after a last failed retry during which other reads do not wait either.
 _GIVEN_UP = 30.0
 #: Errors of storage that may pass.
 _PASSING = ("EAGAIN", "EINTR", "EIO", "EREMOTEIO", "ESTALE", "ETIMEDOUT", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH")
 _PASSING_NUMBERS = frozenset(getattr(errno, name) for name in _PASSING if hasattr(errno, name))
-#: Not the global generator: that one is the user's.
+#: The global generator belongs to the user.
 _jitter = random.SystemRandom()
 
 
 class ShardIdentity(NamedTuple):
-    """By what a file is recognised, in all that keeps something of it: open files, ranges in memory and in folders,
-    stores.
+    """The identity of a file: key of its open descriptors and of its cached ranges.
 
     Attributes:
-        size: in bytes.
+        size: bytes of the file.
         head: checksum of its first block.
-        version: a number that its earlier and later contents do not have (:func:`file_version`); 0: unknown. Shards
-            that were corrected have the size and the first block that they had: ``tarfile`` pads, and writes no times.
+        version: a number that differs for earlier and later contents (:func:`file_version`); 0: unknown. A corrected
+            shard may have the same size and first block as before: ``tarfile`` pads, and writes no times.
     """
 
     size: int
@@ -75,35 +74,35 @@ class ShardIdentity(NamedTuple):
 
 
 def version_number(*told: object) -> int:
-    """48 bits of what tells versions of a file apart: sources, which are sent to workers, have one for each shard."""
+    """Return 48 bits that identify a version of a file. They are few, since workers receive one for each shard."""
     return int.from_bytes(hashlib.blake2b(repr(told).encode(), digest_size=6).digest(), "little")
 
 
 def file_version(found: os.stat_result | Mapping[str, Any], indexed: int = 0) -> int:
-    """The version of a file, as its file system or its store has it now.
+    """Return the current version of a file, by its file system's or its store's record.
 
     Args:
-        found: what that says. A local file's change of status counts, too: a time of change can be set back.
-        indexed: its time of change in the index, for stores that say nothing.
+        found: that record. The time of status change of a local file counts too: the time of change can be set back.
+        indexed: its time of change in the index, for stores without such fields.
     """
     told = version_of(found) if isinstance(found, Mapping) else (found.st_mtime_ns, found.st_ctime_ns)
     return version_number(indexed, *told)
 
 
 def head_checksum(block: bytes) -> int:
-    """Checksum of a shard's first block: it holds name, size and time of the first member, so it tells apart shards
-    that happen to have the same size."""
+    """Return the checksum of a shard's first block. The block holds name, size and time of the first member, so the
+    checksum distinguishes shards of equal size."""
     return zlib.crc32(block[:_HEAD])
 
 
-#: Path and identity.
+#: Path and identity of a shard.
 Shard = tuple[str, ShardIdentity]
-#: Shard, offset and size.
+#: A stretch of a shard: shard, offset and size in bytes.
 Range = tuple[Shard, int, int]
 
 
 class ShardRange(NamedTuple):
-    """A :data:`Range`, with names."""
+    """A :data:`Range` with named fields."""
 
     shard: Shard
     offset: int
@@ -111,7 +110,7 @@ class ShardRange(NamedTuple):
 
 
 class LocalFile:
-    """A descriptor that is closed with its last reference."""
+    """An open local file, whose descriptor is closed with the last reference to it."""
 
     __slots__ = ("fd",)
 
@@ -126,21 +125,22 @@ class LocalFile:
         return os.pread(self.fd, size, offset)
 
     def read_into(self, memory: memoryview, offset: int) -> int:
-        """Fill ``memory`` from ``offset`` on; returns how many bytes there were."""
+        """Fill ``memory`` with the bytes from ``offset`` on; return the number of bytes that were read."""
         return os.preadv(self.fd, [memory], offset)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the end of Python, there is no `os`
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at interpreter exit `os` is gone
         if self.fd >= 0:
             close(self.fd)
 
 
 class RemoteFile:
-    """A file behind a URL that is said to have so many bytes. Nothing is kept open; each read is a request."""
+    """A file behind a URL, of a known length in bytes. Nothing is kept open; each read is a request."""
 
     __slots__ = ("length", "url")
 
     def __init__(self, url: str, length: int):
-        self.url, self.length = url, length
+        self.url = url
+        self.length = length
 
     def size(self) -> int:
         return self.length
@@ -150,15 +150,15 @@ class RemoteFile:
         return read_range(self.url, offset, wanted) if wanted > 0 else b""
 
 
-#: What is open.
+#: An open shard.
 OpenShard = LocalFile | RemoteFile
 
 
 class ShardStore:
-    """Read bytes of shards by position.
+    """Reader of bytes of shards by position, with a bounded number of open files.
 
     Args:
-        capacity: open files kept; the one unused for longest is closed when a further one is needed.
+        capacity: open files that are kept; beyond it the least recently used one is closed.
 
     Example:
         >>> store = ShardStore()
@@ -168,7 +168,7 @@ class ShardStore:
 
     def __init__(self, capacity: int = 64):
         self.capacity = max(1, capacity)
-        #: The file unused for longest stands first.
+        #: In order of use: the least recently used file comes first.
         self._files: dict[Shard, OpenShard] = {}
         self._gave_up = -math.inf
 
@@ -176,16 +176,16 @@ class ShardStore:
         return len(self._files)
 
     def read(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
-        """``size`` bytes at ``offset`` of the shard ``path``.
+        """Read ``size`` bytes at ``offset`` of the shard ``path``.
 
-        A read that fails in a way that may pass (the handle of a network file system went stale, say) is tried again:
-        a sample that is replaced because of it would make the run another one.
+        A read that fails in a way that may pass (such as a stale handle of a network file system) is tried again:
+        replacing the sample because of it would change the run.
 
         Raises:
             MissingShardError: the shard does not exist any more.
-            ShardChangedError: it is not the shard that was indexed.
-            FatalStorageError: file descriptors or memory were short, for seconds.
-            DatasetError: the storage failed, several times.
+            ShardChangedError: the shard has changed since it was indexed.
+            FatalStorageError: file descriptors or memory were short for seconds.
+            DatasetError: the storage failed several times.
         """
         try:
             return self._read(path, identity, offset, size)
@@ -193,8 +193,10 @@ class ShardStore:
             return self._read_again(error, path, identity, offset, size)
 
     def fetch(self, ranges: Iterable[Range]) -> list[bytes]:
-        """:meth:`read` for each of these ranges, in order. Of small samples, many calls would take longer."""
-        files, found, again = self._files, list[bytes](), 0
+        """:meth:`read` for each of these ranges, in order, with less overhead for many small samples."""
+        files = self._files
+        pieces = list[bytes]()
+        again = 0
         for shard, offset, size in ranges:
             file = files.pop(shard, None)
             if file is None:
@@ -203,21 +205,21 @@ class ShardStore:
                 files[shard] = file
                 try:
                     data = file.read(size, offset)
-                except OSError:  # read says what is wrong
+                except OSError:  # read() raises the error
                     data = b""
             if len(data) != size:
                 again += size
                 data = self.read(*shard, offset, size)
-            found.append(data)
-        COUNTS.bytes_read += sum(map(len, found)) - again  # read has counted these
-        return found
+            pieces.append(data)
+        COUNTS.bytes_read += sum(map(len, pieces)) - again  # read() has counted those bytes already
+        return pieces
 
     def _read_again(self, error: DatasetError, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
-        # Where the storage has failed for good, nobody waits for it sample by sample.
+        # After the storage has failed for good, later reads do not wait as well.
         given_up = time.monotonic() - self._gave_up <= _GIVEN_UP and _number(error) not in SHORTAGES
         for wait in _RETRIES[:1] if given_up else _RETRIES:
             if _number(error) in SHORTAGES:
-                self.close()  # what this process can give back
+                self.close()  # release the descriptors that this process can spare
             elif _number(error) in _PASSING_NUMBERS and not isinstance(error, FatalStorageError):
                 self.forget(path, identity)
             else:
@@ -236,7 +238,7 @@ class ShardStore:
         file = self.open(path, identity)
         chunks, have = list[bytes](), 0
         try:
-            while have < size:  # a very large read takes several
+            while have < size:  # a very large read takes several calls
                 data = file.read(min(size - have, _LARGEST_READ), offset + have)
                 if not data:
                     raise changed_shard(path, identity.size, file.size())
@@ -248,12 +250,12 @@ class ShardStore:
         return b"".join(chunks)
 
     def open(self, path: str, identity: ShardIdentity) -> OpenShard:
-        """The shard ``path``, open; it stays so as long as it is in use.
+        """Return the open shard ``path``; it stays open as long as it is in use.
 
         Raises:
             MissingShardError, ShardChangedError, DatasetError: as :meth:`read`.
         """
-        # By identity, too: a file that was replaced meanwhile may be open still under the same name.
+        # The key has the identity too: a replaced file of the same name may still be open.
         key = (path, identity)
         file = self._files.pop(key, None)
         if file is None:
@@ -264,15 +266,15 @@ class ShardStore:
     def _keep(self, key: Shard, file: OpenShard) -> None:
         self._files[key] = file
         while len(self._files) > self.capacity:
-            with suppress(RuntimeError, StopIteration):  # another thread was faster
+            with suppress(RuntimeError, StopIteration):  # another thread removed it first
                 self._files.pop(next(iter(self._files)), None)
 
     def forget(self, path: str, identity: ShardIdentity) -> None:
-        """Open this file anew when it is read next."""
+        """Close this file, so that the next read opens it anew."""
         self._files.pop((path, identity), None)
 
     def close(self) -> None:
-        """Forget all open files. The store can be used again afterwards."""
+        """Close all files that no read uses. The store can be used again afterwards."""
         self._files.clear()
 
     def _open(self, path: str, identity: ShardIdentity) -> OpenShard:
@@ -287,7 +289,7 @@ class ShardStore:
         return _checked(file, path, identity, head)
 
     async def read_in_loop(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
-        """:meth:`read` of a remote shard, to be awaited in the loop of its file system."""
+        """:meth:`read` of a remote shard, awaited in the event loop of its file system."""
         try:
             key = (path, identity)
             if key not in self._files:
@@ -311,7 +313,7 @@ def _checked(file: OpenShard, path: str, identity: ShardIdentity, head: int) -> 
 
 
 def explained(error: BaseException, shard: Shard) -> BaseException:
-    """The error for a range that a store has not given, which is another one where the object has another size now."""
+    """Return the error for a failed range; if the object has another size now, an error that says so."""
     path, identity = shard
     if is_remote(path) and isinstance(error, DatasetError) and not isinstance(error, FatalStorageError):
         with suppress(OSError, DatasetError):
@@ -325,7 +327,7 @@ def _number(error: DatasetError) -> int | None:
 
 
 def changed_shard(path: str, expected: int, found: int) -> ShardChangedError:
-    """The error for a shard of another size than the indexed one."""
+    """Return the error for a shard whose size differs from the indexed one."""
     return ShardChangedError(
         f"the shard has changed since it was indexed: {found} bytes instead of {expected}",
         where=path,
@@ -343,9 +345,9 @@ _shared: ShardStore | None = None
 
 
 def shared_store() -> ShardStore:
-    """The store that all data sets of this process use, so that a blend of many stays below the limit of open files.
+    """Return the store that all data sets of this process share, so that a large blend stays within the limit of files.
 
-    It keeps a quarter of what the system allows this process, at least 16 and at most 4096.
+    It keeps a quarter of the files that the system allows this process, at least 16 and at most 4096.
     """
     global _shared
     if _shared is None:

@@ -1,6 +1,6 @@
-"""Shortages of what all samples need alike, file descriptors and memory: waited for, and then an error of the run.
+"""Shortages of file descriptors and memory, which all samples need: waited out for seconds, then an error of the run.
 
-How many descriptors a machine has left at some moment must not decide which samples are trained on.
+The number of descriptors that a machine has left at some moment must not decide which samples are trained on.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ __all__ = ["SHORTAGES", "out_of", "patiently"]
 
 T = TypeVar("T")
 
-#: Too many open files in this process, on this machine; no memory in the kernel.
+#: Too many open files in this process; on this machine; no memory in the kernel.
 SHORTAGES = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 #: Seconds to wait before the next try.
 _RETRIES = (0.05, 0.2, 0.5, 1.0, 2.0)
 
 
 def patiently(step: Callable[[], T], where: str) -> T:
-    """What ``step`` gives; while descriptors or memory are short it is tried again, for some seconds.
+    """Return the result of ``step``; retry it for some seconds while descriptors or memory are short.
 
     Args:
         step: may raise OSError.
-        where: named in the error.
+        where: place that the error names.
 
     Raises:
-        FatalStorageError: they are still short.
+        FatalStorageError: the shortage lasts.
 
     Example:
         >>> file = patiently(lambda: open("a.tar", "rb"), "a.tar")
@@ -48,7 +48,7 @@ def patiently(step: Callable[[], T], where: str) -> T:
 
 
 def out_of(error: OSError, where: str) -> FatalStorageError:
-    """The error for a shortage that lasts."""
+    """Return the error for a shortage that lasts."""
     files = error.errno != errno.ENOMEM
     return FatalStorageError(
         f"the {'file descriptors' if files else 'memory'} of the process or the machine ran out, for seconds: "

@@ -1,17 +1,17 @@
-"""Large array files, read and verified block by block: the packed index and columns.
+"""Large array files (the packed index and columns), read and verified block by block.
 
-A block is read when something in it is asked for, verified, and kept. So opening does not depend on the size; a bit
-that has flipped, or a file that was cut off, is an error and never another number.
+A block is read at the first request for one of its bytes, verified, and kept. So the time for opening does not depend
+on the size; a flipped bit, or a file that was cut off, raises an error and never gives another number.
 
 Verified blocks are kept in one of three ways. A file of one block is read when it is opened. Files of up to 64 MiB
-together have memory of their own length, which takes room as blocks come in, and which forked workers share: a block is
-read once, and stays right whatever happens to its file. All others share 4 MiB in each process, where the oldest block
-gives way. So memory is bounded, too. A look-up in no order takes a fraction of a microsecond in files that fit, and
-some five in others, which are read again and again.
+together have memory of their full length, which is allocated as blocks come in, and which forked workers share: a block
+is read once, and stays right whatever happens to its file. All others share 4 MiB in each process, where the oldest
+block is dropped. So memory is bounded, too. A random look-up takes a fraction of a microsecond in files that fit, and
+about five in others, whose blocks are read repeatedly.
 
-Blocks are read, not mapped: to touch a mapped file that somebody cuts short ends the process, what the system reads
-again after it let a page go is not verified, and a touched page brings its neighbours along, so that a few thousand
-look-ups would make gigabytes appear in the memory of each worker.
+Blocks are read instead of mapped. Touching a mapped file after it was cut short ends the process; the system may drop
+a page and read it again unverified; and a touched page loads its neighbours, so a few thousand look-ups would make
+gigabytes appear in the memory of each worker.
 """
 
 from __future__ import annotations
@@ -42,27 +42,28 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: log2 of the bytes of a block.
 _SHIFT = BLOCK.bit_length() - 1
-#: Blocks that are kept in memory that forked processes share, of all files together: 64 MiB.
+#: Blocks in memory shared by forked processes, of all files together: 64 MiB.
 _KEPT = 8192
-#: A process by itself keeps this part of it, of the files for which no shared memory was left: 4 MiB.
+#: Each process keeps 1/16 of that, 4 MiB, for files without shared memory.
 _OWN = 16
-#: Rows among which at least one in so many is wanted are read all together.
+#: Rows are read together with their gaps if at least one in 4 is wanted.
 _DENSE = 4
 
 Int64 = NDArray[np.int64]
 
-#: By number of the file and of the block in it; the oldest stands first.
+#: Blocks by number of the file and of the block in it; the oldest comes first.
 _kept: dict[int, bytes] = {}
 _numbers = count()
-#: Memory that forked processes share, by path and identity of the file.
+#: Memory shared by forked processes, by path and identity of the file.
 _shared: WeakValueDictionary[tuple[Any, ...], mmap.mmap] = WeakValueDictionary()
-#: The lengths of all that is there, by a number of each; they are some thousand at most.
+#: Bytes of each piece of shared memory, by its number; there are some thousand pieces at most.
 _taken: dict[int, int] = {}
 
 
 class Numbers(Protocol):
-    """What :class:`MemoryArray` and :class:`StoredArray` have in common: arrays of which some rows are looked up."""
+    """The interface of :class:`MemoryArray` and :class:`StoredArray`: an array with look-ups of rows."""
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
@@ -75,20 +76,20 @@ class Numbers(Protocol):
     def __getitem__(self, rows: slice, /) -> NDArray[Any]: ...
 
     def take(self, indices: Int64, axis: Any, /) -> NDArray[Any]:
-        """The rows with these numbers, none of them negative: ``[*indices.shape, *shape[1:]]``."""
+        """Return the rows with these numbers, which are not negative: ``[*indices.shape, *shape[1:]]``."""
 
     def stretches(self, first: Int64, count: int) -> NDArray[Any]:
-        """Of each of the rows ``first`` it and those behind it, ``count`` together: ``[n, count, *shape[1:]]``."""
+        """Return for each row number in ``first`` that row and the next ones: ``[n, count, *shape[1:]]``."""
 
     def raw(self, start: int, stop: int) -> bytes:
-        """The bytes of some rows."""
+        """Return the bytes of the rows ``start..stop-1``."""
 
     def raw_each(self, places: Int64) -> list[bytes]:
-        """:meth:`raw` for each of these ``[n, 2]`` starts and stops."""
+        """:meth:`raw` for each start and stop in ``[n, 2]``."""
 
 
 class MemoryArray(np.ndarray):
-    """A numpy array, in which rows are looked up as in one that is stored."""
+    """A numpy array with the look-ups of a stored array."""
 
     def stretches(self, first: Int64, count: int) -> NDArray[Any]:
         return self.take(first[:, None] + np.arange(count), 0)
@@ -101,7 +102,7 @@ class MemoryArray(np.ndarray):
 
 
 def open_arrays(path: str, kind: FileKind) -> tuple[dict[str, StoredArray], Any]:
-    """The arrays of a file, which are read as they are asked for, and what was stored with them.
+    """Open the arrays of a file, which are read on demand; return them with the stored plain data.
 
     Raises:
         DataIndexError: it is damaged (the body is verified later), incomplete, or of another kind or version.
@@ -120,11 +121,11 @@ def open_arrays(path: str, kind: FileKind) -> tuple[dict[str, StoredArray], Any]
 
 
 def whole_or_none(open_file: Callable[[str], T], path: str) -> T | None:
-    """What is in a file that is made again where it is missing: None if it is not there, or damaged (which is told).
+    """Return the contents of a file that can be made again; None if it is missing, or damaged (which is logged).
 
     Args:
-        open_file: opens it; raises as :func:`open_arrays`.
-        path: of the file.
+        open_file: opens the file; raises as :func:`open_arrays`.
+        path: the file.
     """
     try:
         return open_file(path)
@@ -136,40 +137,43 @@ def whole_or_none(open_file: Callable[[str], T], path: str) -> T | None:
 
 
 class FileBody:
-    """The bytes of an array file, read and verified block by block. It holds no descriptor: that is one of the shared
-    store.
+    """The bytes of an array file, read and verified block by block. It holds no descriptor of its own: it uses the
+    shared store.
 
     Args:
-        head: of the file.
+        head: header and table of the file.
         whole: the file up to the end of its body, if that is one block.
 
     Attributes:
-        memory: as long as the body, shared by forked processes; None: the file is too large. Holds verified blocks, and
-            zeros.
+        memory: as long as the body, shared by forked processes; None: the file is too large. It holds verified blocks,
+            and zeros elsewhere.
     """
 
     def __init__(self, head: Head, whole: bytes | None = None):
-        self.head, self._end, self._store = head, head.end, shared_store()
+        self.head = head
+        self._end = head.end
+        self._store = shared_store()
         self._shard = os.path.abspath(head.path), ShardIdentity(head.size, head_checksum(head.start))
         self._first = next(_numbers) << 40
-        #: Which blocks this process knows to be in the shared memory.
+        #: For each block 1 if this process knows that it is in the shared memory.
         self._there = bytearray(len(head.checksums))
         self.memory: mmap.mmap | bytes | None = None
         if whole is not None:
-            with suppress(DataIndexError):  # it is told when what is damaged is asked for
+            with suppress(DataIndexError):  # raised again when the damaged block is read
                 head.check(whole, 0)
-                self.memory, self._there = whole, bytearray(b"\1")
+                self.memory = whole
+                self._there = bytearray(b"\1")
         if self.memory is None:
             self.memory = _shared.get(self._shard) or self._shared_memory()
 
     def _shared_memory(self) -> mmap.mmap | None:
-        """Memory of the body's length; None: there is no more."""
+        """Allocate shared memory of the body's length; None: the limit is reached."""
         size = self.head.end
         if size > (_KEPT << _SHIFT) - sum(_taken.copy().values()):
             return None
         try:
             memory = _shared[self._shard] = mmap.mmap(-1, size)
-        except OSError:  # then it is read as a larger one
+        except OSError:  # read it like a larger file
             return None
         number = next(_numbers)
         _taken[number] = size
@@ -177,10 +181,10 @@ class FileBody:
         return memory
 
     def read(self, offset: int, size: int) -> bytes:
-        """``size`` bytes of the body at ``offset`` of the file.
+        """Return ``size`` bytes at ``offset`` of the file, within its body.
 
         Raises:
-            DataIndexError: they are damaged, or not there.
+            DataIndexError: they are damaged, or do not exist.
         """
         if offset < ALIGN or size <= 0 or offset + size > self._end:
             self.check_range(offset, size)
@@ -199,7 +203,7 @@ class FileBody:
         return data[start : start + size]
 
     def read_each(self, offsets: Int64, sizes: Int64) -> list[bytes]:
-        """:meth:`read` for each of these places."""
+        """:meth:`read` for each of these offsets and sizes, ``[n]``."""
         if self.memory is None or not len(sizes) or sizes.max() > BLOCK or sizes.min() < 0:
             return [self.read(offset, size) for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)]
         memory, stops = self.memory, offsets + sizes
@@ -207,10 +211,10 @@ class FileBody:
         return [memory[start:stop] for start, stop in zip(offsets.tolist(), stops.tolist(), strict=True)]
 
     def have(self, starts: Int64, stops: Int64) -> None:
-        """Have in :attr:`memory` what is between these places of the body, each time at most the bytes of a block.
+        """Load the bytes between these offsets into :attr:`memory`; each stretch has at most the bytes of a block.
 
         Raises:
-            DataIndexError: it is damaged, or not there.
+            DataIndexError: they are damaged, or do not exist.
         """
         self.check_range(int(starts.min()), int(stops.max() - starts.min()))
         blocks = np.concatenate([starts, stops - 1]) >> _SHIFT
@@ -219,42 +223,42 @@ class FileBody:
             self._share(np.unique(blocks[~there]).tolist())
 
     def check_range(self, offset: int, size: int) -> None:
-        """Whether there are so many bytes.
+        """Check that the body has ``size`` bytes at ``offset``.
 
         Raises:
-            DataIndexError: it is not so.
+            DataIndexError: it does not.
         """
         if not (offset >= ALIGN and size >= 0 and offset + size <= self._end):
             raise self.head.kind.damaged(self.head.path, f"there are no {size} bytes at byte {offset}")
 
     def _share(self, blocks: Iterable[int]) -> None:
-        """Have these blocks in shared memory. Only what was verified is written there, so processes that do it at the
-        same time write the same."""
+        """Load blocks into shared memory. Only verified bytes are written there, so processes that do it at the same
+        time write the same bytes."""
         assert self.memory is not None
-        view = memoryview(self.memory)  # of a file of one block all of it is there
+        view = memoryview(self.memory)  # read-only for a file of one block, which is complete
         for block in blocks:
             if not self._there[block]:
                 start = block << _SHIFT
                 here = view[max(start, ALIGN) : start + BLOCK]
-                # No other process had it:
+                # Read it unless another process has done so.
                 if not any(here[:ALIGN]) or zlib.crc32(here) != self.head.checksums[block]:
                     view[start : start + BLOCK] = self._fetch(block, block + 1)
                 self._there[block] = 1
 
     def _keep(self, block: int) -> bytes:
-        """A block, which this process keeps for itself."""
+        """Read a block into this process's own cache."""
         data = _kept[self._first + block] = self._fetch(block, block + 1)
         while len(_kept) > max(1, _KEPT // _OWN):
-            with suppress(KeyError, RuntimeError, StopIteration):  # another thread was faster
+            with suppress(KeyError, RuntimeError, StopIteration):  # another thread removed it first
                 del _kept[next(iter(_kept))]
         return data
 
     def _fetch(self, first: int, stop: int) -> bytes:
-        """Some neighbouring blocks, verified."""
+        """Read the neighbouring blocks ``first..stop-1``, verified."""
         try:
             return self._verified(first, stop)
         except DataIndexError:
-            # What is open under this name may be an older file, which was damaged and has been made again.
+            # The open file of this name may be an older, damaged one that was replaced.
             self._store.forget(*self._shard)
             return self._verified(first, stop)
 
@@ -277,11 +281,14 @@ class FileBody:
 
 
 class StoredArray:
-    """An array in a file, of which rows are read as they are asked for; ``array[a:b]`` is a copy."""
+    """An array in a file whose rows are read on demand; ``array[a:b]`` is a copy."""
 
     def __init__(self, body: FileBody, dtype: str, shape: Sequence[int], offset: int):
-        self.dtype, self.shape = np.dtype(dtype), tuple(shape)
-        self._body, self._offset, self._row = body, offset, self.dtype.itemsize * math.prod(shape[1:])
+        self.dtype = np.dtype(dtype)
+        self.shape = tuple(shape)
+        self._body = body
+        self._offset = offset
+        self._row = self.dtype.itemsize * math.prod(shape[1:])
         body.check_range(offset, self._row * shape[0])
         self._shared = None if body.memory is None else np.ndarray(self.shape, self.dtype, body.memory, offset)
 
@@ -291,8 +298,8 @@ class StoredArray:
     def __getitem__(self, rows: slice, /) -> NDArray[Any]:
         wanted = range(*rows.indices(len(self)))
         low, high = (min(wanted[0], wanted[-1]), max(wanted[0], wanted[-1]) + 1) if wanted else (0, 0)
-        found = np.frombuffer(self.raw(low, high), dtype=self.dtype).reshape(high - low, *self.shape[1:])
-        return found[:: wanted.step]
+        block = np.frombuffer(self.raw(low, high), dtype=self.dtype).reshape(high - low, *self.shape[1:])
+        return block[:: wanted.step]
 
     def raw(self, start: int, stop: int) -> bytes:
         return self._body.read(self._offset + start * self._row, (stop - start) * self._row)
@@ -313,9 +320,9 @@ class StoredArray:
         if high - low <= _DENSE * len(numbers):
             return self[low:high].take(numbers - low, 0).reshape(shape)
         order = np.argsort(numbers, kind="stable")  # so that each block is read once
-        found = np.empty((len(numbers), *self.shape[1:]), dtype=self.dtype)
-        found[order] = self.stretches(numbers[order], 1)[:, 0]
-        return found.reshape(shape)
+        rows = np.empty((len(numbers), *self.shape[1:]), dtype=self.dtype)
+        rows[order] = self.stretches(numbers[order], 1)[:, 0]
+        return rows.reshape(shape)
 
     def stretches(self, first: Int64, count: int) -> NDArray[Any]:
         size = self._row * count

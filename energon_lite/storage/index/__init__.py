@@ -1,1 +1,1 @@
-"""What is kept beside the data: where each sample is, and what is known about it."""
+"""Files that are kept next to the data: the places of the samples, and columns of measured values."""

@@ -1,20 +1,20 @@
-"""One value per sample of a data set, in a file of its own beside the packed index.
+"""Files of columns: one value per sample of a data set, next to the packed index.
 
-A column knows what it belongs to: it carries the digest of the index it was made for, and the time of each shard's last
-change. So a column that is older than its data is recognised (:meth:`ColumnFile.fits`), and, because it also knows each
-shard by itself, the next measuring takes the values of unchanged shards from it.
+A column stores the digest of the index that it was made for, and the time of each shard's last change. So a column that
+is older than its data is recognised (:meth:`ColumnFile.fits`), and the next measuring takes the values of unchanged
+shards from it.
 
 The file is an array file (:mod:`energon_lite.storage.files.array_file`) with three arrays::
 
     values         one number for each sample of the index, in its order
     shards         int64 [shards, 6]: size, head checksum, time of change in ns, samples, number of the maker of its
-                   values (0: they are not known, and 0), crc32 of its values
-    shard_names    bytes: relative to the data set, separated by NUL
+                   values (0: unknown, the values are 0), crc32 of its values
+    shard_names    bytes: names relative to the data set, separated by NUL
 
-A ragged column has any number of values for each sample, such as the sizes of its images. In its file, ``values`` are
-those of all samples one after the other, with a width, ``[values, width]``, and there is a fourth array::
+A ragged column has any number of values for each sample, such as the sizes of its images. Its ``values`` are those of
+all samples one after the other, with a width, ``[values, width]``, and there is a fourth array::
 
-    ends           int64: where the values of each sample end in ``values``
+    ends           int64: the end of each sample's values in ``values``
 """
 
 from __future__ import annotations
@@ -41,18 +41,24 @@ _CURE = "remove the file, and measure again"
 _COLUMN_FILE = FileKind(b"ENRGLCOL", 3, "column of a data set", _CURE)
 _RAGGED_FILE = FileKind(b"ENRGLRAG", 1, "ragged column of a data set", _CURE)
 
-#: Columns of the table of shards: those by which a shard is recognised come first.
-_IDENTITY, _KNOWN, _CHECKSUM, _WIDTH = 4, 4, 5, 6
+#: The table of shards: the first 4 columns identify a shard.
+_IDENTITY = 4
+#: Column with the number of the maker.
+_KNOWN = 4
+#: Column with the crc32 of the values.
+_CHECKSUM = 5
+#: Number of columns.
+_WIDTH = 6
 
-#: By what values are made: plain data, and the hash of code.
+#: The maker of values: plain data that describes it, and the hash of its code.
 Made = tuple[Mapping[str, Any], str]
 
 
 class Ragged(NamedTuple):
-    """Any number of values for each of some samples.
+    """Values of some samples, any number for each.
 
     Attributes:
-        counts: int64 ``[samples]``, how many values each sample has.
+        counts: int64 ``[samples]``, number of values of each sample.
         values: ``[sum of counts, width]``, those of the first sample first.
     """
 
@@ -61,25 +67,25 @@ class Ragged(NamedTuple):
 
 
 class ColumnFile:
-    """A column on disk. Values that are damaged are found out, and raised, when they are asked for.
+    """A column on disk. Damaged values are found, and raised, when they are read.
 
     Args:
         path: the file.
 
     Attributes:
         path: the file.
-        name: of the column.
-        digest: of the index that its values belong to.
-        values: ``[samples]``, over all shards of the data set; they are read as they are asked for.
+        name: name of the column.
+        digest: digest of the index that its values belong to.
+        values: ``[samples]``, over all shards of the data set; read on demand.
         shards: ``[shards, 6]``, see the module's text.
-        shard_names: in the order of the values.
-        maker: plain data that says by what the values were made; equal makers give equal values.
+        shard_names: names of the shards, in the order of the values.
+        maker: plain data that describes the maker of the values; equal makers give equal values.
         code: hash of the maker's code, empty if there is none.
-        makers: that maker, with its code, and those of shards that it has not measured: of another split, say.
-        command: what the user has to run to make the column again.
+        makers: that maker, with its code, and the makers of shards that it has not measured, such as another split's.
+        command: the command line that makes the column again.
 
     Raises:
-        DataIndexError: it is damaged, or of a format that is not known here.
+        DataIndexError: it is damaged, or of an unknown format.
         FileNotFoundError: there is no such file.
     """
 
@@ -89,7 +95,8 @@ class ColumnFile:
     def __init__(self, path: str):
         arrays, meta = open_arrays(path, self.kind)
         try:
-            self.values, self.shards = arrays["values"], arrays["shards"][:]
+            self.values = arrays["values"]
+            self.shards = arrays["shards"][:]
             #: One row for each sample.
             self.rows = arrays.get("ends", self.values)
             names = arrays["shard_names"][:].tobytes().decode("utf-8", "surrogateescape")
@@ -108,46 +115,46 @@ class ColumnFile:
         self.shard_names = tuple(names.split("\0")) if len(self.shards) else ()
 
     def fits(self, index: PackedIndex) -> bool:
-        """Whether each value belongs to the sample of the same number in ``index``."""
+        """Return True if each value belongs to the sample of the same number in ``index``."""
         if self.digest != index.digest or len(self.rows) != len(index):
             return False
         return bool(np.array_equal(self.shards[:, :_IDENTITY], shard_table(index)[:, :_IDENTITY]))
 
     def known(self, row: int) -> bool:
-        """Whether the values of the ``row``-th shard were measured."""
+        """Return True if the values of the ``row``-th shard were measured."""
         return bool(self.shards[row, _KNOWN])
 
     def fingerprint(self, rows: Sequence[int]) -> str:
-        """Hash of the values of some shards."""
+        """Hash of the values of the shards in these rows."""
         text = " ".join(map(str, self.shards[rows, _CHECKSUM].tolist()))
         return hashlib.blake2b(f"{self.values.dtype.kind} {text}".encode(), digest_size=16).hexdigest()
 
     def unchanged(self, index: PackedIndex) -> dict[int, tuple[Any, Made]]:
-        """The known values of shards that ``index`` has as well, and by what they were made, by their row in
+        """Return the known values of shards that ``index`` has unchanged, with their maker, by their row in
         ``index``."""
         return {row: (self.block(start, stop), made) for row, (start, stop, made) in self._unchanged(index).items()}
 
     def block(self, start: int, stop: int) -> Any:
-        """The values of neighbouring samples."""
+        """The values of the samples ``start..stop-1``."""
         return self.values[start:stop]
 
     def _unchanged(self, index: PackedIndex) -> dict[int, tuple[int, int, Made]]:
-        """First sample and the one behind the last of these shards, and by what they were measured."""
+        """First sample, last + 1, and maker of each known shard that has not changed, by its row in ``index``."""
         identities = [tuple(row) for row in shard_table(index)[:, :_IDENTITY].tolist()]
         rows = {named: row for row, named in enumerate(zip(index.shard_names, identities, strict=True))}
-        found: dict[int, tuple[int, int, Made]] = {}
+        unchanged: dict[int, tuple[int, int, Made]] = {}
         stop = 0
         for name, shard in zip(self.shard_names, self.shards.tolist(), strict=True):
             start, stop = stop, stop + shard[3]
             row = rows.get((name, tuple(shard[:_IDENTITY])))
-            # A shard of unknown time cannot be told from one that has changed.
+            # A shard without a time of change may have changed unnoticed.
             if row is not None and shard[_KNOWN] and shard[2]:
-                found[row] = start, stop, self.makers[shard[_KNOWN] - 1]
-        return found
+                unchanged[row] = start, stop, self.makers[shard[_KNOWN] - 1]
+        return unchanged
 
 
 class RaggedFile(ColumnFile):
-    """A ragged column on disk: :class:`ColumnFile` for any number of values of each sample.
+    """A ragged column on disk: a :class:`ColumnFile` with any number of values for each sample.
 
     Attributes:
         values: ``[values, width]``, those of all samples one after the other.
@@ -157,14 +164,14 @@ class RaggedFile(ColumnFile):
     suffix = ".ragged"
 
     def block(self, start: int, stop: int) -> Ragged:
-        """The values of neighbouring samples."""
+        """The values of the samples ``start..stop-1``."""
         ends = self.rows[max(0, start - 1) : stop]
         ends = ends if start else np.concatenate([[0], ends])
         counts, first = np.diff(ends), int(ends[0])
         return Ragged(counts, self.values[first : int(ends[-1])])
 
     def take(self, samples: Int64) -> Ragged:
-        """The values of these samples."""
+        """The values of the samples with these numbers, ``[n]``."""
         starts = np.where(samples > 0, self.rows.take(np.maximum(samples - 1, 0), 0), 0)
         counts = self.rows.take(samples, 0) - starts
         before = np.cumsum(counts) - counts
@@ -173,7 +180,7 @@ class RaggedFile(ColumnFile):
 
 
 def shard_table(index: PackedIndex) -> Int64:
-    """The table of shards of a column for ``index``, in which nothing is known yet."""
+    """The table of shards of a column for ``index``; the values of all shards are marked as unknown."""
     table = np.zeros((len(index.shard_names), _WIDTH), dtype=np.int64)
     table[:, :2] = index.shards[:-1, :2]
     table[:, 2] = index.shard_times
@@ -193,23 +200,23 @@ def write_column_file(
     command: str = "",
     others: Mapping[int, Made] = MappingProxyType({}),
 ) -> None:
-    """Write a column, atomically, one shard in memory at a time.
+    """Write a column atomically, with one shard in memory at a time.
 
     Args:
         path: the file.
-        name: of the column.
-        index: what it belongs to.
-        blocks: for each shard its values, or None: they are not known.
+        name: name of the column.
+        index: the index that the values belong to.
+        blocks: for each shard its values; None: they are unknown.
         dtype: such as ``"<i4"``; the values must fit.
         maker, code, command: see :class:`ColumnFile`.
-        others: by row, of shards whose values were made by something else.
+        others: by row, the maker of shards whose values another maker made.
     """
     table, makers = shard_table(index), _Makers(others)
 
     def raw() -> Iterator[memoryview]:
         for row, block in enumerate(blocks):
             values = np.zeros(table[row, 3], dtype=dtype) if block is None else np.ascontiguousarray(block, dtype=dtype)
-            assert len(values) == table[row, 3]  # one value a sample, or all later ones belong to others
+            assert len(values) == table[row, 3]  # otherwise all later values would belong to the wrong samples
             data = values.view(np.uint8).data
             table[row, _KNOWN], table[row, _CHECKSUM] = makers.number(row, block is not None), zlib.crc32(data)
             yield data
@@ -234,12 +241,12 @@ def write_ragged_file(
     command: str = "",
     others: Mapping[int, Made] = MappingProxyType({}),
 ) -> None:
-    """Write a ragged column, as :func:`write_column_file` does another one.
+    """Write a ragged column atomically; see :func:`write_column_file`.
 
     Args:
         path, name, index, dtype, maker, code, command, others: see there.
-        blocks: gives for each shard its values, or None: they are not known. It is called twice.
-        width: values ``[n, width]``.
+        blocks: a function that gives for each shard its values, or None if they are unknown. It is called twice.
+        width: width of the values, ``[n, width]``.
     """
     table, makers = shard_table(index), _Makers(others)
 
@@ -256,11 +263,11 @@ def write_ragged_file(
         for row, block in enumerate(blocks()):
             counts = np.zeros(table[row, 3], dtype=np.int64) if block is None else block.counts
             assert len(counts) == table[row, 3]
-            if block is not None:  # the same values may be those of other samples
+            if block is not None:  # the same values with other counts would belong to other samples
                 table[row, _CHECKSUM] = zlib.crc32(counts.astype("<i8").data, int(table[row, _CHECKSUM]))
-            found = end + np.cumsum(counts, dtype="<i8")
-            end = int(found[-1]) if len(found) else end
-            yield found.view(np.uint8).data
+            sums = end + np.cumsum(counts, dtype="<i8")
+            end = int(sums[-1]) if len(sums) else end
+            yield sums.view(np.uint8).data
 
     meta = {"name": name, "digest": index.digest, "maker": dict(maker), "code": code, "command": command, **makers.meta}
     remove_leftovers(os.path.dirname(path))
@@ -271,12 +278,12 @@ def write_ragged_file(
 
 
 class _Makers:
-    """The other makers of a column that is written, by number; the first one is its own."""
+    """The additional makers of a column that is written, by number; number 1 is the column's own maker."""
 
     def __init__(self, others: Mapping[int, Made]):
         plain = {row: [dict(settings), code] for row, (settings, code) in others.items()}
-        makers = [one for number, one in enumerate(plain.values()) if one not in list(plain.values())[:number]]
-        self._numbers = {row: 2 + makers.index(one) for row, one in plain.items()}
+        makers = [made for number, made in enumerate(plain.values()) if made not in list(plain.values())[:number]]
+        self._numbers = {row: 2 + makers.index(made) for row, made in plain.items()}
         self.meta = {"others": makers} if makers else {}
 
     def number(self, row: int, is_known: bool) -> int:
@@ -284,7 +291,7 @@ class _Makers:
 
 
 def _finish(file: ArrayWriter, index: PackedIndex, table: Int64) -> None:
-    """Write what both kinds of columns end with."""
+    """Write the arrays that both kinds of columns end with."""
     file.add("shards", table)
     names = "\0".join(index.shard_names).encode("utf-8", "surrogateescape")
     file.add("shard_names", np.frombuffer(names, dtype=np.uint8))

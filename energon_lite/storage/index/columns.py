@@ -1,8 +1,8 @@
-"""Columns of a data set, one value per sample, such as its length in tokens: where they are kept, how they are read.
+"""Columns of a data set, with one value per sample, such as its length in tokens: storage and reading.
 
-They stand in ``.nv-meta/energon_lite.columns/<name>.col`` or, where that cannot be written, in the user's cache.
-``energon-lite measure`` and ``energon-lite prepare --length-field`` write them; :func:`write_column` does it for those
-who know the values already.
+Their files are ``.nv-meta/energon_lite.columns/<name>.col`` or, where that cannot be written, in the user's cache.
+``energon-lite measure`` and ``energon-lite prepare --length-field`` write them; :func:`write_column` stores values that
+are known already.
 """
 
 from __future__ import annotations
@@ -44,36 +44,42 @@ __all__ = [
     "write_column",
 ]
 
+#: Folder of the columns in ``.nv-meta``.
 COLUMNS_FOLDER = "energon_lite.columns"
 
-#: The columns that measuring writes: length in tokens (0 where there is none), and what became of the sample.
-LENGTH, SKIP = "length", "skip"
-#: Values of the second one, beside 0: all is well.
-SKIPPED, FAILED = 1, 2
+#: The measured length of a sample in tokens (0 if it has none).
+LENGTH = "length"
+#: The outcome of measuring a sample: 0, SKIPPED or FAILED.
+SKIP = "skip"
+#: Value of ``skip``: the task encoder skipped the sample.
+SKIPPED = 1
+#: Value of ``skip``: the sample could not be read, decoded or encoded.
+FAILED = 2
 
-#: The columns that the headers of images give: see :mod:`energon_lite.loading.measuring.image_headers`.
+#: The columns from the headers of images: see :mod:`energon_lite.extras.inspect.part_columns.image_headers`.
 OF_IMAGES = ("images", "image_sizes", "image_patches", "patches", "squared_patches")
 
-#: The ragged column of the crc32 of each part, as int32. Where it is there, parts are verified when they are read.
+#: The ragged column of the crc32 of each part, as int32. If it exists, parts are verified when they are read.
 CHECKSUMS = "checksums"
 
 F = TypeVar("F", bound=ColumnFile)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
+#: Values that are read at a time.
 _CHUNK = 1 << 20
 
 
 class Column:
-    """One value for each sample of a source, read from the file, and verified, as they are asked for.
+    """The values of a column for the samples of a source; they are read from the file, and verified, on demand.
 
     Behaves like a read-only array of shape ``[len(source)]``: ``column[i]``, ``column[a:b]``, ``column[indices]`` give
     numpy values, ``numpy.asarray(column)`` reads all. Memory does not depend on the number of samples.
 
     Attributes:
-        name: of the column.
-        dtype, shape: of the values; ``(samples,)``.
+        name: name of the column.
+        dtype, shape: type and shape of the values, ``(samples,)``.
         fingerprint: 32 hexadecimal characters; equal for equal values of the source's shards, on every machine.
-        maker: plain data that says by what the values were made.
+        maker: plain data that describes the maker of the values.
 
     Example:
         >>> lengths = source.column("length")
@@ -90,9 +96,15 @@ class Column:
         start: int | None,
         fingerprint: str,
     ):
-        self.name, self.maker, self.fingerprint = file.name, file.maker, fingerprint
-        self.dtype, self.shape = file.values.dtype, (length,)
-        self._values, self._length, self._positions, self._start = file.values, length, positions, start
+        self.name = file.name
+        self.maker = file.maker
+        self.fingerprint = fingerprint
+        self.dtype = file.values.dtype
+        self.shape = (length,)
+        self._values = file.values
+        self._length = length
+        self._positions = positions
+        self._start = start
 
     def __len__(self) -> int:
         return self._length
@@ -133,12 +145,12 @@ class Column:
 
 
 class RaggedColumn:
-    """Any number of values for each sample of a source, such as the sizes of its images; read as they are asked for.
+    """The values of a ragged column for the samples of a source, such as the sizes of images; read on demand.
 
     Attributes:
-        name: of the column.
-        width: values are ``[n, width]``.
-        fingerprint, maker: as those of a :class:`Column`.
+        name: name of the column.
+        width: width of the values, ``[n, width]``.
+        fingerprint, maker: as for a :class:`Column`.
 
     Example:
         >>> counts, sizes = source.ragged_column("image_sizes")[np.array([5, 0])]
@@ -147,15 +159,19 @@ class RaggedColumn:
     """
 
     def __init__(self, file: RaggedFile, length: int, positions: Callable[[Int64], Int64], *, fingerprint: str):
-        self.name, self.maker, self.fingerprint = file.name, file.maker, fingerprint
+        self.name = file.name
+        self.maker = file.maker
+        self.fingerprint = fingerprint
         self.width = file.values.shape[1]
-        self._file, self._length, self._positions = file, length, positions
+        self._file = file
+        self._length = length
+        self._positions = positions
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, key: Any) -> Ragged:
-        """The values of samples, by an array of their numbers, or a slice."""
+        """Return the values of samples, given an array of their numbers or a slice."""
         numbers = np.arange(*key.indices(self._length)) if isinstance(key, slice) else np.asarray(key, dtype=np.int64)
         if numbers.ndim != 1 or (numbers.size and not 0 <= numbers.min() <= numbers.max() < self._length):
             raise IndexError(f"samples {key!r} of {self._length} in column {self.name!r}")
@@ -166,10 +182,10 @@ class RaggedColumn:
 
 
 def check_column_name(name: str) -> str:
-    """Give ``name`` back if a column may be called so.
+    """Return ``name`` if it is a valid name of a column.
 
     Raises:
-        UsageError: it may not.
+        UsageError: it is not valid.
     """
     if not _NAME.match(name) or len(name) > 100:
         raise UsageError(
@@ -179,21 +195,21 @@ def check_column_name(name: str) -> str:
 
 
 def column_folders(root: str) -> tuple[str, str]:
-    """Where columns of a data set may be: beside the data, and in the user's cache."""
+    """The folders that may hold columns of a data set: one next to the data, one in the user's cache."""
     cached = os.path.splitext(index_places(root)[1])[0]
     return meta_path(root, COLUMNS_FOLDER), cached + ".columns"
 
 
 def column_path(folder: str, name: str, suffix: str = ColumnFile.suffix) -> str:
-    """The file of a column."""
+    """Path of the file of a column."""
     return os.path.join(folder, check_column_name(name) + suffix)
 
 
 def writable_folder(root: str) -> str:
-    """The first of :func:`column_folders` that can be written; it is made if need be.
+    """Return the first of :func:`column_folders` that can be written, and make it if necessary.
 
     Raises:
-        DataIndexError: neither can.
+        DataIndexError: neither can be written.
     """
 
     def made(folder: str) -> str:
@@ -210,14 +226,14 @@ def stored_columns(root: str, name: str) -> list[ColumnFile]: ...
 @overload
 def stored_columns(root: str, name: str, kind: type[F]) -> list[F]: ...
 def stored_columns(root: str, name: str, kind: type[Any] = ColumnFile) -> list[Any]:
-    """The readable files of a column, the one beside the data first; they may be older than the data."""
-    found = []
+    """Open the readable files of a column, the one next to the data first; they may be older than the data."""
+    files = []
     for folder in column_folders(root):
         try:
-            found.append(kind(column_path(folder, name, kind.suffix)))
+            files.append(kind(column_path(folder, name, kind.suffix)))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
-    return found
+    return files
 
 
 @overload
@@ -237,13 +253,13 @@ def find_column(
     *,
     asked: Sequence[str] = (),
 ) -> ColumnFile:
-    """The column that belongs to ``index``, and knows the shards in these rows of it.
+    """Find the column that belongs to ``index`` and has values for the shards in these rows of it.
 
     Args:
-        asked: what is read, as arguments of ``energon-lite measure``, for messages; empty: the whole of ``root``.
+        asked: the data that is read, as arguments of ``energon-lite measure``, for messages; empty: all of ``root``.
 
     Raises:
-        DataIndexError: there is none, only one that is older than the data, or it has no values for some shards.
+        DataIndexError: the column does not exist, is older than the data, or lacks values for some shards.
     """
     stored: list[ColumnFile] = stored_columns(root, name, kind)
     for file in stored:
@@ -271,11 +287,11 @@ def find_column(
 
 
 def _again(command: str, root: str, asked: Sequence[str]) -> str:
-    """A command that has made a column, for what is read now, which may be another split, or stand in another blend."""
-    program, words = shlex.split(command)[:2], shlex.split(command)[3:]  # between them stands what was measured
+    """The command that made a column, changed to the data that is read now (perhaps another split, or a blend)."""
+    program, words = shlex.split(command)[:2], shlex.split(command)[3:]  # between them is the data that was measured
     if program != ["energon-lite", "measure"]:
         return command or "see energon-lite measure -h"
-    if not asked or "--task-encoder" not in words:  # without one, all of a folder is measured
+    if not asked or "--task-encoder" not in words:  # without an encoder, a whole folder is measured
         asked, replaced = [root], ["--split-parts"]
     else:
         replaced = ["--split-parts", "--dataset-config", "--split-config", "--subflavors"]
@@ -284,7 +300,7 @@ def _again(command: str, root: str, asked: Sequence[str]) -> str:
 
 
 def _cure(root: str, name: str) -> str:
-    """What makes a column of that name."""
+    """The command that makes a column of that name."""
     if name in OF_IMAGES:
         return f"run `energon-lite measure {root} --images`, with --patches JSON for numbers of patches"
     if name == LENGTH or name.endswith(f".{LENGTH}"):
@@ -301,17 +317,17 @@ def _cure(root: str, name: str) -> str:
 def write_column(
     root: str | os.PathLike[str], name: str, values: NDArray[Any], *, maker: Mapping[str, Any] | None = None
 ) -> str:
-    """Store values that are known already as a column of a prepared data set; returns the path of its file.
+    """Store known values as a column of a prepared data set; return the path of its file.
 
     Args:
         root: the prepared folder.
-        name: of the column, such as ``"length"``.
+        name: name of the column, such as ``"length"``.
         values: ``[samples]``, one number for each sample of the folder, over all shards in the order of
             ``.nv-meta/.info.json``, whatever the splits are.
-        maker: plain data that says where they come from.
+        maker: plain data that describes the origin of the values.
 
     Raises:
-        UsageError: another number of values than samples, or not numbers.
+        UsageError: the values are no numbers, or not one for each sample.
 
     Example:
         >>> write_column("data/coco", "length", np.load("lengths.npy"))

@@ -1,7 +1,7 @@
-"""Where samples are, as the ``index.sqlite`` of Megatron-Energon says it: spares reading the headers of a remote shard.
+"""Places of samples from the ``index.sqlite`` of Megatron-Energon, which saves reading the headers of remote shards.
 
-Nothing in it is taken on trust: a shard about which it says what cannot be, or what does not fit to the shard's size,
-its first block or its number of samples, is left to who reads the headers.
+All of its contents are checked: a shard with impossible entries, or with entries that do not fit its size, its first
+block or its number of samples, is left out, and its headers are read instead.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteShard", "energon_scans"]
 
-#: Bytes of zeros that a writer of tars puts behind the last member, at most, and members that are no samples.
+#: Bytes behind the last sample, at most: the zeros that tar writers append, and members that are no samples.
 _TRAILER = 1 << 20
 
 
 class RemoteShard(NamedTuple):
-    """What is known of a shard without reading it.
+    """Facts about a shard that are known before it is scanned.
 
     Attributes:
         size: bytes in it.
         block: its first 512 bytes.
-        samples: how many ``.info.json`` says it has.
+        samples: number of its samples according to ``.info.json``.
     """
 
     size: int
@@ -42,7 +42,7 @@ class RemoteShard(NamedTuple):
 
 
 def energon_scans(path: str, shards: Mapping[str, RemoteShard]) -> Iterator[ShardScan]:
-    """The scans of those shards that the database says all about, in order.
+    """Make the scans of the shards that the database describes completely and plausibly, in order.
 
     Args:
         path: a local copy of ``index.sqlite``.
@@ -129,7 +129,7 @@ def _scan(connection: sqlite3.Connection, number: int, name: str, shard: RemoteS
 
 
 def _is_first(block: bytes, member: tuple[str, str], header: int) -> bool:
-    """Whether the first block of a shard may be the header of this member (key, part), if that stands there."""
+    """Return False if the first block of a shard contradicts its first member (key, part) at offset ``header``."""
     if header or len(block) < BLOCK or block[156:157] not in (b"0", b"\0") or block[345]:
         return len(block) == BLOCK
     name = block[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")

@@ -1,9 +1,9 @@
-"""Filter indexes: numbers of the samples that are kept, under a name, beside a data set.
+"""Filter indexes: named lists of the samples that are kept, next to a data set.
 
-Their form is that of Megatron-Energon 8, so either library reads what the other has written: ``filter_<name>.json``
-(samples that are kept of each shard) and ``filter_<name>.idx`` (their numbers over all shards, ascending, as unsigned
-64-bit numbers, little endian), both in ``.nv-meta``; for a file such as ``chats.jsonl``, ``chats.jsonl.<name>.json``
-and ``chats.jsonl.<name>.idx`` beside it.
+Their form is that of Megatron-Energon 8, so either library reads the files of the other: ``filter_<name>.json`` (number
+of kept samples of each shard) and ``filter_<name>.idx`` (their numbers over all shards, ascending, as unsigned 64-bit
+numbers, little endian), both in ``.nv-meta``; for a file such as ``chats.jsonl``, ``chats.jsonl.<name>.json`` and
+``chats.jsonl.<name>.idx`` next to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VERSION = 1
 
 
 def filter_paths(root: str, name: str) -> tuple[str, str]:
-    """The two files of a filter index."""
+    """Paths of the two files of a filter index: the counts and the numbers."""
     stem = f"{root}.{name}" if is_jsonl(root) else meta_path(root, f"filter_{name}")
     return f"{stem}.json", f"{stem}.idx"
 
@@ -40,17 +40,17 @@ def filter_paths(root: str, name: str) -> tuple[str, str]:
 def build_filter_index(
     dataset_path: str | os.PathLike[str], filter_name: str, indexes: Iterable[int], *, overwrite: bool = False
 ) -> None:
-    """Store which samples of a prepared data set are kept, to be named by ``filter:`` in a metadataset.
+    """Store a list of kept samples of a prepared data set under a name, for ``filter:`` in a metadataset.
 
     Args:
         dataset_path: the prepared folder, or a JSONL file.
         filter_name: such as ``quality_v1``.
         indexes: numbers of the samples, ascending, counted over all shards in the order of ``.nv-meta/.info.json``.
-        overwrite: there may be one of that name already.
+        overwrite: replace an existing index of that name.
 
     Raises:
-        UsageError: the numbers do not ascend, or are not those of samples; or there is one already.
-        DatasetError: it is no prepared data set.
+        UsageError: the numbers do not ascend, or exceed the samples; or the index exists already.
+        DatasetError: the path is no prepared data set.
 
     Example:
         >>> lengths = source.column("length")
@@ -91,10 +91,10 @@ def build_filter_index_from_shard_indexes(
     *,
     overwrite: bool = False,
 ) -> None:
-    """:func:`build_filter_index` from numbers that count in each shard by itself.
+    """Store a filter index from numbers that are counted within each shard; see :func:`build_filter_index`.
 
     Raises:
-        UsageError, DatasetError: as there; or there is no such shard.
+        UsageError, DatasetError: as there; or a shard is unknown.
     """
     root = os.path.abspath(os.fspath(dataset_path))
     index, _ = open_index(root)
@@ -113,18 +113,18 @@ def build_filter_index_from_shard_indexes(
 
 
 def read_filter_index(root: str, index: PackedIndex, name: str) -> Int64:
-    """The numbers of the samples that a filter index keeps, ascending.
+    """Read the numbers of the samples that a filter index keeps, ascending.
 
     Raises:
-        DataIndexError: there is none, it is damaged, or of another data set.
+        DataIndexError: the index does not exist, is damaged, or belongs to another data set.
     """
     json_path, index_path = filter_paths(root, name)
     if not (os.path.isfile(json_path) and os.path.isfile(index_path)):
         raise DataIndexError(
             f"the data set has no filter index {name!r}",
             where=json_path,
-            fix="make it with energon_lite.build_filter_index, correct the name, or write a comparison of columns "
-            "(tokens <= 4096)",
+            fix="make it with energon_lite.storage.build_filter_index, correct the name, or write a comparison of "
+            "columns (tokens <= 4096)",
         )
     counts = _counts(json_path)
     kept = np.fromfile(index_path, dtype="<u8")
@@ -134,18 +134,18 @@ def read_filter_index(root: str, index: PackedIndex, name: str) -> Int64:
     good = counts.keys() <= set(names) and len(kept) == wanted[-1] == sum(counts.values())
     if good and len(kept):
         good = bool(kept[-1] < len(index)) and bool((kept[1:] > kept[:-1]).all())
-    found = kept.astype(np.int64) if good else np.zeros(0, dtype=np.int64)
-    if not good or np.searchsorted(found, bounds).tolist() != wanted:
+    numbers = kept.astype(np.int64) if good else np.zeros(0, dtype=np.int64)
+    if not good or np.searchsorted(numbers, bounds).tolist() != wanted:
         raise DataIndexError(
             f"the filter index {name!r} is damaged, or was made for another state of the data set",
             where=index_path,
-            fix="make it again: energon_lite.build_filter_index(..., overwrite=True)",
+            fix="make it again: energon_lite.storage.build_filter_index(..., overwrite=True)",
         )
-    return found
+    return numbers
 
 
 def _counts(path: str) -> dict[str, int]:
-    """How many samples are kept of each shard."""
+    """Number of kept samples of each shard."""
     document: Any = load_yaml(path).plain()
     counts = document.get("filtered_shard_counts") if isinstance(document, dict) else None
     if not isinstance(counts, dict) or document.get("version") != _VERSION:

@@ -1,10 +1,9 @@
-"""Find the packed index of a data set, or make it.
+"""Opening of the packed index of a data set, which is made if it does not exist.
 
-``energon-lite prepare`` writes it into ``.nv-meta``. A folder that was prepared by Energon has none, or has an old one;
-then it is made from the tars when the data set is opened, and kept in ``.nv-meta`` or, where that cannot be written, in
-the user's cache (``$ENERGON_LITE_CACHE``, else ``~/.cache/energon_lite``). Many processes may do this at once: one
-makes it, the others wait for it. A JSONL file needs no preparing at all: its index is made like that, and made again
-when the file has changed.
+``energon-lite prepare`` writes it into ``.nv-meta``. A folder that Energon prepared has none, or an old one; then it is
+made from the tars when the data set is opened, and kept in ``.nv-meta`` or, where that cannot be written, in the user's
+cache (``$ENERGON_LITE_CACHE``, else ``~/.cache/energon_lite``). If many processes do this at once, one makes it and the
+others wait. A JSONL file needs no preparation: its index is made in the same way, and again when the file has changed.
 """
 
 from __future__ import annotations
@@ -32,41 +31,42 @@ __all__ = ["cache_folder", "check_count", "find_index", "first_writable", "index
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-#: Whether an index is that of the data set as it is now.
+#: Returns True if an index belongs to the data set in its current state.
 _Fits = Callable[[PackedIndex], bool]
 
 
 def cache_folder() -> str:
-    """The folder for what cannot be kept beside the data."""
+    """The folder for files that cannot be kept next to the data."""
     chosen = os.environ.get("ENERGON_LITE_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.abspath(chosen) if chosen else os.path.join(base, "energon_lite")
 
 
 def index_places(root: str) -> tuple[str, str]:
-    """Where the packed index of a data set may be: beside the data, and in the user's cache."""
+    """Possible places of the packed index of a data set: next to the data, and in the user's cache."""
     cached = _cached_index(root)
     return cached if is_remote(root) else meta_path(root, PACKED_INDEX), cached
 
 
 def _cached_index(root: str) -> str:
-    name, of = os.path.basename(os.path.normpath(root)), root if is_remote(root) else os.path.realpath(root)
+    name = os.path.basename(os.path.normpath(root))
+    of = root if is_remote(root) else os.path.realpath(root)
     place = hashlib.sha256(of.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return os.path.join(cache_folder(), "index", f"{name}-{place}.idx")
 
 
 def open_index(root: str, counts: Mapping[str, int] | None = None) -> tuple[PackedIndex, str]:
-    """The packed index of a local data set, a prepared folder or a JSONL file, and the file it is in.
+    """Open the packed index of a local data set (a prepared folder or a JSONL file); return it with its path.
 
     Args:
         root: the folder or file.
-        counts: samples by shard, if the caller has read them.
+        counts: number of samples by shard, if the caller has read them.
 
     Raises:
         NotPreparedError: there is no such folder or file, or the folder was not prepared.
-        ShardFormatError, MissingShardError, ShardChangedError: the index had to be made, and a shard is not as it
-            should be.
-        DatasetError: as :func:`~energon_lite.storage.index.jsonl.scan_jsonl`; or the index can be written nowhere.
+        ShardFormatError, MissingShardError, ShardChangedError: a shard is missing, damaged or has changed, and the
+            index had to be made.
+        DatasetError: as :func:`~energon_lite.storage.index.jsonl.scan_jsonl`; or no place for the index is writable.
     """
     if is_jsonl(root) and is_remote(root):
         version = remote_version(root)
@@ -79,7 +79,7 @@ def open_index(root: str, counts: Mapping[str, int] | None = None) -> tuple[Pack
 
 
 def shard_counts(root: str) -> dict[str, int]:
-    """Samples per shard of a local data set, in order.
+    """Number of samples of each shard of a local data set, in order.
 
     Raises:
         NotPreparedError, DatasetError: as :func:`open_index`.
@@ -88,15 +88,15 @@ def shard_counts(root: str) -> dict[str, int]:
 
 
 def find_index(root: str, counts: Mapping[str, int]) -> tuple[PackedIndex, str] | None:
-    """:func:`open_index` of a prepared folder without the making: None if there is no index, or none that fits."""
+    """Open the index of a prepared folder; None if there is none that fits. Unlike :func:`open_index`, makes none."""
     return _find(root, _is_of(root, counts))
 
 
 def first_writable(root: str, what: str, places: Sequence[str], owner: str, write: Callable[[str], _T]) -> _T:
-    """What ``write`` gives for the first of these places where it does not fail for a reason of the file system.
+    """Return the result of ``write`` for the first of these places where it does not raise an OSError.
 
     Raises:
-        DataIndexError: it fails everywhere; ``owner`` says what the owner of the data set ``root`` can do.
+        DataIndexError: it fails everywhere; the fix names ``owner``, an action of the owner of the data set ``root``.
     """
     failures = []
     for place in places:
@@ -114,10 +114,10 @@ def first_writable(root: str, what: str, places: Sequence[str], owner: str, writ
 
 
 def check_count(root: str, shard: str, samples: int, expected: int) -> None:
-    """A shard has as many samples as it had when the data set ``root`` was prepared.
+    """Check that a shard has as many samples as when the data set ``root`` was prepared.
 
     Raises:
-        ShardChangedError: it has not.
+        ShardChangedError: the numbers differ.
     """
     if samples != expected:
         raise ShardChangedError(
@@ -128,24 +128,24 @@ def check_count(root: str, shard: str, samples: int, expected: int) -> None:
 
 
 def _is_of(root: str, counts: Mapping[str, int]) -> _Fits:
-    """Tells whether an index is that of the folder as it was prepared last."""
+    """Return the test of an index against the folder's last preparation."""
     # The order of shards counts as well: sample numbers depend on it.
     wanted = read_uuid(root), list(counts.items())
     return lambda index: (index.uuid, list(index.shard_counts.items())) == wanted
 
 
 def _is_of_file(path: str, index: PackedIndex) -> bool:
-    """Whether an index is that of a JSONL file as it is now."""
+    """Return True if an index belongs to a JSONL file in its current state."""
     try:
         now = os.stat(path)
     except OSError:
-        return False  # reading it will say what is wrong
+        return False  # reading the file will raise the error
     then = index.shard_names, index.shards[:-1, 0].tolist(), index.shard_times.tolist()
     return then == ((os.path.basename(path),), [now.st_size], [now.st_mtime_ns])
 
 
 def _find_or_make(root: str, fits: _Fits, make: Callable[[], PackedIndex]) -> tuple[PackedIndex, str]:
-    """A fitting index, made if need be in the first place that can be written, unless another process does or did."""
+    """Return a fitting index; if there is none, one process makes it in the first place that can be written."""
 
     def make_at(path: str) -> tuple[PackedIndex, str]:
         with only_one(path):
@@ -155,8 +155,10 @@ def _find_or_make(root: str, fits: _Fits, make: Callable[[], PackedIndex]) -> tu
                 index = PackedIndex.open(path)
             return index, path
 
-    found = _find(root, fits)
-    return found or first_writable(root, "the packed index", index_places(root), "run `energon-lite prepare`", make_at)
+    existing = _find(root, fits)
+    return existing or first_writable(
+        root, "the packed index", index_places(root), "run `energon-lite prepare`", make_at
+    )
 
 
 def _find(root: str, fits: _Fits) -> tuple[PackedIndex, str] | None:
@@ -171,7 +173,7 @@ def _find(root: str, fits: _Fits) -> tuple[PackedIndex, str] | None:
 
 
 def _fitting(path: str, fits: _Fits) -> PackedIndex | None:
-    """The index in a file, if it is there, whole, and that of the data set as it is now."""
+    """The index in a file if the file exists, is whole, and fits the data set's current state; otherwise None."""
     index = whole_or_none(PackedIndex.open, path)
     if index is not None and not fits(index):
         _log.info("%s is older than what it belongs to, it will be made again", path)

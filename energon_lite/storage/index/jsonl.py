@@ -1,8 +1,8 @@
 """JSONL files as data sets: each line that is not blank is a sample with one part, ``json``.
 
-Such a file is a data set of one shard, itself, and its lines are what samples are in a tar: key (their number, from 0),
-offset and size. So all that is built on shards works for it as it is. What is kept about it stands beside it, with its
-name in front: ``chats.jsonl.energon_lite.idx``, and ``chats.jsonl.idx``, which Megatron-Energon reads.
+Such a file is a data set of one shard, itself, and its lines have what samples of a tar have: a key (their number, from
+0), an offset and a size. So all code that reads shards works for it unchanged. Files about it are kept next to it, with
+its name as prefix: ``chats.jsonl.energon_lite.idx``, and ``chats.jsonl.idx``, which Megatron-Energon reads.
 """
 
 from __future__ import annotations
@@ -21,31 +21,37 @@ __all__ = [
     *("line_keys", "scan_jsonl", "scan_lines"),
 ]
 
-#: The name of the one part of each sample.
+#: The name of the only part of each sample.
 PART = "json"
+#: Bytes of a buffer.
 _CHUNK = 16 << 20
+#: The byte order mark of UTF-8.
 BOM = b"\xef\xbb\xbf"
-_LINE_END, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
+#: Codes of single bytes.
+_LINE_END = ord("\n")
+_RETURN = ord("\r")
+_OPEN = ord("{")
+_CLOSE = ord("}")
 
 
 class Stream(Protocol):
-    """What can be read from its beginning to its end."""
+    """A binary stream that is read from beginning to end."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 def is_jsonl(path: str) -> bool:
-    """True for the path of a JSONL file."""
+    """Return True for the path of a JSONL file."""
     return path.endswith(".jsonl")
 
 
 def folder_of_shards(root: str) -> str:
-    """The folder that names of shards are relative to: the data set's own, or the one that a JSONL file is in."""
+    """The folder that names of shards are relative to: the data set's own, or the folder of a JSONL file."""
     return folder_and_name(root)[0] if is_jsonl(root) else root
 
 
 def folder_and_name(path: str) -> tuple[str, str]:
-    """The two parts of a path or URL, from which :func:`os.path.join` makes it again.
+    """Split a path or URL into folder and name, which :func:`os.path.join` joins to the same path again.
 
     Example:
         >>> folder_and_name("s3://bucket/chats.jsonl"), folder_and_name("memory://chats.jsonl")
@@ -62,15 +68,15 @@ def check_there(path: str) -> None:
 
 
 def scan_jsonl(path: str) -> ShardScan:
-    """Find the lines of a file; at some 750 MB a second.
+    """Find the lines of a file; at about 750 MB a second.
 
     White space around a line does not belong to it, nor does a byte order mark at the start. A line that is no JSON
-    object is a sample, too, which will fail (and be counted) when it is decoded; it is noted.
+    object is a sample too, which will fail (and be counted) when it is decoded; the scan notes it.
 
     Raises:
         NotPreparedError: there is no such file.
         DatasetError: it cannot be read.
-        ShardChangedError: it was written to meanwhile.
+        ShardChangedError: it was written to during the scan.
 
     Example:
         >>> scan = scan_jsonl("chats.jsonl")
@@ -79,8 +85,8 @@ def scan_jsonl(path: str) -> ShardScan:
     """
     check_there(path)
     try:
-        with open(path, "rb") as file, unchanged_file(file.fileno(), path) as found:
-            return scan_lines(file, os.path.basename(path), found)
+        with open(path, "rb") as file, unchanged_file(file.fileno(), path) as identity:
+            return scan_lines(file, os.path.basename(path), identity)
     except OSError as error:
         raise DatasetError(
             f"the JSONL file cannot be read: {error.strerror or error}", where=path, fix="check permissions and storage"
@@ -88,15 +94,19 @@ def scan_jsonl(path: str) -> ShardScan:
 
 
 def scan_lines(file: Stream, name: str, found: Mapping[str, Any]) -> ShardScan:
-    """:func:`scan_jsonl` of an open file.
+    """Find the lines of an open file; see :func:`scan_jsonl`.
 
     Args:
-        file: to be read from its beginning.
-        name: of the file, without its folder.
+        file: a stream at its beginning.
+        name: name of the file, without its folder.
         found: its size, head and time of its last change, as fields of :class:`ShardScan`.
     """
     nothing = np.zeros(0, dtype=np.int64)
-    starts, parts, odd, many_odd, lines = [nothing], [nothing.reshape(0, 3)], list[int](), 0, 0
+    starts = [nothing]
+    parts = [nothing.reshape(0, 3)]
+    odd = list[int]()
+    many_odd = 0
+    lines = 0
     for offset, buffer, stops in _buffers(file):
         first, texts, sizes, strange = _lines(buffer, stops, not offset)
         kept = sizes > 0
@@ -105,7 +115,7 @@ def scan_lines(file: Stream, name: str, found: Mapping[str, Any]) -> ShardScan:
         odd += [lines + line + 1 for line in strange[:1]]
         many_odd, lines = many_odd + len(strange), lines + len(stops)
     headers, rows = np.concatenate(starts), np.concatenate(parts)
-    headers[:1] = 0  # as Energon has it
+    headers[:1] = 0  # as in Energon's index
     key_offsets, keys = line_keys(len(rows))
     return ShardScan(
         name=name,
@@ -122,13 +132,13 @@ def scan_lines(file: Stream, name: str, found: Mapping[str, Any]) -> ShardScan:
 
 
 def line_keys(count: int) -> tuple[Int64, bytes]:
-    """The keys of so many lines, which are their numbers: where each begins, and all of them."""
+    """Return the keys of ``count`` lines, which are their numbers: the offset of each, and the keys as one text."""
     keys = [b"%d" % number for number in range(count)]
     return np.cumsum([0, *map(len, keys)], dtype=np.int64), b"".join(keys)
 
 
 def _buffers(file: Stream) -> Iterator[tuple[int, bytes, Int64]]:
-    """The file in buffers of whole lines: where each starts, it, and the place of each line's end in it."""
+    """Read the file in buffers of whole lines: the offset of each, its bytes, and the end of each line in it."""
     rest, offset = b"", 0
     while chunk := file.read(max(_CHUNK, len(rest))):
         buffer = rest + chunk
@@ -143,12 +153,12 @@ def _buffers(file: Stream) -> Iterator[tuple[int, bytes, Int64]]:
 
 
 def _lines(buffer: bytes, stops: Int64, is_first: bool) -> tuple[Int64, Int64, Int64, list[int]]:
-    """Of each line of a buffer its start, that of its text and the text's size; and which lines are no objects."""
+    """Start of each line of a buffer, start and size of its text, and the numbers of lines that are no objects."""
     data = np.frombuffer(buffer, np.uint8)
     starts = np.concatenate([[0], stops[:-1] + 1])
     texts, ends = starts.copy(), stops - (data[stops - 1] == _RETURN) * (stops > starts)
     filled, strange = ends > starts, []
-    # What is written as usual, without white space around it, needs no second look.
+    # Ordinary lines, without white space around them, need no second look.
     usual = filled & (data[texts * filled] == _OPEN) & (data[(ends - 1) * filled] == _CLOSE)
     for line in np.flatnonzero(~usual).tolist():
         start, text = int(starts[line]), buffer[starts[line] : stops[line]]

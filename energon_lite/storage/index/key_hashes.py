@@ -1,5 +1,5 @@
-"""Hashes of the keys of samples, made for many at once: what both finding a key and matching those of two data sets
-begin with. Equal keys have equal hashes, in all indexes; whoever finds equal hashes looks at the keys."""
+"""Hashes of the keys of samples, computed for many at once: used to find a key, and to match the keys of two data sets.
+Equal keys have equal hashes, in all indexes; equal hashes have to be checked by comparing the keys."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["UInt64", "hash_keys", "hash_text"]
 
 UInt64 = NDArray[np.uint64]
 
-#: Keys that are worked on together.
+#: Keys that are hashed together.
 _BLOCK = 1 << 16
-#: Bytes of keys that nobody asked for, for each that is wanted, which are rather read than skipped.
+#: Unwanted bytes of keys for each wanted byte, up to which all are read rather than skipped.
 _SPARSE = 16
 
 
 def hash_keys(index: PackedIndex, samples: Int64, words: int = 1) -> UInt64:
-    """Hashes of 64 bits for the keys of some samples, evenly spread: sums of the bytes of a key, each times an odd
-    number of its place, mixed.
+    """Compute evenly spread 64-bit hashes of the keys of some samples: sums of the bytes of a key, each times an odd
+    number for its place, mixed.
 
     Args:
         index: the packed index.
         samples: their numbers over all shards of the data set, ``[n]``.
-        words: hashes of a key, independent of each other: 1 or 2.
+        words: number of independent hashes of a key: 1 or 2.
 
     Returns:
         ``[words, n]``.
@@ -40,14 +40,14 @@ def hash_keys(index: PackedIndex, samples: Int64, words: int = 1) -> UInt64:
 
 
 def hash_text(key: str) -> int:
-    """The first hash of a key by itself."""
+    """The first hash of one key, as a number of 64 bits."""
     data = key.encode("utf-8", "surrogateescape")
     total = sum((byte + 1) * factor for byte, factor in zip(data, _first_factors(len(data)), strict=True))
     return int(_mixed(np.array([total & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64))[0])
 
 
 def _hashes(data: NDArray[np.uint8], lengths: Int64, words: int) -> UInt64:
-    """Of keys whose bytes follow each other."""
+    """Hashes of keys whose bytes follow each other, ``[words, n]``."""
     sums = np.zeros((words, len(lengths)), dtype=np.uint64)
     filled = np.flatnonzero(lengths)
     if len(filled):
@@ -60,7 +60,7 @@ def _hashes(data: NDArray[np.uint8], lengths: Int64, words: int) -> UInt64:
 
 
 def _bytes_of(index: PackedIndex, samples: Int64) -> tuple[NDArray[np.uint8], Int64]:
-    """The bytes of some keys, one after the other, and the length of each."""
+    """The bytes of some keys, one after the other, and the length of each key in bytes."""
     ends = index.key_places(samples)
     starts, lengths = ends[:, 0], ends[:, 1] - ends[:, 0]
     total = int(lengths.sum())
@@ -76,7 +76,7 @@ def _bytes_of(index: PackedIndex, samples: Int64) -> tuple[NDArray[np.uint8], In
 
 
 def _factors(count: int, words: int) -> UInt64:
-    """Odd numbers for each place of a key, ``[words, count]``."""
+    """Odd factors for each place of a key, ``[words, count]``."""
     seeds = np.arange(1, 2 * count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     factors: UInt64 = _mixed(seeds).reshape(count, 2).T[:words] | np.uint64(1)
     return np.ascontiguousarray(factors)
@@ -88,7 +88,7 @@ def _first_factors(count: int) -> list[int]:
 
 
 def _mixed(values: UInt64) -> UInt64:
-    """Splitmix64's last step: equal for equal values only, and every bit of them decides on every bit."""
+    """Splitmix64's last step: equal only for equal values, and every bit influences every bit."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
     mixed: UInt64 = values ^ (values >> np.uint64(31))

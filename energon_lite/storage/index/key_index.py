@@ -1,8 +1,9 @@
-"""Samples by their keys: hashes of all keys of a data set, sorted, in a file that all processes share.
+"""Index of samples by their keys: sorted hashes of all keys of a data set, in a file that all processes share.
 
-It is made once, when a sample is first asked for by its key, and kept in the user's cache under the digest of the
-packed index, so that copies of a data set share it; 16 bytes a sample. A key is found by where its hash must be, about,
-among equally distributed ones; what is found there is compared with the key itself, so equal hashes do no harm.
+It is made at the first request for a sample by its key, and kept in the user's cache under the digest of the packed
+index, so copies of a data set share it. It takes 16 bytes a sample. Hashes are evenly distributed, so the place of a
+hash is estimated and searched nearby. Matches are compared with the key itself, so equal hashes of different keys do
+no harm.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ __all__ = ["KeyIndex"]
 _log = logging.getLogger(__name__)
 
 _FILE = FileKind(b"ENRGLKEY", 2, "index of keys", "remove the file; it is made again")
-#: Entries on either side of where a hash should be that are looked at first.
+#: Entries on either side of the estimated place that are searched first.
 _NEAR = 256
 
 
 class KeyIndex:
-    """Numbers of samples by their keys; made, if it is not there yet.
+    """Numbers of samples by their keys; the file is made if it does not exist.
 
     Args:
-        index: of the data set.
+        index: the packed index of the data set.
 
     Example:
         >>> KeyIndex(index).find("000412")
@@ -47,12 +48,12 @@ class KeyIndex:
 
     @property
     def doubled(self) -> int:
-        """Samples whose key an earlier one has."""
+        """Number of samples whose key an earlier sample has."""
         hashes = self._hashes[:]
         return int((hashes[1:] == hashes[:-1]).sum())
 
     def find(self, key: str) -> list[int]:
-        """The samples with this key, counted over the whole data set: usually one."""
+        """Return the numbers of the samples with this key over the whole data set: usually one."""
         wanted = np.uint64(hash_text(key))
         count, near = len(self._hashes), _NEAR
         guess = int(wanted) * count >> 64
@@ -60,31 +61,32 @@ class KeyIndex:
             first, stop = max(0, guess - near), min(count, guess + near)
             block = self._hashes[first:stop]
             if (not first or block[0] < wanted) and (stop == count or block[-1] > wanted):
-                low, high = np.searchsorted(block, wanted, "left"), np.searchsorted(block, wanted, "right")
-                found = self._samples[first + int(low) : first + int(high)].tolist()
-                return sorted(sample for sample in found if self._index.key(sample) == key)
+                low = np.searchsorted(block, wanted, "left")
+                high = np.searchsorted(block, wanted, "right")
+                candidates = self._samples[first + int(low) : first + int(high)].tolist()
+                return sorted(sample for sample in candidates if self._index.key(sample) == key)
             near *= 4
         return []
 
 
 def _open(index: PackedIndex) -> tuple[Numbers, Numbers]:
     path = os.path.join(cache_folder(), "keys", f"{index.digest}.keys")
-    found = whole_or_none(_opened, path)
+    arrays = whole_or_none(_opened, path)
     try:
-        if found is None:
+        if arrays is None:
             with only_one(path):
-                found = whole_or_none(_opened, path)  # another process may have made it while this one waited
-                if found is None:
+                arrays = whole_or_none(_opened, path)  # another process may have made it while this one waited
+                if arrays is None:
                     hashes, samples = _sorted_hashes(index)
                     write_arrays(path, _FILE, {"hashes": hashes, "samples": samples}, {})
-                    found = _opened(path)
+                    arrays = _opened(path)
     except OSError as error:
         if isinstance(error, DataIndexError):
             raise
         _log.warning("%s cannot be written (%s): each process keeps the keys in memory", path, error.strerror or error)
         hashes, samples = _sorted_hashes(index)
         return hashes.view(MemoryArray), samples.view(MemoryArray)
-    return found
+    return arrays
 
 
 def _opened(path: str) -> tuple[Numbers, Numbers]:

@@ -4,15 +4,15 @@
 file                          contents
 ============================  =========================================================================================
 ``.nv-meta/.info.json``       the shards, in order, and their sample counts. Written last: with it, a folder is prepared
-``.nv-meta/split.yaml``       which shards belong to which split, and what is excluded
-``.nv-meta/dataset.yaml``     how a sample is made of its parts
+``.nv-meta/split.yaml``       the shards of each split, and excluded shards and samples
+``.nv-meta/dataset.yaml``     the sample type and its field map or loader
 ``.nv-meta/index.uuid``       changes with every indexing
 ``.nv-meta/index.sqlite``     look-up by key, for tools of Energon (see :mod:`energon_lite.storage.index.sqlite_index`)
 ``.nv-meta/energon_lite.idx`` our packed index (see :mod:`energon_lite.storage.index.packed_index`)
-``<shard>.tar.idx``           start of each sample and end of the last one, as 64-bit numbers; ``chats.jsonl.idx``, too
+``<shard>.tar.idx``           start of each sample and end of the last, as 64-bit numbers; also ``chats.jsonl.idx``
 ============================  =========================================================================================
 
-A JSONL file has no folder of its own. What is kept about ``chats.jsonl`` is called ``chats.jsonl.<file>`` instead.
+A JSONL file has no folder of its own. The files about ``chats.jsonl`` are called ``chats.jsonl.<file>`` instead.
 """
 
 from __future__ import annotations
@@ -58,30 +58,30 @@ SPLIT_YAML = "split.yaml"
 DATASET_YAML = "dataset.yaml"
 UUID_FILE = "index.uuid"
 SQLITE_INDEX = "index.sqlite"
-#: Where an ``index.sqlite`` that others wrote into waits until there is a new one.
+#: An ``index.sqlite`` with tables of other programs is kept here until the new one is written.
 SQLITE_KEPT = "energon_lite.kept.sqlite"
 PACKED_INDEX = "energon_lite.idx"
 
-#: What is larger is no list of shards: that of a million has a twentieth of it.
+#: Bytes; a larger file is no list of shards: the list of a million shards takes a twentieth of this.
 _LARGEST = 1 << 30
 
 
 def meta_path(root: str, name: str) -> str:
-    """Path of a file in the ``.nv-meta`` folder of the data set ``root``, or beside it if that is a JSONL file."""
+    """Path of a file in the ``.nv-meta`` folder of the data set ``root``, or next to it if that is a JSONL file."""
     return f"{root}.{name}" if is_jsonl(root) else os.path.join(root, META_FOLDER, name)
 
 
 def is_prepared(root: str) -> bool:
-    """Whether the folder was prepared, and to the end."""
+    """Return True if the folder was prepared completely."""
     return any(os.path.isfile(meta_path(root, name)) for name in (INFO_JSON, INFO_YAML))
 
 
 def read_info(root: str) -> dict[str, int]:
-    """Samples per shard, in the order of the data set.
+    """Read the number of samples of each shard, in the order of the data set.
 
     Raises:
-        NotPreparedError: the folder does not exist, or was not prepared (to the end).
-        DataIndexError: the file is there, but damaged, or it names a file outside of the data set's folder.
+        NotPreparedError: the folder does not exist, or was not prepared completely.
+        DataIndexError: the file is damaged, or names a shard outside of the data set's folder.
     """
     for name in (INFO_JSON, INFO_YAML):
         path = meta_path(root, name)
@@ -111,7 +111,7 @@ def read_info(root: str) -> dict[str, int]:
 
 
 def _read(path: str) -> bytes:
-    """The bytes of a file. A pipe, for whose writer one would wait, is none."""
+    """Read a regular file; a pipe, which would block, counts as missing."""
     if not os.path.isfile(path):
         raise FileNotFoundError(path)
     if os.path.getsize(path) > _LARGEST:
@@ -125,8 +125,8 @@ def _read(path: str) -> bytes:
 
 
 def _is_inside(shard: str) -> bool:
-    """Whether a name can only lead to a file in the folder that it is relative to, as far as names go: links that are
-    there are for those to decide who may write there."""
+    """Return True if a name can only lead to a file in the folder that it is relative to. Links in that folder are not
+    checked: their safety is up to the people who may write there."""
     try:
         os.fsencode(shard)
     except ValueError:
@@ -157,7 +157,7 @@ def _not_prepared(root: str) -> NotPreparedError:
 
 
 def write_info(root: str, shard_counts: Mapping[str, int], *, legacy: bool = False) -> str:
-    """Write ``.info.json`` (and with ``legacy`` the ``.info.yaml`` that old versions read); returns its path."""
+    """Write ``.info.json`` (and with ``legacy`` the ``.info.yaml`` of old versions); return its path."""
     document = {"energon_version": f"energon_lite {_version()}", "shard_counts": dict(shard_counts)}
     path = write_meta(root, INFO_JSON, json.dumps(document, indent=2))
     if legacy:
@@ -166,16 +166,16 @@ def write_info(root: str, shard_counts: Mapping[str, int], *, legacy: bool = Fal
 
 
 def _version() -> str:
-    import energon_lite  # asking importlib.metadata would take longer than indexing a small data set
+    import energon_lite  # importlib.metadata would take longer than indexing a small data set
 
     return energon_lite.__version__
 
 
 def read_uuid(root: str) -> str:
-    """The text of ``index.uuid``, empty if there is none.
+    """Read the text of ``index.uuid``; empty if the file is missing.
 
     Raises:
-        DataIndexError: it is no text.
+        DataIndexError: the file is no text.
     """
     path = meta_path(root, UUID_FILE)
     try:
@@ -191,7 +191,7 @@ def read_uuid(root: str) -> str:
 
 
 def write_meta(root: str, name: str, contents: Mapping[str, Any] | str) -> str:
-    """Write a file of the data set ``root``: text, or a document as YAML in the order of its keys; returns its path."""
+    """Write a file of the data set ``root``: text, or a document as YAML in the order of its keys; return its path."""
     path = meta_path(root, name)
     if not isinstance(contents, str):
         contents = yaml.safe_dump(dict(contents), sort_keys=False, allow_unicode=True)
@@ -200,12 +200,12 @@ def write_meta(root: str, name: str, contents: Mapping[str, Any] | str) -> str:
 
 
 def shard_index_path(root: str, shard: str) -> str:
-    """Path of the file in which Energon finds the samples of a shard: ``<shard>.tar.idx``, or ``<file>.jsonl.idx``."""
+    """Path of Energon's file with the starts of the samples: ``<shard>.tar.idx``, or ``<file>.jsonl.idx``."""
     return f"{root}.idx" if is_jsonl(root) else os.path.join(root, os.path.splitext(shard)[0] + ".tar.idx")
 
 
 def write_shard_index(root: str, scan: ShardScan, *, flush: bool = True) -> str:
-    """Write the file of :func:`shard_index_path`, unless it is there already with these contents; returns its path."""
+    """Write the file of :func:`shard_index_path`, unless it exists with these contents; return its path."""
     path = shard_index_path(root, scan.name)
     offsets = scan.headers.astype("<u8").tobytes() + scan.end.to_bytes(8, "little")
     if not os.path.isfile(path) or os.path.getsize(path) != len(offsets) or _read(path) != offsets:

@@ -1,8 +1,8 @@
-"""One index file for a whole data set: where every part of every sample is.
+"""The index file of a whole data set: the place of every part of every sample.
 
-Opening costs nearly the same for a thousand samples as for a billion: nothing per sample is touched until it is read.
+Opening takes nearly the same time for a thousand samples as for a billion: entries of samples are read on demand.
 A sample is found with three small look-ups, without parsing tar headers. The file is an array file
-(:mod:`energon_lite.storage.files.array_file`): what it says is verified before it is used.
+(:mod:`energon_lite.storage.files.array_file`): its contents are verified before they are used.
 
 ======================  ======================  ===================================================================
 array                   shape                   contents
@@ -15,12 +15,12 @@ array                   shape                   contents
 ``shard_times``         int64 [shards]          time of each file's last change in ns, 0 if unknown
 ======================  ======================  ===================================================================
 
-The last rows of ``shards`` and ``samples`` close the last ranges. With the arrays stand ``part_names``; ``uuid``, the
-text of ``index.uuid`` at the time of writing, by which an index that another tool has made stale is recognised;
-``digest``, a hash of what the samples are: of all arrays but times; ``notes``, what looked odd by shard; and ``rules``,
-the version of the rules by which samples were found, so that the next preparation can take unchanged shards from here.
-Values per sample, such as lengths, stand in files of their own (:mod:`energon_lite.storage.index.columns`): measuring
-leaves the index alone.
+The last rows of ``shards`` and ``samples`` close the last ranges. The file also holds ``part_names``; ``uuid``, the
+text of ``index.uuid`` at the time of writing, by which an index is recognised as stale after another tool has prepared
+the data set; ``digest``, a hash of all arrays but times; ``notes``, remarks on odd shards; and ``rules``, the version
+of the rules by which samples were found, so that the next preparation can take unchanged shards from here. Values per
+sample, such as lengths, have files of their own (:mod:`energon_lite.storage.index.columns`): measuring does not change
+the index.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ INDEX_FILE = FileKind(
     "remove the file (it is made again when the data set is opened) or run `energon-lite prepare` again",
 )
 
-#: Samples among which at least one in so many is wanted are looked up all together.
+#: Samples are looked up in one read if at least one in 4 of the range is wanted.
 _DENSE = 4
-#: Of a sample and the next one.
+#: Rows of ``samples`` for a sample and the next one.
 _TWO_ROWS = struct.Struct("<6q")
 
 
 class PackedIndex:
-    """The index, freshly made and in memory (:meth:`from_scans`) or in its file (:meth:`open`).
+    """The packed index: in memory, freshly made (:meth:`from_scans`), or in its file (:meth:`open`).
 
     Attributes:
         shard_names: relative paths, in the order of the data set.
-        shards: ``[shards + 1, 5]``, see the module's table.
+        shards: ``[shards + 1, 5]``; see the module's table for the columns of the arrays.
         samples: ``[samples + 1, 3]``.
         parts: ``[parts, 3]``.
-        part_names: what the part numbers stand for.
+        part_names: the names of the parts, by their number.
         shard_times: ``[shards]``, time of each file's last change in ns, 0 if unknown.
         uuid: the ``index.uuid`` this index belongs to.
         digest: hash of the contents; equal data give an equal digest on every machine.
-        notes: what looked odd, by shard.
+        notes: remarks on odd shards, by shard.
         rules: version of the rules by which samples were found.
     """
 
@@ -81,9 +81,14 @@ class PackedIndex:
         self._arrays = dict(arrays)
         self.shards: Int64 = arrays["shards"][:]
         self.shard_times: Int64 = arrays["shard_times"][:]
-        self.samples, self.parts, self._keys = arrays["samples"], arrays["parts"], arrays["keys"]
-        self.part_names, self.notes = tuple(part_names), dict(notes)
-        self.uuid, self.digest, self.rules = uuid, digest, rules
+        self.samples = arrays["samples"]
+        self.parts = arrays["parts"]
+        self._keys = arrays["keys"]
+        self.part_names = tuple(part_names)
+        self.notes = dict(notes)
+        self.uuid = uuid
+        self.digest = digest
+        self.rules = rules
         names = arrays["shard_names"][:].tobytes().decode("utf-8", "surrogateescape")
         self.shard_names: tuple[str, ...] = tuple(names.split("\0")) if len(self.shards) > 1 else ()
 
@@ -92,27 +97,27 @@ class PackedIndex:
 
     @property
     def shard_counts(self) -> dict[str, int]:
-        """Samples per shard, in order."""
+        """Number of samples of each shard, in order."""
         return dict(zip(self.shard_names, np.diff(self.shards[:, 3]).tolist(), strict=True))
 
     def key(self, sample: int) -> str:
-        """The key of a sample, counted over the whole data set."""
+        """The key of a sample by its number over the whole data set."""
         return self.key_and_part_rows(sample)[0]
 
     def keys(self, first: int, stop: int) -> Iterator[str]:
-        """The keys of a range of samples."""
+        """The keys of the samples ``first..stop-1``."""
         return (self.key(sample) for sample in range(first, stop))
 
     def key_between(self, start: int, stop: int) -> str:
-        """The key whose bytes lie between two places of the array of keys."""
+        """The key between two offsets in the array of keys."""
         return str(self._keys.raw(start, stop), "utf-8", "surrogateescape")
 
     def keys_between(self, places: Int64) -> list[str]:
-        """:meth:`key_between` for each of these ``[n, 2]`` starts and stops."""
+        """:meth:`key_between` for each start and stop in ``[n, 2]``."""
         return [str(key, "utf-8", "surrogateescape") for key in self._keys.raw_each(places)]
 
     def key_places(self, samples: Int64) -> Int64:
-        """Where the keys of samples begin and end in the array of keys: ``[n, 2]``."""
+        """Start and stop of the keys of samples in the array of keys: ``[n, 2]``."""
         first, last = (int(samples.min()), int(samples.max())) if len(samples) else (0, -1)
         if last - first < _DENSE * len(samples):  # read as a whole
             starts = self.samples[first : last + 2][:, 1]
@@ -121,17 +126,17 @@ class PackedIndex:
         return places
 
     def key_bytes(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """What is between two places of the array of keys."""
+        """The bytes between two offsets in the array of keys."""
         return self._keys[start:stop]
 
     def key_and_part_rows(self, sample: int) -> tuple[str, list[int]]:
-        """The key of a sample; and offset, size and name number of each of its parts, in one flat list."""
+        """The key of a sample; and offset, size and name number of each of its parts, as one flat list."""
         part, key, _, next_part, next_key, _ = _TWO_ROWS.unpack(self.samples.raw(sample, sample + 2))
         return self.key_between(key, next_key), memoryview(self.parts.raw(part, next_part)).cast("q").tolist()
 
     @classmethod
     def from_scans(cls, scans: Sequence[ShardScan], *, uuid: str = "") -> PackedIndex:
-        """Put the scans of all shards together, in the order given.
+        """Combine the scans of all shards, in the given order.
 
         Args:
             scans: one per shard.
@@ -168,11 +173,11 @@ class PackedIndex:
         return cls(held, tuple(numbers), uuid, _digest(arrays, tuple(numbers)), notes)
 
     def scan(self, row: int) -> ShardScan:
-        """The scan of the ``row``-th shard, as it was put in."""
+        """The scan of the ``row``-th shard, equal to the one that the index was made from."""
         (size, head, end, first, _), stop = self.shards[row].tolist(), int(self.shards[row + 1, 3])
         samples = self.samples[first : stop + 1]
         parts = self.parts[samples[0, 0] : samples[-1, 0]].copy()
-        # In a scan part names are numbered in the order in which they come.
+        # In a scan, part names are numbered in order of appearance.
         numbers, places, renumbered = np.unique(parts[:, 2], return_index=True, return_inverse=True)
         order = np.argsort(places)
         parts[:, 2] = np.argsort(order)[renumbered.reshape(-1)]
@@ -200,10 +205,10 @@ class PackedIndex:
 
     @classmethod
     def open(cls, path: str) -> PackedIndex:
-        """Open the index file ``path``. What is damaged in its body is found out, and raised, when it is looked up.
+        """Open the index file ``path``. Damage in its body is found, and raised, at the look-up of the damaged block.
 
         Raises:
-            DataIndexError: the file is damaged, incomplete, or of a version that is not known here.
+            DataIndexError: the file is damaged, incomplete, or of an unknown version.
             FileNotFoundError: there is no such file.
         """
         arrays, meta = open_arrays(path, INDEX_FILE)

@@ -1,4 +1,4 @@
-"""JSONL files behind a URL: where their lines are, from the ``.idx`` beside the file, or found by reading it once."""
+"""JSONL files behind a URL: the places of their lines, from the ``.idx`` next to the file, or from one pass over it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def remote_version(url: str) -> str:
-    """What the store says of a file, as one text.
+    """Return the version of a file as one text, from the store's record of it.
 
     Raises:
         NotPreparedError: there is no such file.
@@ -31,25 +31,25 @@ def remote_version(url: str) -> str:
 
 
 def scan_remote_jsonl(url: str) -> ShardScan:
-    """The lines of a file: as its ``.idx`` says, which either library makes; if there is none that fits, the file is
-    read once from its beginning to its end.
+    """Scan the lines of a file by its ``.idx``, which either library writes; if there is none that fits, the file is
+    read once from beginning to end.
 
     Raises:
         NotPreparedError: there is no such file.
-        ShardChangedError: it was written to meanwhile.
+        ShardChangedError: it was written to during the scan.
         DatasetError: the store failed.
     """
     info = _info(url)
     size = int(info.get("size") or 0)
     head = read_range(url, 0, min(size, BLOCK)) if size else b""
-    found = {"size": size, "head": head_checksum(head), "mtime_ns": 0}
+    identity = {"size": size, "head": head_checksum(head), "mtime_ns": 0}
     name = folder_and_name(url)[1]
     starts = _starts(url, size)
     if starts is None:
         _log.warning("%s has no .idx that fits: reading all of its %.0f MiB, once", url, size / 2**20)
-        scan = scan_lines(_Stream(url, size), name, found)
+        scan = scan_lines(_Stream(url, size), name, identity)
     else:
-        scan = _indexed(url, name, starts, head, found)
+        scan = _indexed(url, name, starts, head, identity)
     if _info(url) != info:
         raise ShardChangedError(
             "the file was written to while it was read", where=url, fix="run again when its writer has finished"
@@ -65,7 +65,7 @@ def _info(url: str) -> Mapping[str, Any]:
 
 
 def _starts(url: str, size: int) -> Int64 | None:
-    """Where lines begin, and the end of the file; None: there is no ``.idx``, or it is of another file."""
+    """Start of each line, and the end of the file; None: there is no ``.idx``, or it belongs to another file."""
     try:
         data = read_file(f"{url}.idx")
     except FileNotFoundError:
@@ -78,7 +78,7 @@ def _starts(url: str, size: int) -> Int64 | None:
 
 
 def _indexed(url: str, name: str, starts: Int64, head: bytes, found: Mapping[str, Any]) -> ShardScan:
-    """The scan that an ``.idx`` means. A line ends with a line feed; the last one need not."""
+    """Make the scan from an ``.idx``. A line ends with a line feed; the last one may lack it."""
     size = int(found["size"])
     texts, sizes = starts[:-1].copy(), np.diff(starts) - 1
     if len(texts):
@@ -103,10 +103,12 @@ def _indexed(url: str, name: str, starts: Int64, head: bytes, found: Mapping[str
 
 
 class _Stream:
-    """A remote file that is read from its beginning to its end."""
+    """A remote file that is read sequentially."""
 
     def __init__(self, url: str, size: int):
-        self._url, self._size, self._place = url, size, 0
+        self._url = url
+        self._size = size
+        self._place = 0
 
     def read(self, size: int, /) -> bytes:
         size = min(size, self._size - self._place)

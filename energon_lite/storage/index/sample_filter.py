@@ -1,7 +1,7 @@
-"""Which samples of a data set are read, as a comparison of their columns: ``tokens <= 4096 and quality > 0.5``.
+"""Filters of samples, written as a comparison of their columns: ``tokens <= 4096 and quality > 0.5``.
 
 The text is Python's notation for numbers, names of columns, arithmetic (``+ - * / // %``), comparisons, ``in`` with a
-list of numbers, ``and``, ``or`` and ``not``. It is parsed, and its parts are computed one by one; nothing is executed.
+list of numbers, ``and``, ``or`` and ``not``. It is parsed and then evaluated node by node; no code is executed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _Computed = Callable[[Values], Any]
 #: Other names of the column of lengths.
 _LENGTHS = ("tokens", "num_tokens")
 _INDEX = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z")
-_LONGEST, _LARGEST = 1000, 1 << 62
+#: Characters of a filter, at most.
+_LONGEST = 1000
+#: Numbers in a filter are smaller than this.
+_LARGEST = 1 << 62
 _FIX = "write a comparison of columns, such as tokens <= 4096, or the name of a filter index"
 
 _ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
@@ -52,23 +55,23 @@ _COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 
 
 def length_column(name: str) -> str:
-    """The column that is meant by a name: ``tokens`` and ``num_tokens`` are the measured length."""
+    """Return the column that a name stands for: ``tokens`` and ``num_tokens`` are aliases of the measured length."""
     return LENGTH if name in _LENGTHS else name
 
 
 @dataclass(frozen=True)
 class SampleFilter:
-    """A condition on samples.
+    """A condition on samples: a comparison of columns, or a filter index.
 
     Args:
         text: a comparison, or the name of a filter index.
 
     Attributes:
-        index: the name of a filter index; None: it is a comparison.
-        columns: the columns that a comparison needs.
+        index: the name of a filter index; None for a comparison.
+        columns: the columns that a comparison reads.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither.
 
     Example:
         >>> SampleFilter("tokens <= 4096").keep({"length": np.array([5000, 12])})
@@ -90,10 +93,10 @@ class SampleFilter:
         return () if self.index is not None else self._parsed[1]
 
     def keep(self, values: Values) -> NDArray[np.bool_]:
-        """Which samples are kept, by the values of the columns.
+        """Return a mask of the kept samples, ``[n]``, from the values of the columns.
 
         Raises:
-            UsageError: it is no condition on each sample.
+            UsageError: the text is no condition on each sample.
         """
         try:
             with np.errstate(all="ignore"):
@@ -123,10 +126,10 @@ class SampleFilter:
 
 
 def _compiled(node: ast.AST, names: set[str]) -> _Computed:
-    """What computes a part of a filter; the columns that it needs are added to ``names``.
+    """Return the function that computes a node of a filter; add the columns that it reads to ``names``.
 
     Raises:
-        ValueError: there is something in it that is not allowed.
+        ValueError: the node contains something that is not allowed.
     """
     match node:
         case ast.Constant(value=bool() | int() | float() as number) if abs(number) < _LARGEST:
@@ -142,7 +145,9 @@ def _compiled(node: ast.AST, names: set[str]) -> _Computed:
             inner = _compiled(operand, names)
             return lambda values: np.logical_not(inner(values))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-            function, first, second = _ARITHMETIC[type(op)], _compiled(left, names), _compiled(right, names)
+            function = _ARITHMETIC[type(op)]
+            first = _compiled(left, names)
+            second = _compiled(right, names)
             return lambda values: function(first(values), second(values))
         case ast.BoolOp(op=op, values=parts):
             combine = np.logical_and if isinstance(op, ast.And) else np.logical_or
@@ -154,21 +159,21 @@ def _compiled(node: ast.AST, names: set[str]) -> _Computed:
 
 
 def _comparison(operands: list[ast.expr], ops: list[ast.cmpop], names: set[str]) -> _Computed:
-    """``1 < a <= b``, or ``a in [1, 2]``."""
+    """Return the function of a comparison such as ``1 < a <= b`` or ``a in [1, 2]``."""
     sides: list[_Computed] = []
     for place, operand in enumerate(operands):
         if place and isinstance(ops[place - 1], (ast.In, ast.NotIn)):
             if not isinstance(operand, (ast.List, ast.Tuple)):
                 raise ValueError("'in' needs a list of numbers")
-            sides.append(_always([_number(one) for one in operand.elts]))
+            sides.append(_always([_number(element) for element in operand.elts]))
         else:
             sides.append(_compiled(operand, names))
     functions = [_COMPARISONS[type(op)] for op in ops]
 
     def compare(values: Values) -> Any:
-        found = [side(values) for side in sides]
-        pairs = zip(functions, found[:-1], found[1:], strict=True)
-        return np.logical_and.reduce([np.asarray(function(one, other)) for function, one, other in pairs])
+        computed = [side(values) for side in sides]
+        pairs = zip(functions, computed[:-1], computed[1:], strict=True)
+        return np.logical_and.reduce([np.asarray(function(left, right)) for function, left, right in pairs])
 
     return compare
 
@@ -178,10 +183,10 @@ def _always(value: Any) -> _Computed:
 
 
 def _number(node: ast.AST) -> float:
-    """A number as it is written.
+    """The value of a node that is a number, perhaps with a minus sign.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no number.
     """
     match node:
         case ast.Constant(value=bool() | int() | float() as number) if abs(number) < _LARGEST:
@@ -192,10 +197,10 @@ def _number(node: ast.AST) -> float:
 
 
 def _name(node: ast.AST) -> str:
-    """The name of a column, with dots in it perhaps.
+    """The name of a column, which may contain dots.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the node is no name.
     """
     match node:
         case ast.Name(id=name):

@@ -1,6 +1,6 @@
-"""Which shard belongs to which split, and how a list of shards is written down.
+"""Division of shards into splits, and the notation of lists of shards as brace patterns.
 
-Splits are made of whole shards. The ratio is applied as Energon does (the n-th split ends at the integer part of its
+Splits consist of whole shards. The ratio is applied as in Energon (the n-th split ends at the integer part of its
 cumulated share), but with exact fractions: 0.7,0.2,0.1 of ten shards are seven, two and one.
 """
 
@@ -17,6 +17,7 @@ from energon_lite.errors import UsageError, counted
 
 __all__ = ["collapse_names", "divide", "parse_pattern", "parse_ratio", "split_notes"]
 
+#: The splits that a ratio divides shards among.
 RATIO_SPLITS = ("train", "val", "test")
 _NUMBER = re.compile(r"([0-9]+)")
 #: The seed with which Energon shuffles shards, so that both libraries make the same splits.
@@ -24,7 +25,7 @@ _SHUFFLE_SEED = 42
 
 
 def parse_ratio(ratio: str | Sequence[float]) -> tuple[Fraction, ...]:
-    """Shares of train, val and test: ``"8,1,1"``, ``"0.8, 0.1, 0.1"`` or numbers.
+    """Parse the shares of train, val and test: ``"8,1,1"``, ``"0.8, 0.1, 0.1"`` or numbers.
 
     Raises:
         UsageError: not three numbers >= 0 with a sum > 0.
@@ -65,7 +66,7 @@ def divide_by_ratio(
 
 
 def meant_to_be_empty(ratio: str | Sequence[float]) -> tuple[str, ...]:
-    """The splits that a ratio gives no share.
+    """Return the splits without a share in a ratio.
 
     Example:
         >>> meant_to_be_empty("9,1,0")
@@ -75,10 +76,10 @@ def meant_to_be_empty(ratio: str | Sequence[float]) -> tuple[str, ...]:
 
 
 def parse_pattern(text: str) -> tuple[str, str]:
-    """``"name:regex"`` as (name, regex).
+    """Parse ``"name:regex"`` into (name, regex).
 
     Raises:
-        UsageError: there is no name or no regex.
+        UsageError: the name or the regex is missing.
     """
     name, colon, pattern = text.partition(":")
     if not name.strip() or not colon or not pattern.strip():
@@ -113,15 +114,15 @@ def divide_by_patterns(shards: Sequence[str], patterns: Sequence[tuple[str, str]
                 f"{pattern!r} (for split {split!r}) is not a regular expression: {words}",
                 fix="a pattern is a regular expression, not a glob: write '.*' for any text, '\\.' for a dot",
             ) from None
-        found = {name for name in shards if any(expression.match(name) for expression in expressions)}
-        if not found:
+        matching = {name for name in shards if any(expression.match(name) for expression in expressions)}
+        if not matching:
             raise UsageError(
                 f"{pattern!r} (for split {split!r}) matches none of the {counted(len(shards), 'shard')}",
                 fix="it is a regular expression (not a glob) matched from the start of the name; shards are called "
                 + ", ".join(repr(name) for name in shards[:3]),
             )
-        chosen[split] = chosen.get(split, set()) | found
-    return {split: [name for name in shards if name in found] for split, found in chosen.items()}
+        chosen[split] = chosen.get(split, set()) | matching
+    return {split: [name for name in shards if name in selected] for split, selected in chosen.items()}
 
 
 def divide(
@@ -131,7 +132,7 @@ def divide(
     *,
     shuffle: bool = False,
 ) -> tuple[dict[str, list[str]], tuple[str, ...]]:
-    """Divide shards by a ratio, or, if that is None, by patterns; and the splits that are meant to get none.
+    """Divide shards by a ratio, or by patterns if that is None; return the splits, and those that may be empty.
 
     Raises:
         UsageError: as :func:`divide_by_ratio`, :func:`divide_by_patterns`.
@@ -144,7 +145,7 @@ def divide(
 def split_notes(
     splits: Mapping[str, Sequence[str]], shards: Sequence[str], may_be_empty: Collection[str] = ()
 ) -> list[str]:
-    """What is odd about a division, in words: splits without shards, shards in two splits or in none."""
+    """Describe oddities of a division: splits without shards, shards in two splits or in none."""
     notes = []
     empty = [name for name, chosen in splits.items() if not chosen and name not in may_be_empty]
     if empty:
@@ -167,13 +168,13 @@ def split_notes(
 
 
 def collapse_names(names: Sequence[str]) -> list[str]:
-    """Write runs of names that count up in one place as brace patterns, keeping the order.
+    """Write runs of names that differ in one ascending number as brace patterns, in the same order.
 
     Example:
         >>> collapse_names(["a/000.tar", "a/001.tar", "a/002.tar", "b.tar"])
         ['a/{000..002}.tar', 'b.tar']
     """
-    #: Of each run the words of its first name and of its last one, and the place that counts up.
+    #: For each run the words of its first and of its last name, and the position of the ascending number.
     runs: list[tuple[list[str], list[str], int | None]] = []
     for words in map(_NUMBER.split, names):
         first, last, place = runs[-1] if runs else ([], [], None)
@@ -189,11 +190,11 @@ def collapse_names(names: Sequence[str]) -> list[str]:
 
 
 def _counted_up(before: list[str], after: list[str]) -> int | None:
-    """The one place where ``after`` has the next number in the same width; None if there is no such place."""
+    """The only position where ``after`` has the next number in the same width; None if there is none."""
     if len(before) != len(after):
         return None
-    places = [place for place, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
+    places = [place for place, (earlier, later) in enumerate(zip(before, after, strict=True)) if earlier != later]
     if len(places) != 1 or places[0] % 2 == 0:  # text stands at even places, numbers at odd ones
         return None
-    one, other = before[places[0]], after[places[0]]
-    return places[0] if len(one) == len(other) and int(other) == int(one) + 1 else None
+    earlier, later = before[places[0]], after[places[0]]
+    return places[0] if len(earlier) == len(later) and int(later) == int(earlier) + 1 else None

@@ -1,10 +1,10 @@
-"""``index.sqlite``: samples by key, as Megatron-Energon 7.4 writes it.
+"""``index.sqlite``: samples by key, in the form of Megatron-Energon 7.4.
 
-We do not read these tables. They are there for what Energon does with them (auxiliary stores, joins, mounting), so that
-a data set prepared here loses nothing there. Energon demands that keys are unique in a data set; we do not.
+This library does not read these tables. They serve Energon's functions (auxiliary stores, joins, mounting), so that a
+data set prepared here can be used there in full. Energon demands unique keys in a data set; this library does not.
 
-Others may keep tables of their own in it, as Energon does with what it finds out about pictures and videos, which can
-take hours. They are carried over when the file is made again.
+Other programs may keep tables of their own in the file, such as Energon's metadata of pictures and videos, which may
+take hours to collect. They are carried over when the file is made again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build_sqlite_index", "carry_over", "find_duplicate_keys", "open_read_only", "tables_of_others"]
 
+#: The tables that this module writes.
 _OURS = ("samples", "sample_parts")
 _TABLES = """
 CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
@@ -44,7 +45,7 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
 
 
 def find_duplicate_keys(scans: Sequence[ShardScan]) -> Iterator[tuple[str, str, str]]:
-    """The keys that appear again: (key, shard where it appeared first, shard where it does again)."""
+    """Find keys that appear again: (key, shard of the first appearance, shard of the later one)."""
     seen: dict[str, str] = {}
     for scan in scans:
         for key in scan.all_keys():
@@ -55,10 +56,10 @@ def find_duplicate_keys(scans: Sequence[ShardScan]) -> Iterator[tuple[str, str, 
 
 
 def open_read_only(path: str) -> sqlite3.Connection:
-    """A database that others wrote, and that nobody writes to now. Its views and triggers run no functions.
+    """Open a database of another program that no process writes to now. Its views and triggers run no functions.
 
     Raises:
-        sqlite3.Error: it is damaged (or found to be when it is read), or not there.
+        sqlite3.Error: it does not exist, or is damaged (also raised later, when it is read).
     """
     import sqlite3
 
@@ -68,10 +69,10 @@ def open_read_only(path: str) -> sqlite3.Connection:
 
 
 def build_sqlite_index(path: str, scans: Sequence[ShardScan]) -> bool:
-    """Build the database as the file ``path``, which is to be renamed when it is whole: meanwhile nothing protects it.
+    """Write the database as the file ``path``. The caller renames the file when it is complete: a crash may damage it.
 
     Returns:
-        False, and a file that is of no use, if keys are not unique (or are not text).
+        False, and a useless file, if keys are not unique (or are not text).
     """
     import sqlite3
 
@@ -94,10 +95,10 @@ def build_sqlite_index(path: str, scans: Sequence[ShardScan]) -> bool:
 
 
 def tables_of_others(path: str) -> list[str]:
-    """Names of the tables in a database that are not ours; none if the file is no database.
+    """Names of the tables of other programs in a database; none if the file is no database.
 
     Raises:
-        DatasetError: it is one that cannot be looked at now.
+        DatasetError: it is a database that cannot be read now.
     """
     import sqlite3
 
@@ -108,7 +109,7 @@ def tables_of_others(path: str) -> list[str]:
             rows = connection.execute(
                 "SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name"
             ).fetchall()
-    except sqlite3.OperationalError as error:  # what a writer that was killed has left is taken back by a writer
+    except sqlite3.OperationalError as error:  # an unfinished transaction of a killed writer needs a writer to undo it
         raise DatasetError(
             f"index.sqlite cannot be read, so that it is not known whether others wrote into it: {error}",
             where=path,
@@ -116,24 +117,23 @@ def tables_of_others(path: str) -> list[str]:
         ) from error
     except sqlite3.Error:
         return []
-    # A virtual table is what a program makes of it; it and those that it keeps its data in are left alone.
+    # A virtual table depends on the program that made it; it and the tables with its data are not touched.
     virtual = [name for name, sql in rows if str(sql).upper().startswith("CREATE VIRTUAL")]
     parts = ("sqlite_", *(f"{name}_" for name in virtual))
     return [name for name, _ in rows if name not in (*_OURS, *virtual) and not name.startswith(parts)]
 
 
 def carry_over(path: str, earlier: str) -> list[str]:
-    """Copy the tables of others from an earlier database into a new one, which is not in use yet.
+    """Copy the tables of other programs from an earlier database into a new one that is not in use yet.
 
-    Of a table with a column ``entry_key``, which names members as ``<key>.<part>``, only the rows about members that
-    stand where they stood, with the size they had, are copied; of an ``earlier`` that has no samples, those about
-    members that are there.
+    A table with a column ``entry_key`` names members as ``<key>.<part>``. Of such a table, only rows about members of
+    unchanged place and size are copied; if ``earlier`` has no samples, rows about members that exist.
 
     Returns:
-        What was done, in words.
+        Notes on the copied and the left out rows.
 
     Raises:
-        sqlite3.Error: the earlier database is damaged; the new one is as it was.
+        sqlite3.Error: the earlier database is damaged; the new one is unchanged.
     """
     import sqlite3
 
@@ -160,7 +160,7 @@ def carry_over(path: str, earlier: str) -> list[str]:
 
 
 def _copy(connection: sqlite3.Connection, name: str) -> tuple[int, int]:
-    """Copy one table with its indexes; how many rows it had, and has now."""
+    """Copy one table with its indexes; return the number of its rows before and after."""
     table = '"' + name.replace('"', '""') + '"'
     made = "SELECT sql FROM earlier.sqlite_master WHERE tbl_name = ? AND type = ? AND sql IS NOT NULL"
     ((sql,),) = connection.execute(made, (name, "table")).fetchall()
@@ -171,13 +171,15 @@ def _copy(connection: sqlite3.Connection, name: str) -> tuple[int, int]:
         places = "SELECT sample_key || '.' || part_name, content_byte_offset, content_byte_size FROM {0}.samples "
         places += "JOIN {0}.sample_parts USING (tar_file_id, sample_index)"
         known = connection.execute("SELECT count(*) FROM earlier.sqlite_master WHERE name IN (?, ?)", _OURS).fetchone()
-        both = [places.format(one) for one in (("main", "earlier") if known == (len(_OURS),) else ("main",))]
+        both = [places.format(schema) for schema in (("main", "earlier") if known == (len(_OURS),) else ("main",))]
         fits = f" WHERE entry_key IN (SELECT entry FROM (WITH fits(entry, x, y) AS ({' INTERSECT '.join(both)}) "
         fits += "SELECT entry FROM fits))"
     connection.execute(f"INSERT INTO main.{table} SELECT * FROM earlier.{table}{fits}")
     for (index,) in connection.execute(made, (name, "index")).fetchall():
         connection.execute(index)
-    had, have = (connection.execute(f"SELECT count(*) FROM {one}.{table}").fetchone() for one in ("earlier", "main"))
+    had, have = (
+        connection.execute(f"SELECT count(*) FROM {schema}.{table}").fetchone() for schema in ("earlier", "main")
+    )
     return had[0], have[0]
 
 
@@ -186,7 +188,7 @@ def _read_only(path: str) -> str:
 
 
 def _sample_rows(number: int, scan: ShardScan) -> Iterator[tuple[int, str, int, int, int]]:
-    # Columns that are zipped, not a generator: the rows are then made without running Python code for each.
+    # Zipped columns instead of a generator: then no Python code runs for each row.
     sizes = np.diff(scan.headers, append=scan.end)
     return zip(
         repeat(number), scan.all_keys(), range(scan.samples), scan.headers.tolist(), sizes.tolist(), strict=False

@@ -1,1 +1,1 @@
-"""Finding the samples of all shards once, and writing down where they are."""
+"""Preparation of data sets: one scan of all shards, whose result is written as an index."""

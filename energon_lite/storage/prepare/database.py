@@ -1,4 +1,4 @@
-"""``index.sqlite`` of a data set that is prepared, with what others wrote into the one before."""
+"""The ``index.sqlite`` of a data set under preparation, with the tables of other programs from the earlier one."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["made_database"]
 
 @contextmanager
 def made_database(path: str, scan: DatasetScan, warnings: list[str], *, wanted: bool) -> Iterator[list[str]]:
-    """Make ``index.sqlite``, if it is wanted and can be made; it gets its name when the block ends.
+    """Make ``index.sqlite`` if it is wanted and possible; it gets its name when the block ends.
 
-    What others wrote into the one before (:data:`nv_meta.SQLITE_KEPT` if it had to go first) comes into it.
-    Gives the paths of what is made: one or none.
+    Tables of other programs are carried over from the earlier file (:data:`nv_meta.SQLITE_KEPT` if that was moved
+    away). Gives the paths of the files that are made: one or none.
     """
     temporary, kept = temporary_path(path), nv_meta.meta_path(scan.root, nv_meta.SQLITE_KEPT)
     earlier = path if tables_of_others(path) else kept
@@ -65,8 +65,8 @@ def _why_no_database(scan: DatasetScan) -> list[str]:
     duplicate = next(find_duplicate_keys(scan.scans), None)
     if duplicate is None:
         return ["no index.sqlite: a key is not valid UTF-8. Energon's look-ups by key need it, we do not"]
-    key, one, other = duplicate
-    place = f"{one} and {other}" if one != other else f"{one} (its parts do not stand together?)"
+    key, first, second = duplicate
+    place = f"{first} and {second}" if first != second else f"{first} (its parts do not stand together?)"
     return [
         *duplicate_notes(scan.scans),
         f"no index.sqlite: key {key!r} appears twice, in {place}. Loading works, here and in Energon; only Energon's "

@@ -1,4 +1,4 @@
-"""What is in a folder of shards, before it is prepared, and what is to be decided about it."""
+"""The contents of a folder of shards before it is prepared, and the user's choices about it."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ __all__ = ["Choice", "DatasetScan", "chosen_shards", "count_parts", "dataset_sca
 
 _log = logging.getLogger(__name__)
 
-#: More part names than this in one data set usually mean that file names have dots in their keys.
+#: More part names than this in a data set usually mean that keys contain dots.
 _MANY_PART_NAMES = 100
 
 
 @dataclass(frozen=True)
 class DatasetScan:
-    """What is in a folder of shards.
+    """The contents of a folder of shards.
 
     Attributes:
         root: the folder, absolute, or a URL.
         scans: shards that hold samples, in order.
         index: the packed index over them.
         parts: number of parts by part name, the most frequent first.
-        notes: what looked odd, in words.
+        notes: remarks on oddities.
     """
 
     root: str
@@ -50,16 +50,16 @@ class DatasetScan:
 
     @property
     def shard_names(self) -> tuple[str, ...]:
-        """Names of the shards, in order."""
+        """Names of the shards that hold samples, in order."""
         return self.index.shard_names
 
     @property
     def samples(self) -> int:
-        """Number of samples."""
+        """Number of samples in all shards."""
         return len(self.index)
 
     def read(self, indices: Sequence[int]) -> list[RawSample]:
-        """Read some samples."""
+        """Read the samples with these numbers."""
         nothing = np.zeros(0, dtype=np.int64)
         reader = SampleReader(WebdatasetSource(SampleChoice(self.index, self.root, self.shard_names, nothing)))
         return [reader.sample(index) for index in indices]
@@ -67,14 +67,14 @@ class DatasetScan:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is to be decided about a folder whose shards are known.
+    """The user's choices about a folder: splits, and the description of samples.
 
     Args:
         splits: shard names by split.
-        may_be_empty: splits without shards that are no surprise.
+        may_be_empty: splits that are expected to have no shards.
         dataset_document: contents of ``dataset.yaml``; None leaves that file as it is, or missing.
-        dataset_yaml_name: its name.
-        files: contents of other files in ``.nv-meta``, by name; those that are there already stay.
+        dataset_yaml_name: name of that file.
+        files: contents of other files in ``.nv-meta``, by name; existing ones are not replaced.
     """
 
     splits: Mapping[str, Sequence[str]]
@@ -85,13 +85,13 @@ class Choice:
 
 
 def find_shards(root: str, exclude: str | None = None) -> list[str]:
-    """Names of all tar files below ``root``, with forward slashes, sorted.
+    """Find all tar files below ``root``; return their names with forward slashes, sorted.
 
-    Links are followed, to each folder once.
+    Links are followed; each folder is searched once.
 
     Args:
         root: the folder; hidden folders in it are not searched.
-        exclude: regular expression; shards in whose name it is found are left out.
+        exclude: regular expression; shards whose name it matches anywhere are left out.
 
     Raises:
         UsageError: the expression is invalid, or a name cannot be written into ``split.yaml``.
@@ -100,15 +100,15 @@ def find_shards(root: str, exclude: str | None = None) -> list[str]:
     """
     if not os.path.isdir(root):
         raise UsageError("there is no such folder", where=root, fix="give the folder that holds the tar files")
-    found = (os.path.join(folder, file) for folder, files in _folders(root) for file in files)
-    chosen = chosen_shards(root, [os.path.relpath(path, root).replace(os.sep, "/") for path in found], exclude)
+    paths = (os.path.join(folder, file) for folder, files in _folders(root) for file in files)
+    chosen = chosen_shards(root, [os.path.relpath(path, root).replace(os.sep, "/") for path in paths], exclude)
     for name in chosen:
         check_is_file(os.path.join(root, name))
     return chosen
 
 
 def chosen_shards(root: str, files: Iterable[str], exclude: str | None = None) -> list[str]:
-    """:func:`find_shards` of files that are known, by their names relative to ``root``."""
+    """Choose the shards among known files, by their names relative to ``root``; see :func:`find_shards`."""
     try:
         unwanted = re.compile(exclude) if exclude else None
     except re.error as error:
@@ -140,8 +140,8 @@ def chosen_shards(root: str, files: Iterable[str], exclude: str | None = None) -
 
 
 def _folders(root: str) -> Iterator[tuple[str, list[str]]]:
-    """All folders from ``root`` on with the names of what is in them, each once: those behind links come last, so that
-    each goes by its own name, if it has one here."""
+    """All folders from ``root`` on with the names of their files, each once. Folders behind links come last, so that a
+    folder is listed under its own name if it has one here."""
     waiting, seen = deque([root]), set()
     while waiting:
         for folder, folders, files in os.walk(waiting.popleft()):
@@ -158,7 +158,7 @@ def _folders(root: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def count_parts(scans: Sequence[ShardScan]) -> dict[str, int]:
-    """Number of parts by part name, the most frequent first."""
+    """Count the parts by part name, the most frequent first."""
     parts: Counter[str] = Counter()
     for scan in scans:
         parts.update(dict(zip(scan.part_names, np.bincount(scan.parts[:, 2]).tolist(), strict=True)))
@@ -166,32 +166,32 @@ def count_parts(scans: Sequence[ShardScan]) -> dict[str, int]:
 
 
 def merge_scans(scans: ShardScans, *, skip_broken: bool = False) -> DatasetScan:
-    """The scans of all shards, put together.
+    """Combine the scans of all shards.
 
     Args:
-        scans: of all shards.
+        scans: the scans of all shards.
         skip_broken: leave out shards that cannot be indexed, with a note for each.
 
     Raises:
-        ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
+        ShardFormatError: shards cannot be indexed; the message names all of them with the reasons.
         EmptyDatasetError: no shard holds a sample.
     """
     if not skip_broken:
         fix = "write them again, or leave them out with --exclude or --skip-broken-shards"
         scans.raise_errors(ShardFormatError, "be indexed", fix)
-    found = [scans.read(name) for name in scans.units if name not in scans.errors]
+    readable = [scans.read(name) for name in scans.units if name not in scans.errors]
     left_out = [f"{name}: left out: {error.what}" for name, error in scans.errors.items()]
-    return dataset_scan(os.path.abspath(scans.root), found, left_out)
+    return dataset_scan(os.path.abspath(scans.root), readable, left_out)
 
 
 def dataset_scan(root: str, found: Sequence[ShardScan], notes: Sequence[str] = ()) -> DatasetScan:
-    """What is in a folder, or behind a URL, with these shards.
+    """Make the scan of a folder, or of a URL, from those of its shards.
 
     Args:
-        notes: what is to be told of shards that are not among them.
+        notes: remarks on shards that are not among them.
 
     Raises:
-        EmptyDatasetError: none of them holds a sample.
+        EmptyDatasetError: no shard holds a sample.
     """
     shards = [scan.name for scan in found]
     notes = [*notes, *(f"{scan.name}: {note}" for scan in found for note in scan.notes)]
@@ -204,7 +204,7 @@ def dataset_scan(root: str, found: Sequence[ShardScan], notes: Sequence[str] = (
             fix="a sample is made of files named <key>.<part>, such as 0001.jpg and 0001.txt",
         )
     index = PackedIndex.from_scans(found)
-    # Made of the contents, so that equal shards give equal files, however often and by how many they were scanned.
+    # Derived from the contents, so that equal shards give equal files, however often they are scanned by any number.
     index.uuid = str(uuid.UUID(hex=index.digest, version=4))
     parts = count_parts(found)
     if len(parts) > _MANY_PART_NAMES:

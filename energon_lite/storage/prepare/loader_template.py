@@ -1,6 +1,6 @@
-"""The beginning of a ``sample_loader.py``, for data whose fields no field map can say.
+"""Template of a ``sample_loader.py``, for data whose fields no field map can express.
 
-Such a file is code: it is run only where the caller says ``trust_code=True``.
+Such a file is code: it runs only if the caller gives ``trust_code=True``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["loader_template"]
 
 
 def loader_template(sample_type: str, parts: Iterable[str]) -> str:
-    """The file, with a line for each field that is to be filled in.
+    """Return the text of the file, with a line to complete for each field.
 
     Args:
         sample_type: name of the sample class.

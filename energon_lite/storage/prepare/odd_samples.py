@@ -1,4 +1,4 @@
-"""Samples that look broken already in the headers: without bytes in a part, without a part, with a part twice."""
+"""Detection of samples whose headers look broken: a part without bytes, a missing part, or a part twice."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from energon_lite.storage.tar.tar_scan import ShardScan
 
 __all__ = ["duplicate_notes", "odd_sample_notes", "usual_parts"]
 
-#: More samples of a kind are only counted.
+#: Samples of a kind that are named; further ones are only counted.
 _NAMED = 1000
-#: Samples that are looked at together.
+#: Samples that are examined together.
 _BLOCK = 1 << 20
 
 
 def usual_parts(numbers: NDArray[np.int64], names: Sequence[str], samples: int) -> frozenset[str]:
-    """The parts that nearly all samples have: 98 of 100.
+    """Return the parts that nearly all samples have: at least 98 of 100.
 
     Args:
-        numbers: the name of each part, as a number.
-        names: what the numbers stand for.
-        samples: how many there are.
+        numbers: the number of each part's name.
+        names: the names, by number.
+        samples: number of samples.
 
     Example:
         >>> usual_parts(np.array([0, 1, 0, 1, 0]), ["jpg", "txt"], 3)
@@ -37,18 +37,18 @@ def usual_parts(numbers: NDArray[np.int64], names: Sequence[str], samples: int) 
 
 
 def odd_sample_notes(index: PackedIndex) -> Iterator[str]:
-    """What looks broken in a data set, each kind with the samples that have it: ``shard: key.part``.
+    """Describe apparent defects of a data set; each kind is followed by its samples as ``shard: key.part``.
 
     Args:
         index: the packed index of the data set.
     """
     usual = usual_parts(index.parts[:][:, 2], index.part_names, len(index)) if len(index) else frozenset()
     known = np.array([name in usual for name in index.part_names], dtype=bool)
-    found: dict[str, list[NDArray[np.int64]]] = {}
+    kinds: dict[str, list[NDArray[np.int64]]] = {}
     for start in range(0, len(index), _BLOCK):
         for what, pairs in _odd(index, known, start, min(start + _BLOCK, len(index))):
-            found.setdefault(what, []).append(pairs)
-    for what, blocks in found.items():
+            kinds.setdefault(what, []).append(pairs)
+    for what, blocks in kinds.items():
         pairs = np.concatenate(blocks)
         samples, parts = pairs[:_NAMED].T.tolist()
         rows = (np.searchsorted(index.shards[:, 3], samples, side="right") - 1).tolist()
@@ -60,14 +60,14 @@ def odd_sample_notes(index: PackedIndex) -> Iterator[str]:
 def _odd(
     index: PackedIndex, known: NDArray[np.bool_], start: int, stop: int
 ) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """Kind, and ``[n, 2]`` sample and number of the part, of what is odd in a range of samples."""
+    """Kind and ``[n, 2]`` (sample, number of the part's name) of the defects in a range of samples."""
     first = index.samples[start : stop + 1][:, 0]
     parts = index.parts[int(first[0]) : int(first[-1])]
     owners = np.repeat(np.arange(start, stop), np.diff(first))
     empty = np.flatnonzero(parts[:, 1] == 0)
     if len(empty):
         yield "a part without bytes", np.stack([owners[empty], parts[empty, 2]], 1)
-    # Where something else stands in its place, a part is no loss.
+    # A sample with an unusual part does not count as lacking one: the unusual part may replace it.
     plain = np.ones(stop - start, dtype=bool)
     plain[owners[~known[parts[:, 2]]] - start] = False
     for number in np.flatnonzero(known).tolist():
@@ -84,9 +84,9 @@ def _odd(
 
 
 def duplicate_notes(scans: Sequence[ShardScan]) -> Iterator[str]:
-    """The keys that more than one sample has, with the places of the later ones."""
-    found = find_duplicate_keys(scans)
-    named = [f"{later}: {key}" + (f" (as in {first})" if first != later else "") for key, first, later in found]
+    """List the keys that more than one sample has, with the places of the later samples."""
+    duplicates = find_duplicate_keys(scans)
+    named = [f"{later}: {key}" + (f" (as in {first})" if first != later else "") for key, first, later in duplicates]
     if named:
         yield f"{_samples(len(named))} the key of another one: {listed(named, _NAMED)}"
 

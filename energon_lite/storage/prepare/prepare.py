@@ -1,15 +1,14 @@
-"""Prepare a folder of tar shards: index it, divide it into splits, say what a sample is.
+"""Preparation of a folder of tar shards: index it, divide it into splits, describe its samples.
 
-Three steps; the second is the caller's, be it :func:`prepare_dataset` or a dialogue on the command line:
+There are three steps; the caller controls the second, be it :func:`prepare_dataset` or a dialogue on the command line:
 
-1. :class:`ShardScans` reads the headers of all shards that are new or have changed (and writes each shard's
-   ``.tar.idx``), and keeps what it found in a file for each shard;
+1. :class:`ShardScans` reads the headers of all new and changed shards (and writes each shard's ``.tar.idx``), and keeps
+   the result for each shard in a file;
 2. splits and the description of samples are made and checked in memory;
-3. ``.nv-meta`` is written, its ``.info.json`` and ``index.sqlite`` last: a run that is interrupted
-   leaves a folder that is not prepared, and running again is all that is needed; shards that were scanned are not
-   scanned again.
+3. ``.nv-meta`` is written, its ``.info.json`` and ``index.sqlite`` last: an interrupted run leaves a folder that is not
+   prepared, and running again completes it; shards that were scanned are not scanned again.
 
-Several ranks can do the first step together; the others are for rank 0.
+Several ranks can share the first step; rank 0 does the others.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """What preparing did.
+    """The outcome of a preparation.
 
     Attributes:
         path: the folder.
@@ -55,9 +54,9 @@ class PrepareReport:
         samples: number of samples.
         parts: number of parts by part name.
         splits: (shards, samples) by split.
-        written: the files in ``.nv-meta`` that were written.
-        warnings: what the user should know, in words.
-        has_dataset_yaml: whether the folder now says what a sample is.
+        written: paths of the files in ``.nv-meta`` that were written.
+        warnings: messages for the user.
+        has_dataset_yaml: the folder now has a description of its samples.
     """
 
     path: str
@@ -71,29 +70,31 @@ class PrepareReport:
 
 
 def _share_report(scans: ShardScans) -> PrepareReport:
-    """What another rank than 0 did: it scanned its share, and wrote nothing into ``.nv-meta`` that stays there."""
-    found = [scans.read(name) for name in scans.done]
+    """The report of a rank other than 0: it scanned its share, and wrote nothing that stays in ``.nv-meta``."""
+    finished = [scans.read(name) for name in scans.done]
     broken = tuple(f"{name}: {error.what}" for name, error in scans.errors.items())
-    samples = sum(scan.samples for scan in found)
-    return PrepareReport(scans.root, len(found), samples, count_parts(found), warnings=broken)
+    samples = sum(scan.samples for scan in finished)
+    return PrepareReport(scans.root, len(finished), samples, count_parts(finished), warnings=broken)
 
 
 def _write(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> PrepareReport:
-    """Write ``.nv-meta``; what an earlier preparation left there is replaced.
+    """Write ``.nv-meta``; files of an earlier preparation are replaced.
 
     Args:
-        scan: what is in the folder.
-        choice: how it is divided, and what a sample is; None: the folder is prepared, and that stays as it is.
+        scan: the contents of the folder.
+        choice: its splits and the description of samples; None: the folder is prepared, and keeps them.
         sqlite: also write ``index.sqlite``, which Energon uses for look-ups by key.
     """
-    root, counts, warnings = scan.root, scan.index.shard_counts, [*scan.notes, *odd_sample_notes(scan.index)]
+    root = scan.root
+    counts = scan.index.shard_counts
+    warnings = [*scan.notes, *odd_sample_notes(scan.index)]
     splits = {} if choice is None else choice.splits
     database, packed = (nv_meta.meta_path(root, name) for name in (nv_meta.SQLITE_INDEX, nv_meta.PACKED_INDEX))
     legacy = os.path.isfile(nv_meta.meta_path(root, nv_meta.INFO_YAML))
     if choice:
         os.makedirs(os.path.join(root, nv_meta.META_FOLDER), exist_ok=True)
-        # From here until the new .info.json is there the folder counts as not prepared. The database goes first, and
-        # comes last: Energon takes a folder with a database but without .info.json for something else altogether.
+        # From here on the folder counts as not prepared, until the new .info.json exists. The database is removed
+        # first and written last: Energon takes a folder with a database but no .info.json for another kind of data set.
         if tables_of_others(database):
             os.replace(database, nv_meta.meta_path(root, nv_meta.SQLITE_KEPT))
         for name in (nv_meta.SQLITE_INDEX, nv_meta.INFO_JSON, nv_meta.INFO_YAML):
@@ -106,11 +107,11 @@ def _write(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> PrepareRep
     with made_database(database, scan, warnings, wanted=sqlite) as made:
         written += made
         if choice:
-            # The database gets its name right after this: with it, and without .info.json, Energon would take the
-            # folder for something else altogether. A run that is killed in between can be told by the mark.
+            # The database gets its name right after this, since Energon misinterprets a folder that has it but no
+            # .info.json. The mark identifies a run that is killed between the two steps.
             mark_unfinished(root)
             written.append(nv_meta.write_info(root, counts, legacy=legacy))
-    # The packed index holds what they hold: from now on the next preparation takes unchanged shards from there.
+    # The packed index has the contents of the scans' files: the next preparation takes unchanged shards from there.
     _remove_leftovers(root, scan.shard_names)
     remove_scans(root)
     dataset_yaml = nv_meta.meta_path(root, choice.dataset_yaml_name if choice else nv_meta.DATASET_YAML)
@@ -127,7 +128,7 @@ def _write(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> PrepareRep
 
 
 def _write_choice(root: str, choice: Choice, warnings: list[str]) -> list[str]:
-    """Write ``split.yaml``, in which exclusions are kept, and ``dataset.yaml``; gives their paths."""
+    """Write ``split.yaml``, keeping its exclusions, and ``dataset.yaml``; return their paths."""
     kept, is_whole = _earlier_exclusions(root)
     if not is_whole:
         warnings.append("split.yaml: exclusions of the earlier preparation cannot be read, and are gone")
@@ -149,7 +150,7 @@ def _write_choice(root: str, choice: Choice, warnings: list[str]) -> list[str]:
 
 
 def prepare_jsonl(path: str | os.PathLike[str]) -> PackedIndex:
-    """Index a JSONL file ahead of its first use, here and for Energon (``<path>.idx``); returns the index.
+    """Index a JSONL file before its first use, here and for Energon (``<path>.idx``); return the index.
 
     Raises:
         NotPreparedError: there is no such file.
@@ -166,7 +167,7 @@ def prepare_jsonl(path: str | os.PathLike[str]) -> PackedIndex:
 
 
 def _remove_leftovers(root: str, shards: Sequence[str]) -> None:
-    """What runs that were killed have left, here and beside the shards."""
+    """Remove files that killed runs left, in ``.nv-meta`` and next to the shards."""
     for folder in sorted({nv_meta.META_FOLDER, *(os.path.dirname(name) for name in shards)}):
         for path in remove_leftovers(os.path.join(root, folder)):
             _log.info("removed %s, which a run that was killed has left", path)
@@ -174,15 +175,15 @@ def _remove_leftovers(root: str, shards: Sequence[str]) -> None:
 
 
 def _earlier_exclusions(root: str) -> tuple[list[str], bool]:
-    """``exclude`` of an existing split.yaml, which somebody has written by hand, and whether that is all of it."""
+    """``exclude`` of an existing split.yaml, and True if all of its entries could be read."""
     path = nv_meta.meta_path(root, nv_meta.SPLIT_YAML)
     if not os.path.isfile(path):
         return [], True
     try:
         with open(path, encoding="utf-8") as file:
-            found = parse_yaml(file.read(), path, may_be_empty=True).entries().get("exclude")
-        entries = [] if found is None or found.is_null else found.sequence()
-    except ValueError:  # also a ConfigError is one
+            exclude = parse_yaml(file.read(), path, may_be_empty=True).entries().get("exclude")
+        entries = [] if exclude is None or exclude.is_null else exclude.sequence()
+    except ValueError:  # includes ConfigError
         return [], False
     names = [str(entry.value) for entry in entries if not isinstance(entry.value, (list, dict))]
     return names, len(names) == len(entries)
@@ -196,12 +197,12 @@ def index_again(
     progress: Progress | None = None,
     tmp_path: str | None = None,
 ) -> PrepareReport:
-    """Make the indexes of a prepared data set again; shards, splits and ``dataset.yaml`` stay as they are.
+    """Make the indexes of a prepared data set again; shards, splits and ``dataset.yaml`` do not change.
 
     Raises:
         NotPreparedError: the folder is not prepared.
-        MissingShardError: a shard is not there.
-        ShardChangedError: the shards hold other numbers of samples than ``.info.json`` says.
+        MissingShardError: a shard does not exist.
+        ShardChangedError: the numbers of samples in the shards differ from ``.info.json``.
     """
     if is_remote(root):
         return _index_remote_again(root, tmp_path, sqlite, progress)
@@ -255,26 +256,26 @@ def prepare_folder(
 
     Args:
         path: the folder, or a URL. Shards are found in all of its subfolders.
-        choose: decides what is to be decided when the samples are known, on rank 0. Nothing has been written by then
-            but what spares the next attempt work.
-        exclude: regular expression; shards in whose name it is found are left out.
+        choose: makes the choices when the samples are known, on rank 0. Only files that save work for the next
+            attempt have been written by then.
+        exclude: regular expression; shards whose name it matches anywhere are left out.
         force_overwrite: prepare a folder that is prepared already.
         sqlite: also write ``index.sqlite`` for Energon's look-ups by key.
         workers: processes at most; None for one per core.
         rescan: read all shards again, also those that have not changed since the last preparation.
         skip_broken: leave out shards that cannot be indexed; the report names them. False: they are an error.
-        ranks: the processes that do this together, such as ``Ranks.from_environment()`` under ``torchrun``; each must
-            call this, with equal arguments and the same folder. Rank 0 writes ``.nv-meta``; on the others the report is
-            of their own share. If ``torch.distributed`` is initialised, all return when the data set is prepared,
+        ranks: the processes that share the work, such as ``Ranks.from_environment()`` under ``torchrun``; each must
+            call this, with equal arguments and the same folder. Rank 0 writes ``.nv-meta``; the reports of the others
+            cover their own share. If ``torch.distributed`` is initialised, all return when the data set is prepared,
             otherwise the others return when their share is done. None: this process alone.
-        progress: called with the number of shards that are done, of all, and a few words.
-        tmp_path: for a URL: a local folder for the small files until they are all made; None: the user's cache.
+        progress: called with the number of finished shards, of all, and a few words.
+        tmp_path: for a URL: a local folder for the small files until all are made; None: the user's cache.
 
     Raises:
-        DatasetError: another rank failed, or has not done its share in time; or another process prepares the folder.
+        DatasetError: another rank failed or exceeded the timeout; or another process prepares the folder.
         UsageError: the folder is prepared already.
-        ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
-        EmptyDatasetError: no shards, or no samples in them.
+        ShardFormatError: shards cannot be indexed; the message names all of them with the reasons.
+        EmptyDatasetError: there are no shards, or no samples in them.
     """
     ranks = ranks or Ranks()
     if is_remote(path):
@@ -322,7 +323,7 @@ def prepare_dataset(
     dataset_yaml_name: str = nv_meta.DATASET_YAML,
     **options: Any,
 ) -> PrepareReport:
-    """Prepare a folder of which all is decided already.
+    """Prepare a folder with choices that are given as arguments.
 
     Args:
         path: the folder.
@@ -332,12 +333,12 @@ def prepare_dataset(
         sample_type: name of a sample class such as ``"CaptioningSample"``; without it (and without ``crude``) no
             ``dataset.yaml`` is written.
         field_map: part by field, such as ``{"image": "jpg,png", "caption": "json[text]"}``.
-        crude: samples are given to the user's code as dicts of their parts.
+        crude: the user's code gets samples as dicts of their parts.
         dataset_yaml_name: name of the ``dataset.yaml``.
         options: those of :func:`prepare_folder`.
 
     Raises:
-        UsageError: arguments that do not fit together.
+        UsageError: the arguments do not fit together.
         ConfigError: ``field_map`` does not fit the sample type, or the parts that the samples have.
         DatasetError: as :func:`prepare_folder`.
 
@@ -358,6 +359,6 @@ def prepare_dataset(
         return Choice(splits, may_be_empty, document, dataset_yaml_name)
 
     report = prepare_folder(os.path.expanduser(os.fspath(path)), choose, **options)
-    for warning in report.warnings if report.written else ():  # other ranks than 0 leave them to it
+    for warning in report.warnings if report.written else ():  # rank 0 logs them for all
         _log.warning("%s: %s", report.path, warning)
     return report

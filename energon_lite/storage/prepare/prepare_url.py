@@ -1,7 +1,8 @@
-"""Preparing a data set where it is: in a store. Headers are read by ranges, and only small files are written.
+"""Preparation of a data set in a store, in place. Headers are read by ranges, and only small files are written.
 
-All is made in a local folder, as for a local data set, and then put beside the shards: last comes ``.info.json``, with
-which a data set is prepared. What was found in a shard is kept in that folder, so that a run that was killed goes on.
+All files are made in a local folder, as for a local data set, and then uploaded next to the shards: last comes
+``.info.json``, which makes the data set count as prepared. Results for shards are kept in that folder, so that a run
+that was killed resumes there.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, scan_remote
 
 __all__ = ["RemoteFolder", "remote_folder"]
 
-#: Shards whose headers are read, and files that are put, at the same time.
+#: Shards whose headers are read, and files that are uploaded, at the same time.
 _TOGETHER = 32
-#: The empty file that shows that one can write, and that a preparation is not at its end.
+#: An empty file that tests write access, and marks an unfinished preparation.
 _MARK = "energon_lite.unfinished"
-#: What makes a data set prepared; the last of them most of all.
+#: Files that make a data set count as prepared, in the order of their upload.
 _LAST = (nv_meta.SQLITE_INDEX, nv_meta.INFO_YAML, nv_meta.INFO_JSON)
 
 
@@ -42,9 +43,9 @@ class RemoteFolder:
     """A data set in a store, and the local folder in which its small files are made.
 
     Args:
-        url: of the data set.
+        url: URL of the data set.
         root: the local folder.
-        there: what the store says of its files.
+        there: the store's listing of its files.
     """
 
     url: str
@@ -53,12 +54,12 @@ class RemoteFolder:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether it was prepared, and to the end."""
+        """True if the data set was prepared completely."""
         names = {f"{nv_meta.META_FOLDER}/{name}" for name in (nv_meta.INFO_JSON, nv_meta.INFO_YAML)}
         return bool(names & self.there.keys()) and f"{nv_meta.META_FOLDER}/{_MARK}" not in self.there
 
     def begin(self) -> None:
-        """Mark the data set as one that is being prepared.
+        """Mark the data set as unfinished.
 
         Raises:
             UsageError: nothing can be written there.
@@ -66,29 +67,29 @@ class RemoteFolder:
         check_writable(self.url, f"{nv_meta.META_FOLDER}/{_MARK}")
 
     def find_shards(self, exclude: str | None) -> list[str]:
-        """As :func:`~energon_lite.storage.prepare.dataset_scan.find_shards`."""
+        """Find the shards; see :func:`~energon_lite.storage.prepare.dataset_scan.find_shards`."""
         return chosen_shards(self.url, [name for name in self.there if not _is_hidden(name)], exclude)
 
     def scan(self, shards: list[str], *, rescan: bool, progress: Progress | None) -> DatasetScan:
-        """What is in these shards, to be written into the local folder.
+        """Scan these shards; the results are kept in the local folder.
 
         Raises:
-            ShardFormatError: shards that cannot be indexed, all of them, each with its reason.
+            ShardFormatError: shards cannot be indexed; the message names all of them with the reasons.
             EmptyDatasetError: no shard holds a sample.
         """
         kept = os.path.join(self.root, "scans")
         os.makedirs(kept, exist_ok=True)
-        found, errors = dict[str, ShardScan](), dict[str, DatasetError]()
+        scans, errors = dict[str, ShardScan](), dict[str, DatasetError]()
         with ThreadPoolExecutor(_TOGETHER, "energon-lite-prepare") as pool:
             work = {pool.submit(self._scan, kept, name, rescan): name for name in shards}
             try:
                 for done in as_completed(work):
                     try:
-                        found[work[done]] = done.result()
+                        scans[work[done]] = done.result()
                     except ShardFormatError as error:
                         errors[work[done]] = error
                     if progress is not None:
-                        progress(len(found) + len(errors), len(shards), "")
+                        progress(len(scans) + len(errors), len(shards), "")
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -99,12 +100,12 @@ class RemoteFolder:
                 where=self.url,
                 fix="write them again, or leave them out with --exclude",
             )
-        return dataset_scan(self.url, [found[name] for name in shards])
+        return dataset_scan(self.url, [scans[name] for name in shards])
 
     def _scan(self, kept: str, name: str, rescan: bool) -> ShardScan:
         info = self.there[name]
-        said = info.get("size")
-        size = file_size(f"{self.url}/{name}") if said is None else int(said)
+        listed = info.get("size")
+        size = file_size(f"{self.url}/{name}") if listed is None else int(listed)
         version = json.dumps([SCAN_RULES, name, size, version_of(info)])
         path = os.path.join(kept, hashlib.sha256(version.encode()).hexdigest()[:32])
         if not rescan and any(version_of(info)):
@@ -115,24 +116,24 @@ class RemoteFolder:
         return scan
 
     def local(self, scan: DatasetScan) -> DatasetScan:
-        """The same scan, to be written into the local folder, with the ``.tar.idx`` files."""
-        for one in scan.scans:
-            path = nv_meta.shard_index_path(self.root, one.name)
+        """Write the ``.tar.idx`` files into the local folder; return the scan with that folder as its root."""
+        for shard in scan.scans:
+            path = nv_meta.shard_index_path(self.root, shard.name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            nv_meta.write_shard_index(self.root, one, flush=False)
+            nv_meta.write_shard_index(self.root, shard, flush=False)
         return replace(scan, root=self.root)
 
     def publish(self, scan: DatasetScan) -> None:
-        """Put what was written into the local folder beside the shards.
+        """Upload the files of the local folder next to the shards.
 
         Raises:
-            DatasetError: the store refuses, or failed.
+            DatasetError: the store refuses, or fails.
         """
         meta = os.path.join(self.root, nv_meta.META_FOLDER)
         names = [name for name in os.listdir(meta) if os.path.isfile(os.path.join(meta, name)) and name != _MARK]
         for name in reversed(_LAST):
             remove_file(self.url, f"{nv_meta.META_FOLDER}/{name}")
-        first = [os.path.relpath(nv_meta.shard_index_path("", one.name), ".") for one in scan.scans]
+        first = [os.path.relpath(nv_meta.shard_index_path("", shard.name), ".") for shard in scan.scans]
         first += [f"{nv_meta.META_FOLDER}/{name}" for name in names if name not in _LAST]
         with ThreadPoolExecutor(_TOGETHER, "energon-lite-put") as pool:
             list(pool.map(self._put, first))
@@ -147,12 +148,12 @@ class RemoteFolder:
 
 @contextmanager
 def remote_folder(url: str, tmp_path: str | None = None) -> Iterator[RemoteFolder]:
-    """A data set in a store, as it is, to be prepared in the block. Its small files are copied to a local folder, which
-    is removed when the block ends well.
+    """Open a data set in a store for its preparation in the block. Its small files are copied to a local folder, which
+    is removed when the block ends without an error.
 
     Args:
-        url: of the data set.
-        tmp_path: where the local folder is made; None: in the user's cache.
+        url: URL of the data set.
+        tmp_path: folder in which the local folder is made; None: in the user's cache.
 
     Raises:
         UsageError: nothing can be written there.

@@ -1,6 +1,6 @@
 """The contents of ``dataset.yaml``, checked against the data before it is written.
 
-A wrong field map is cheap to find here, where a few samples are at hand, and expensive in a training run.
+A wrong field map is cheap to detect here, where a few samples are available, and expensive in a training run.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ __all__ = [
     "sample_fields",
 ]
 
-#: The name under which crude data sets go, as in Energon.
+#: The class name of crude data sets, as in Energon.
 CRUDE = "CrudeWebdataset"
-#: The file beside ``dataset.yaml`` that may say what the fields are.
+#: The file next to ``dataset.yaml`` that may define the fields by code.
 SAMPLE_LOADER = "sample_loader.py"
-#: A field map is tried on this many samples; it is wrong if it fits none of them.
+#: Samples that a field map is tried on; the map is wrong if it fits none of them.
 _TRIED = 8
 
 
 def sample_fields(sample_type: str) -> list[dataclasses.Field[Any]]:
-    """The fields of a sample type that a field map may name: without those that every sample has."""
+    """The fields of a sample type that a field map may name; those that every sample has are left out."""
     return [field for field in dataclasses.fields(find_sample_type(sample_type)) if field.name not in BASE_FIELDS]
 
 
 def is_required(field: dataclasses.Field[Any]) -> bool:
-    """Whether a field map must name a field."""
+    """Return True if a field map must name a field."""
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def find_sample_type(name: str) -> type[Sample]:
-    """The sample class of that name.
+    """Return the sample class of that name.
 
     Raises:
-        ConfigError: there is none; the nearest name is suggested.
+        ConfigError: there is none; the message suggests the nearest name.
     """
     if name not in SAMPLE_TYPES:
         raise ConfigError(
@@ -65,18 +65,18 @@ def sample_document(
     crude: bool = False,
     use_loader: bool = False,
 ) -> dict[str, Any] | None:
-    """The document to write as ``dataset.yaml``; None if nothing was said about samples.
+    """Return the document to write as ``dataset.yaml``; None if the arguments do not describe samples.
 
     Args:
-        scan: the data set, on whose samples the field map is tried.
+        scan: the data set; the field map is tried on its samples.
         sample_type: name of a sample type, or :data:`CRUDE`.
         field_map: expression by field.
         crude: the same as ``sample_type=CRUDE``.
-        use_loader: without a field map, a file ``sample_loader.py`` says what the fields are.
+        use_loader: if there is no field map, a file ``sample_loader.py`` defines the fields.
 
     Raises:
-        UsageError: arguments that do not fit together.
-        ConfigError: an unknown type, field or part, a missing field, or a map that fits none of the tried samples.
+        UsageError: the arguments do not fit together.
+        ConfigError: a type, field or part is unknown, a field is missing, or the map fits none of the tried samples.
     """
     if crude or sample_type == CRUDE:
         if field_map is not None or sample_type not in (None, CRUDE):
@@ -105,7 +105,7 @@ def sample_document(
 
 
 def loader_document(sample_type: str, module: str) -> dict[str, Any]:
-    """The document that leaves the fields to two functions in :data:`SAMPLE_LOADER`."""
+    """Return the document that leaves the fields to two functions in :data:`SAMPLE_LOADER`."""
     return {
         "sample_type": {"__module__": module, "__class__": sample_type},
         "sample_loader": f"{SAMPLE_LOADER}:sample_loader",
@@ -132,10 +132,10 @@ def _check_fields(sample_type: str, field_map: Mapping[str, str]) -> None:
 
 
 def check_parts(field_map: FieldMap, parts: Mapping[str, int]) -> None:
-    """Refuse a field map of which a field names no part that any sample has.
+    """Refuse a field map with a field whose parts no sample has.
 
     Raises:
-        ConfigError: it is one; the nearest name is suggested.
+        ConfigError: there is such a field; the message suggests the nearest name.
     """
     for field, accesses in field_map.fields:
         wanted = [access.part for access in accesses]
@@ -149,7 +149,7 @@ def check_parts(field_map: FieldMap, parts: Mapping[str, int]) -> None:
 
 
 def _try_on_samples(field_map: FieldMap, scan: DatasetScan) -> None:
-    """Apply the map to some samples; images and the like need not be decoded for that."""
+    """Apply the map to some samples, without decoding images and the like."""
     nested = {access.part for _, accesses in field_map.fields for access in accesses if access.steps}
     decoder = SampleDecoder(image_decode=None)
     step = max(1, scan.samples // _TRIED)
@@ -160,7 +160,7 @@ def _try_on_samples(field_map: FieldMap, scan: DatasetScan) -> None:
             return
         except FieldAccessError as error:
             failure = failure or FieldAccessError(error.what, where=f"sample {raw.key!r}", fix=error.fix)
-        except DecodeError:  # a broken sample says nothing about the map
+        except DecodeError:  # a broken sample does not tell if the map is right
             return
     if failure is not None:
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""The scans of all shards of a data set, as a job whose units are shards.
+"""The scans of all shards of a data set, as a sharded job whose units are shards.
 
-What is found in a shard is kept in a file of its own, in ``.nv-meta/energon_lite.shards``. When the packed index is
-there it holds everything that these files hold, so they are removed, and the next ``prepare`` takes unchanged shards
-from the packed index.
+The result for each shard is kept in a file of its own, in ``.nv-meta/energon_lite.shards``. The finished packed index
+has the contents of all these files, so they are removed then, and the next ``prepare`` takes unchanged shards from the
+packed index.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, scan_shard
 
 __all__ = ["ShardScans", "Shards", "is_unfinished", "mark_unfinished", "remove_scans"]
 
-#: Seconds of work that are not worth starting helpers for.
+#: Seconds of work up to which no helpers are started.
 _ALONE = 0.3
+#: File that marks a folder whose preparation has not ended.
 _UNFINISHED = "energon_lite.unfinished"
 
 
 class Shards(Work[str, ShardScan]):
-    """The scanning of shards of the folder ``root``, which also writes their ``.tar.idx``, not yet flushed."""
+    """The scanning of shards of the folder ``root``; it also writes their ``.tar.idx``, without flushing them."""
 
     def __init__(self, root: str):
         super().__init__(meta_path(root, "energon_lite.shards"))
@@ -47,7 +48,7 @@ class Shards(Work[str, ShardScan]):
         return os.path.join(self.root, unit)
 
     def inputs(self, unit: str) -> list[int]:
-        """Rules of the scan, size, time of change and checksum of the first block."""
+        """Return the version of the scan's rules, and size, time of change and first block's checksum of the shard."""
         try:
             with open(self.where(unit), "rb", buffering=0, opener=open_file) as file:
                 now = os.fstat(file.fileno())
@@ -71,15 +72,15 @@ class Shards(Work[str, ShardScan]):
 
 
 class ShardScans(ShardedJob[str, ShardScan]):
-    """The scans of all shards: those that are known already, and those that ranks and processes make.
+    """The scans of all shards: known ones, and those that ranks and processes make.
 
     Args:
         root: the data set's folder.
         shards: names of all shards, in order.
-        ranks: who works on the data set; None: this process alone.
+        ranks: the ranks that share the work; None: this process alone.
         workers: processes of this rank at most; None for one per core.
-        rescan: do not use the packed index of an earlier preparation (but what an interrupted one left).
-        progress: called with the number of shards that are done, of all, and a few words.
+        rescan: ignore the packed index of an earlier preparation, but not the results of an interrupted one.
+        progress: called with the number of finished shards, the number of all, and a few words.
     """
 
     def __init__(
@@ -93,7 +94,8 @@ class ShardScans(ShardedJob[str, ShardScan]):
         progress: Progress | None = None,
     ):
         ranks = ranks or Ranks()
-        self.root, self._indexed = root, {} if rescan else _indexed_scans(root, ranks.seen(shards))
+        self.root = root
+        self._indexed = {} if rescan else _indexed_scans(root, ranks.seen(shards))
         super().__init__(
             Shards(root),
             shards,
@@ -106,7 +108,7 @@ class ShardScans(ShardedJob[str, ShardScan]):
         )
 
     def do_share(self) -> None:
-        """Scan this rank's shards, as far as they are new or have changed; all have a ``.tar.idx`` then."""
+        """Scan the new and changed shards of this rank's share; afterwards all of its shards have a ``.tar.idx``."""
         super().do_share()
         for name in self.done.keys() - self.made:
             write_shard_index(self.root, self.read(name))
@@ -114,12 +116,12 @@ class ShardScans(ShardedJob[str, ShardScan]):
             self._flush()
 
     def gather(self) -> None:
-        """On rank 0: have the scans of all ranks; see :meth:`ShardedJob.gather`."""
+        """On rank 0: collect the scans of all ranks; see :meth:`ShardedJob.gather`."""
         super().gather()
         self._flush()
 
     def read(self, unit: str) -> ShardScan:
-        """The scan of a shard that is done."""
+        """Return the scan of a finished shard."""
         return self._indexed.get(unit) or super().read(unit)
 
     def _flush(self) -> None:
@@ -127,12 +129,14 @@ class ShardScans(ShardedJob[str, ShardScan]):
 
 
 class _Bytes:
-    """Tells progress in shards, and in the bytes of those, of which little more than the headers is read; so GB/s may
-    exceed the disk's."""
+    """Reporter of progress in shards and in their bytes per second. Little more than headers is read, so the speed may
+    exceed that of the disk."""
 
     def __init__(self, root: str, progress: Progress):
-        self._root, self._progress = root, progress
-        self._size, self._start = 0, time.monotonic()
+        self._root = root
+        self._progress = progress
+        self._size = 0
+        self._start = time.monotonic()
 
     def __call__(self, name: str, table: Table | None, done: int, of: int) -> None:
         path = os.path.join(self._root, name)
@@ -142,7 +146,7 @@ class _Bytes:
 
 
 def _indexed_scans(root: str, shards: Sequence[str]) -> dict[str, ShardScan]:
-    """The scans of those shards that stand in the packed index of an earlier preparation and have not changed."""
+    """The scans of those shards that are unchanged in the packed index of an earlier preparation, by name."""
     try:
         index = PackedIndex.open(meta_path(root, PACKED_INDEX))
         if index.rules != SCAN_RULES:
@@ -156,12 +160,12 @@ def _indexed_scans(root: str, shards: Sequence[str]) -> dict[str, ShardScan]:
 
 
 def mark_unfinished(root: str) -> None:
-    """Say that the preparation is not at its end, although ``.info.json`` may be there already."""
+    """Mark the preparation as unfinished, although ``.info.json`` may exist already."""
     write_bytes(meta_path(root, _UNFINISHED), flush=False)
 
 
 def is_unfinished(root: str) -> bool:
-    """Whether a preparation was interrupted in its last steps."""
+    """Return True if a preparation was interrupted in its last steps."""
     return os.path.exists(meta_path(root, _UNFINISHED))
 
 

@@ -1,8 +1,8 @@
-"""Keys that are unique in a data set, made so by putting the name of its shard before each member's name.
+"""Makes keys unique in a data set, by prefixing each member's name with the name of its shard.
 
-``0001.jpg`` of ``a.tar`` becomes ``a.tar/0001.jpg``, as Energon's ``--fix-duplicates`` does it. Only names in headers
-are written, in place; the bytes of samples are not touched, and nothing moves. What was killed on the way is finished
-by the next call.
+``0001.jpg`` of ``a.tar`` becomes ``a.tar/0001.jpg``, as with Energon's ``--fix-duplicates``. Only names in headers are
+written, in place; the bytes of samples are neither changed nor moved. A call that was killed is completed by the next
+one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from energon_lite.storage.tar.tar_scan import scan_shard
 
 __all__ = ["make_keys_unique"]
 
-_NAME, _PREFIX = 100, 155
+#: Bytes of the name field in a header.
+_NAME = 100
+#: Bytes of the prefix field in a header.
+_PREFIX = 155
 
 
 def make_keys_unique(root: str, shards: Sequence[str]) -> list[str]:
-    """Rename the members of all shards of a folder if two shards have a key in common.
+    """Rename the members of all shards of a folder if two shards share a key.
 
     Args:
         root: the folder.
@@ -32,11 +35,11 @@ def make_keys_unique(root: str, shards: Sequence[str]) -> list[str]:
         The shards that were changed; none if all keys were unique.
 
     Raises:
-        ShardFormatError: names of a shard have no room for it; then no shard is changed.
+        ShardFormatError: a header has no room for the new name; then no shard is changed.
     """
     if not _is_needed(root, shards):
         return []
-    plans = {name: [*_renamings(root, name)] for name in shards}  # all of them, before the first is written
+    plans = {name: [*_renamings(root, name)] for name in shards}  # all plans before the first write
     for name, plan in plans.items():
         fd = os.open(os.path.join(root, name), os.O_RDWR)
         try:
@@ -49,7 +52,7 @@ def make_keys_unique(root: str, shards: Sequence[str]) -> list[str]:
 
 
 def _is_needed(root: str, shards: Sequence[str]) -> bool:
-    """Whether two shards have a key in common, or an earlier call was not finished."""
+    """Return True if two shards share a key, or an earlier call was interrupted."""
     seen: set[str] = set()
     begun = whole = False
     for name in shards:
@@ -63,7 +66,7 @@ def _is_needed(root: str, shards: Sequence[str]) -> bool:
 
 
 def _renamings(root: str, shard: str) -> Iterator[tuple[int, bytes]]:
-    """Place and contents of each header that is to be written."""
+    """Place and new contents of each header that has to be written."""
     path = os.path.join(root, shard)
     with open(path, "rb", buffering=0, opener=open_file) as file:
         fd = file.fileno()
@@ -84,7 +87,7 @@ def _renamings(root: str, shard: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _renamed(block: bytes, name: bytes) -> bytes | None:
-    """A header with another name; None: it does not fit."""
+    """A header with another name; None: the name does not fit."""
     prefix, is_posix = b"", block[257:263] == b"ustar\0"
     if len(name) > _NAME:
         places = [place for place, byte in enumerate(name) if byte == 47]

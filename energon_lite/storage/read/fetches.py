@@ -1,9 +1,9 @@
-"""Requests for ranges, many at the same time, with a second one for those that take far too long.
+"""Concurrent requests for ranges, with a second request for those that take far too long.
 
-Where a file system works in an event loop (``s3fs``, ``gcsfs``, ``http``), all requests wait in that one thread; where
-it does not, each waits in a thread of a pool. What takes twice as long as requests of its size usually do is asked for
-once more, and the first answer counts: of a thousand requests to an object store, some hang for a second. A tenth of
-all requests at most are sent twice, so that a store that is slow as a whole gets no further load.
+If a file system works in an event loop (``s3fs``, ``gcsfs``, ``http``), all requests wait in that one thread;
+otherwise each waits in a thread of a pool. A request that takes twice as long as requests of its size usually do is
+sent once more, and the first answer counts: of a thousand requests to an object store, some hang for a second. At most
+a tenth of all requests are sent twice, so that a store that is slow as a whole gets no further load.
 
 J. Dean and L. A. Barroso, The Tail at Scale, CACM 2013, call this a hedged request.
 """
@@ -25,26 +25,32 @@ __all__ = ["Fetch", "Fetches"]
 
 #: Requests for the same range, at most; a second one may hang, too.
 _TRIES = 3
-#: Requests that may be sent twice at once, and for each answer how many more.
-_SPARE, _SHARE = 16.0, 0.1
-#: Seconds below which nobody waits too long, and that count as too long as long as nobody knows better.
-_SHORT, _UNKNOWN = 0.01, 1.0
-#: Seconds after which a thread that has nothing to do ends: it would keep alive what it reads for.
+#: Requests that may be sent twice in a burst.
+_SPARE = 16.0
+#: Further requests that may be sent twice, for each answer.
+_SHARE = 0.1
+#: Seconds; a request that is younger is never late.
+_SHORT = 0.01
+#: Seconds after which a request is late while the usual time is unknown.
+_UNKNOWN = 1.0
+#: Seconds after which an idle thread ends: it keeps the objects alive that it reads for.
 _IDLE = 10.0
 #: Bytes up to which all requests take about the same time.
 _SMALL = 1 << 17
-#: Answers of a size by which is known how long they take, at least; and after how many one looks again.
-_KNOWN, _AGAIN = 16, 32
+#: Answers of a size that are needed for a first estimate of their time.
+_KNOWN = 16
+#: Answers after which the estimate is renewed.
+_AGAIN = 32
 
 
 class Fetch:
-    """A range that is on its way, or has come.
+    """A request for a range, pending or done.
 
     Attributes:
         one: the range.
-        data: its bytes.
-        error: why there are none.
-        is_done: one of them is there.
+        data: its bytes, once they have arrived.
+        error: the exception, if the request failed.
+        is_done: the data or the error are set.
     """
 
     __slots__ = ("data", "error", "is_done", "one", "started", "tasks", "tries", "waiter")
@@ -64,18 +70,19 @@ class _Waiter:
     __slots__ = ("left", "woken")
 
     def __init__(self, left: int):
-        self.left, self.woken = left, threading.Event()
+        self.left = left
+        self.woken = threading.Event()
 
 
 class Fetches:
-    """Fetches ranges.
+    """Sender of concurrent requests for ranges.
 
     Args:
-        read: reads one, in a thread.
-        requests: so many at the same time.
+        read: reads a range, in a thread.
+        requests: the most requests at the same time.
         loop_of: the event loop in which ``read_in_loop`` can read a range; None: it is read in a thread.
-        read_in_loop: see above.
-        is_hedged: ask for what takes too long once more.
+        read_in_loop: reads a range in an event loop.
+        is_hedged: send a second request for a range that takes too long.
 
     Example:
         >>> fetches = Fetches(read, 64)
@@ -94,30 +101,34 @@ class Fetches:
         read_in_loop: Callable[[ShardRange], Coroutine[Any, Any, bytes]] | None = None,
         is_hedged: bool = True,
     ):
-        self._read, self._requests, self._is_hedged = read, requests, is_hedged
-        self._loop_of, self._read_in_loop = loop_of, read_in_loop
+        self._read = read
+        self._requests = requests
+        self._is_hedged = is_hedged
+        self._loop_of = loop_of
+        self._read_in_loop = read_in_loop
         self._process = 0
         self._times: dict[int, _Times] = {}
-        #: Requests that were sent once more.
+        #: Number of second requests.
         self.hedged = 0
 
     def _begin(self) -> None:
-        """Threads, locks and requests do not survive a fork."""
-        self._process, self._lock = os.getpid(), threading.Lock()
+        """Create threads, locks and queues anew: they do not survive a fork."""
+        self._process = os.getpid()
+        self._lock = threading.Lock()
         self._queue: SimpleQueue[Fetch] = SimpleQueue()
         self._threads = 0
-        self._waiting: deque[Fetch] = deque()  # for a place in the loop
-        self._at_work = 0  # in the loop
+        self._waiting: deque[Fetch] = deque()  # fetches that wait for a place in the loop
+        self._at_work = 0  # requests in the loop
         self._active: dict[int, Fetch] = {}
         self._spare = _SPARE
         self._busy = threading.Event()
         self._watcher: threading.Thread | None = None
 
     def start(self, ranges: Sequence[ShardRange]) -> list[Fetch]:
-        """Begin to fetch; does not wait."""
+        """Start to fetch ranges. Does not wait."""
         if self._process != os.getpid():
             self._begin()
-        fetches = [Fetch(one) for one in ranges]
+        fetches = [Fetch(span) for span in ranges]
         loops: dict[Any, list[Fetch]] = {}
         if self._read_in_loop is None:
             loops[None] = fetches
@@ -128,19 +139,19 @@ class Fetches:
             for fetch in fetches:
                 self._active[id(fetch)] = fetch
             if self._is_hedged and fetches:
-                self._busy.set()  # here: once they are sent, they may be done
+                self._busy.set()  # before they are sent: then they may already be done
                 if self._watcher is None:
                     self._watcher = threading.Thread(target=self._watch, name="energon-lite-hedge", daemon=True)
                     self._watcher.start()
-        for loop, some in loops.items():
+        for loop, group in loops.items():
             if loop is None:
-                self._to_threads(some, self._requests)
+                self._to_threads(group, self._requests)
             else:
-                loop.call_soon_threadsafe(self._launch, some)
+                loop.call_soon_threadsafe(self._launch, group)
         return fetches
 
     def wait(self, fetches: Sequence[Fetch]) -> None:
-        """Wait until all of them are done."""
+        """Wait until all these fetches are done."""
         with self._lock:
             left = [fetch for fetch in fetches if not fetch.is_done]
             waiter = _Waiter(len(left))
@@ -153,7 +164,9 @@ class Fetches:
         with self._lock:
             if fetch.is_done:
                 return
-            fetch.data, fetch.error, fetch.is_done = data, error, True
+            fetch.data = data
+            fetch.error = error
+            fetch.is_done = True
             self._active.pop(id(fetch), None)
             if self._is_hedged:
                 self._spare = min(_SPARE, self._spare + _SHARE)
@@ -167,7 +180,7 @@ class Fetches:
                 if not waiter.left:
                     waiter.woken.set()
         for task in fetch.tasks:
-            task.cancel()  # the other request; this one is at its end
+            task.cancel()  # the other request; the current one has ended
 
     # -- in threads -----------------------------------------------------------------------------------------------
 
@@ -234,10 +247,10 @@ class Fetches:
                 if self._waiting:
                     self._launch(())
         if error is not None and fetch.tasks and not fetch.is_done:
-            return  # the other request may do better
+            return  # the other request may still succeed
         self._finish(fetch, None if error else data, error)
 
-    # -- those that take too long ---------------------------------------------------------------------------------
+    # -- requests that take too long -----------------------------------------------------------------------------
 
     def _times_of(self, size: int) -> _Times:
         return self._times.setdefault(max(_SMALL, size).bit_length() // 2, _Times())
@@ -272,14 +285,14 @@ class Fetches:
 
 
 class _Times:
-    """How long answers of about one size take, lately."""
+    """Durations of recent answers of about one size, in seconds."""
 
     __slots__ = ("_new", "_seconds", "limit")
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=256)
         self._new = 0
-        #: What takes longer takes too long.
+        #: Seconds after which a request is late.
         self.limit = _UNKNOWN
 
     def add(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""A data set as a tree of read-only files: each part of a sample is a file, without anything being unpacked."""
+"""A data set as a tree of read-only files: each part of a sample is a file. Nothing is unpacked."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from energon_lite.storage.tar.sample_columns import split_member_name
 
 __all__ = ["FileEntry", "FileView"]
 
-#: Contents of folders that are kept; one takes a look at all keys.
+#: Folder listings that are kept; making one reads all keys.
 _LISTINGS = 16
 
 
 class FileEntry(NamedTuple):
-    """What is at a path.
+    """A file or folder of a view.
 
     Attributes:
-        size: bytes of a file; of a sample's folder, of all that is in it.
-        part: where the bytes are: shard, byte, size; None: it is a folder.
+        size: bytes of a file; for a sample's folder the bytes of all its files.
+        part: place of the bytes (shard, first byte, size); None: it is a folder.
     """
 
     size: int
@@ -32,14 +32,14 @@ class FileEntry(NamedTuple):
 class FileView:
     """The samples of a data set as files ``<key>.<part>``, or as folders ``<key>/`` with a file for each part.
 
-    Slashes in keys make folders. Of several samples with one key the first is shown.
+    Slashes in keys make folders. If several samples have one key, the first is shown.
 
     Args:
         path: the prepared folder, its URL, or a JSONL file.
-        sample_folders: a folder for each sample.
+        sample_folders: show a folder for each sample.
 
     Attributes:
-        doubled: samples that are not shown, since another one has their key.
+        doubled: samples that are not shown because an earlier one has their key.
 
     Example:
         >>> view = FileView("data/coco")
@@ -56,19 +56,19 @@ class FileView:
 
     @cached_property
     def total_size(self) -> int:
-        """Bytes of all parts."""
+        """Bytes of all parts of all samples."""
         return int(self.source.index.parts[:][:, 1].sum())
 
     @property
     def files(self) -> int:
-        """Number of parts."""
+        """Number of parts of all samples."""
         return len(self.source.index.parts)
 
     def entry(self, path: str) -> FileEntry:
-        """What is at a path, without a slash in front.
+        """Return the entry at a path, which has no slash in front.
 
         Raises:
-            FileNotFoundError: nothing is.
+            FileNotFoundError: there is neither a file nor a folder.
         """
         path = path.strip("/")
         if not path:
@@ -81,7 +81,7 @@ class FileView:
             key, part = split_member_name(path) or ("", "")
         sample = self._find(key)
         for name, offset, size in [] if sample is None else reversed(self._parts(sample)):
-            if sample is not None and name == part:  # of two with one name the last counts, as in a sample
+            if sample is not None and name == part:  # of two parts with one name the last counts, as in a sample
                 place, _ = self.source.locate(sample)
                 return FileEntry(size, (self.source.choice.shards[place], offset, size))
         if self.names(path):
@@ -89,7 +89,7 @@ class FileView:
         raise FileNotFoundError(path)
 
     def listing(self, path: str) -> Iterator[str]:
-        """The names in a folder.
+        """Iterate over the names in a folder.
 
         Raises:
             FileNotFoundError: there is no such folder.
@@ -103,35 +103,35 @@ class FileView:
         return iter(names)
 
     def read(self, path: str, size: int, offset: int = 0) -> bytes:
-        """Bytes of a file; fewer, or none, at its end.
+        """Read up to ``size`` bytes of a file from ``offset`` on; fewer at its end.
 
         Raises:
             FileNotFoundError: there is no such file.
             IsADirectoryError: it is a folder.
-            DatasetError: the shard cannot be read, or is another one than it was.
+            DatasetError: the shard cannot be read, or has changed.
         """
-        found = self.entry(path)
-        if found.part is None:
+        entry = self.entry(path)
+        if entry.part is None:
             raise IsADirectoryError(path)
-        shard, begin, whole = found.part
+        shard, begin, whole = entry.part
         size = max(0, min(size, whole - offset))
         return self.source.store.fetch([(shard, begin + offset, size)])[0] if size else b""
 
     # -- look-ups -----------------------------------------------------------------------------------------------------
 
     def _find(self, key: str) -> int | None:
-        """The first sample with a key."""
+        """The number of the first sample with a key; None if there is none."""
         return next(iter(self._keys.find(key)), None)
 
     def _parts(self, sample: int) -> list[tuple[str, int, int]]:
-        """Name, offset and size of each part."""
+        """Name, offset and size in bytes of each part of a sample."""
         index = self.source.index
         _, flat = index.key_and_part_rows(sample)
         rows = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
         return [(index.part_names[name], offset, size) for offset, size, name in rows]
 
     def _names(self, folder: str) -> tuple[str, ...]:
-        """What is in a folder that keys with slashes make; empty: no key does."""
+        """The names in a folder that keys with slashes make; empty if there is no such folder."""
         start, index = f"{folder}/" if folder else "", self.source.index
         names: dict[str, None] = {}
         for sample, key in enumerate(index.keys(0, len(index))):

@@ -1,8 +1,9 @@
-"""Which samples are left when some are left out: the place of the n-th one that stays, without a list of them.
+"""The samples that are left after an exclusion: the place of the n-th kept sample, without a list of all of them.
 
-Two forms with the same answers. A few that somebody wrote into ``split.yaml`` are kept as sorted positions. Many, such
-as those that a task encoder skipped, are kept as a bit for each sample and a count for each 512 of them: 0.14 bytes for
-a sample, however many are left out. Both are plain arrays, so forked processes share their memory.
+Two forms with the same answers. The few samples that ``split.yaml`` excludes are stored as sorted positions. Many
+excluded samples, such as those that a task encoder skipped, are stored as a bit for each sample and a count for each
+512 of them: 0.14 bytes for a sample, whatever the number of exclusions. Both are plain arrays, so forked processes
+share their memory.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from energon_lite.storage.tar.tar_scan import Int64
 
 __all__ = ["DenseExclusion", "KeptSamples", "SparseExclusion"]
 
+#: Samples of one block, which has a count.
 _BLOCK = 512
+#: Bytes of the bits of a block.
 _BYTES = _BLOCK // 8
-#: Places that are looked up at once: so many rows of a block are unpacked.
+#: Places that are looked up at once: as many blocks are unpacked.
 _ROWS = 4096
 
 
 class SparseExclusion:
-    """All samples of a range but a few.
+    """The samples of a range without a few excluded ones.
 
     Args:
         samples: length of the range.
@@ -40,7 +43,7 @@ class SparseExclusion:
 
     def __init__(self, samples: int, left_out: Int64):
         self._length = samples - len(left_out)
-        # The i-th sample that is left stands behind as many others as have a smaller shifted place.
+        # The number of excluded samples before the i-th kept one is the count of shifted places up to i.
         self._shifted = left_out.astype(np.int64) - np.arange(len(left_out), dtype=np.int64)
         self._view = memoryview(self._shifted)  # type: ignore[arg-type]
 
@@ -48,23 +51,23 @@ class SparseExclusion:
         return self._length
 
     def place(self, number: int) -> int:
-        """Where in the range the kept sample of this number stands."""
+        """The place within the range of the kept sample ``number``."""
         return number + bisect_right(self._view, number)
 
     def places(self, numbers: Int64) -> Int64:
-        """:meth:`place` of many."""
+        """:meth:`place` of many samples, ``[n]``."""
         return numbers + np.searchsorted(self._shifted, numbers, side="right")
 
 
 class DenseExclusion:
-    """The samples of a range whose bit is set.
+    """The samples of a range whose bit is set, for exclusions of many samples.
 
     Args:
         samples: length of the range.
-        kept: boolean arrays that make up the range, one after the other.
+        kept: boolean arrays that together make up the range, in order.
 
     Attributes:
-        digest: of the choice, 32 hexadecimal characters.
+        digest: 32 hexadecimal characters that identify the exclusion.
 
     Example:
         >>> kept = DenseExclusion(4, [np.array([False, True]), np.array([True, False])])
@@ -76,7 +79,7 @@ class DenseExclusion:
         blocks = -(-samples // _BLOCK)
         self._bits = np.zeros((blocks, _BYTES), dtype=np.uint8)
         flat, filled = self._bits.reshape(-1), 0
-        rest: NDArray[np.bool_] = np.zeros(0, dtype=bool)  # what does not fill a byte yet
+        rest: NDArray[np.bool_] = np.zeros(0, dtype=bool)  # samples that do not fill a byte yet
         for part in kept:
             part = np.concatenate([rest, part]) if len(rest) else part
             whole = len(part) // 8
@@ -88,7 +91,7 @@ class DenseExclusion:
         counts = np.empty(blocks, dtype=np.int64)
         for start in range(0, blocks, _ROWS):
             counts[start : start + _ROWS] = _ONES[self._bits[start : start + _ROWS]].sum(axis=1, dtype=np.int64)
-        #: Kept samples before each block, and all of them.
+        #: Kept samples before each block; the last entry counts all of them.
         self._before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
         self._view = self._before.data
         self.digest = hashlib.blake2b(flat.data, digest_size=16).hexdigest()
@@ -103,14 +106,14 @@ class DenseExclusion:
         vars(self).update(state, _view=state["_before"].data)
 
     def place(self, number: int) -> int:
-        """Where in the range the kept sample of this number stands."""
+        """The place within the range of the kept sample ``number``."""
         block = bisect_right(self._view, number) - 1
         ones = np.flatnonzero(np.unpackbits(self._bits[block]))
         return block * _BLOCK + int(ones[number - self._view[block]])
 
     def places(self, numbers: Int64) -> Int64:
-        """:meth:`place` of many."""
-        found = np.empty(len(numbers), dtype=np.int64)
+        """:meth:`place` of many samples, ``[n]``."""
+        places = np.empty(len(numbers), dtype=np.int64)
         for start in range(0, len(numbers), _ROWS):
             part = numbers[start : start + _ROWS]
             rows = np.arange(len(part))
@@ -120,14 +123,15 @@ class DenseExclusion:
             byte = (ones <= rank[:, None]).sum(axis=1)
             here = bits[rows, byte]
             rank -= ones[rows, byte] - _ONES[here]  # kept samples of the block before this byte
-            found[start : start + len(part)] = block * _BLOCK + 8 * byte + _SELECT[here, rank]
-        return found
+            places[start : start + len(part)] = block * _BLOCK + 8 * byte + _SELECT[here, rank]
+        return places
 
 
-#: The samples of a range that are not left out, counted from 0.
+#: The kept samples of a range, counted from 0.
 KeptSamples = SparseExclusion | DenseExclusion
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
-#: Ones in each byte, and where in a byte the n-th one stands.
+#: Number of ones in each byte.
 _ONES = _BITS.sum(axis=1, dtype=np.uint8)
+#: Position of the n-th one in each byte.
 _SELECT = np.argsort(1 - _BITS.astype(np.int8), axis=1, kind="stable")

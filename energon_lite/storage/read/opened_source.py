@@ -16,10 +16,10 @@ from energon_lite.errors import (
     UsageError,
     counted,
 )
+from energon_lite.extras.energon.joins.joined_source import JoinedSource
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.storage.index.sample_filter import SampleFilter
-from energon_lite.storage.read.joined_source import JoinedSource
 from energon_lite.storage.read.kept_samples import DenseExclusion
 from energon_lite.storage.read.sample_columns import Columns
 from energon_lite.storage.read.source import OpenSource, Source
@@ -27,33 +27,34 @@ from energon_lite.storage.read.webdataset import RawSample, SampleRange, Webdata
 
 __all__ = ["AnySource", "OpenedSource", "Renaming", "SingleSource"]
 
-#: By the name of a part, how it is made of the columns of a source: which it needs, and a function of a sample's.
+#: By the name of a part: the column of the source that it is made of, and the function applied to a sample's value.
 Renaming = Mapping[str, tuple[str, Callable[[Any], Any]]]
 
 
 class OpenedSource:
-    """A source as a data set, in the shape of :class:`~energon_lite.storage.read.webdataset.WebdatasetSource` and of
-    what reads that. Each process opens the source for itself, unless that is ``portable``: connections do not survive
-    a fork.
+    """A registered source of any format as a data set. It has the interface of
+    :class:`~energon_lite.storage.read.webdataset.WebdatasetSource`, so the same code reads both. Each process opens the
+    source for itself, unless the source is ``portable``: connections do not survive a fork.
 
     Args:
-        path: its URL.
-        open: what opens it.
-        split_part: the split.
-        subset: the part of it that is read.
+        path: the URL of the source.
+        open: the function that opens it.
+        split_part: the name of the split.
+        subset: the part of the source that is read.
         parts: names of the parts that are read; None: all.
-        renaming: parts that are made of others; None: they are what the source calls them.
-        filters: conditions on its columns, all of which samples have to meet.
+        renaming: parts that are made of columns of the source; None: parts keep the names that the source gives them.
+        filters: conditions on its columns; samples have to meet all of them.
 
     Raises:
         EmptyDatasetError: there is no sample.
         ConfigError: the subset does not fit.
-        DataIndexError: it has no such column.
+        DataIndexError: the source lacks a column that a filter needs.
         UsageError: a filter is no condition on columns.
     """
 
     read_ahead = runs = ahead = None
-    skipped, contents = 0, ""
+    skipped = 0
+    contents = ""
 
     def __init__(
         self,
@@ -65,8 +66,11 @@ class OpenedSource:
         renaming: Renaming | None = None,
         filters: Sequence[SampleFilter] = (),
     ):
-        self.path, self.split_part, self._open = path, split_part, open
-        self._parts, self._renaming = parts, renaming
+        self.path = path
+        self.split_part = split_part
+        self._open = open
+        self._parts = parts
+        self._renaming = renaming
         self._opened: Source | None = None
         source = self._source()
         if not (isinstance(source.identity, str) and source.identity):
@@ -92,7 +96,7 @@ class OpenedSource:
         self.shard_names: Sequence[str] = getattr(source, "shard_names", ("",))
 
     def selected(self, parts: frozenset[str] | None, renaming: Renaming | None = None) -> OpenedSource:
-        """The same samples with some parts only, and with other names for them; see the arguments of the class."""
+        """Return the same samples with these parts only, and with other names for them; see the class's arguments."""
         if parts is None and renaming is None:
             return self
         other: OpenedSource = object.__new__(type(self))
@@ -118,41 +122,41 @@ class OpenedSource:
 
     def locate(self, index: int) -> tuple[int, int]:
         locate, place = getattr(self._source(), "locate", None), self._place(index)
-        found: tuple[int, int] = (0, place) if locate is None else locate(place)
-        return found
+        location: tuple[int, int] = (0, place) if locate is None else locate(place)
+        return location
 
     def _place(self, index: int) -> int:
-        """The number that the source has for a sample."""
+        """The number of a sample within the source."""
         return self._start + (index if self._kept is None else self._kept.place(index))
 
     def _left(self, filters: Sequence[SampleFilter]) -> DenseExclusion | None:
-        """The samples that meet all filters; None: all do."""
+        """The samples that meet all filters; None if all of them do."""
         kept = np.ones(self._stop - self._start, dtype=bool)
-        for one in filters:
-            if one.index is not None:
+        for sample_filter in filters:
+            if sample_filter.index is not None:
                 raise UsageError(
-                    f"a source of your own has no filter index {one.index!r}",
+                    f"a source of your own has no filter index {sample_filter.index!r}",
                     where=self.path,
                     fix="write a comparison of its columns, such as tokens <= 4096",
                 )
-            kept &= one.keep({name: np.asarray(self._whole_column(name)) for name in one.columns})
+            kept &= sample_filter.keep({name: np.asarray(self._whole_column(name)) for name in sample_filter.columns})
         return None if kept.all() else DenseExclusion(len(kept), [kept])
 
     def sample(self, index: int) -> RawSample:
-        """One sample.
+        """Read one sample.
 
         Raises:
             DatasetError: the source does not return parts.
         """
         counted = COUNTS.bytes_read
-        found = self._source().read(self._place(index))
-        if not isinstance(found, Mapping):
+        stored = self._source().read(self._place(index))
+        if not isinstance(stored, Mapping):
             raise DatasetError(
-                f"read returned a {type(found).__name__}", where=self.path, fix="return a dict of parts by name"
+                f"read returned a {type(stored).__name__}", where=self.path, fix="return a dict of parts by name"
             )
-        if COUNTS.bytes_read == counted:  # else it reads by our means
-            COUNTS.bytes_read += sum([len(value) for value in found.values() if isinstance(value, bytes)])
-        parts = dict(found) if self._renaming is None else self._renamed_one(found)
+        if COUNTS.bytes_read == counted:  # otherwise the source reads through our files, which count
+            COUNTS.bytes_read += sum([len(value) for value in stored.values() if isinstance(value, bytes)])
+        parts = dict(stored) if self._renaming is None else self._renamed_one(stored)
         if self._parts is not None:
             parts = {name: value for name, value in parts.items() if name in self._parts}
         key = self.key(index)
@@ -162,20 +166,22 @@ class OpenedSource:
         return RawSample(key, parts, info)
 
     def read(self, indices: Sequence[int]) -> Columns | None:
-        """Many at once, by columns; None: the source reads them one by one only."""
+        """Read many samples together, by columns; None: the source reads samples one by one only."""
         source = self._source()
         read_many = getattr(source, "read_many", None)
         if read_many is None:
             return None
         wanted, counted = [self._place(index) for index in indices], COUNTS.bytes_read
-        found = read_many(wanted)
-        if COUNTS.bytes_read == counted:  # else it reads by our means
-            COUNTS.bytes_read += sum(map(_bytes_of, found.values()))
+        stored = read_many(wanted)
+        if COUNTS.bytes_read == counted:  # otherwise the source reads through our files, which count
+            COUNTS.bytes_read += sum(map(_bytes_of, stored.values()))
         if self._renaming is None:
-            parts = {name: found[name] for name in found if self._parts is None or name in self._parts}
+            parts = {name: stored[name] for name in stored if self._parts is None or name in self._parts}
         else:
-            made = {name: one for name, one in self._renaming.items() if self._parts is None or name in self._parts}
-            parts = {name: [make(value) for value in found[column]] for name, (column, make) in made.items()}
+            made = {
+                name: recipe for name, recipe in self._renaming.items() if self._parts is None or name in self._parts
+            }
+            parts = {name: [make(value) for value in stored[column]] for name, (column, make) in made.items()}
         if any(len(values) != len(wanted) for values in parts.values()):
             raise DatasetError("read_many returned columns of another length", where=self.path)
         names, locate = self.shard_names, getattr(source, "locate", None)
@@ -186,16 +192,16 @@ class OpenedSource:
         return Columns(list(map(str, wanted)), shards, tuple(parts), parts)
 
     def column(self, name: str) -> Any:
-        """A measured column, where the source has any.
+        """The measured column ``name``: one value for each sample.
 
         Raises:
-            DataIndexError: it has none.
+            DataIndexError: the source has no such column.
         """
         values = self._whole_column(name)
         return values if self._kept is None else np.asarray(values)[self._kept.places(np.arange(len(self)))]
 
     def _whole_column(self, name: str) -> Any:
-        """A column of what the subset leaves, whatever the filters are."""
+        """A column for all samples of the subset, before filters."""
         column = getattr(self._source(), "column", None)
         if column is None:
             raise DataIndexError(
@@ -228,14 +234,14 @@ class OpenedSource:
     _identity = ""
 
     def _select(self, source: Source) -> Source:
-        """With the columns that are needed only, if it can do without the others."""
+        """The source with the needed columns only, if it supports a selection of columns."""
         select = getattr(source, "select", None)
         if select is None or (self._parts is None and self._renaming is None):
             return source
         wanted = self._parts or frozenset()
         if self._renaming is not None:
             made = self._renaming.items()
-            wanted = frozenset(one for name, (one, _) in made if self._parts is None or name in self._parts)
+            wanted = frozenset(column for name, (column, _) in made if self._parts is None or name in self._parts)
         selected: Source = select(wanted)
         return selected
 
@@ -248,13 +254,13 @@ class OpenedSource:
 
 
 def _bytes_of(column: Sequence[Any]) -> int:
-    """Bytes in a column; of values of another kind none."""
+    """Bytes in a column; 0 if its values are not bytes."""
     if not len(column) or not isinstance(column[0], bytes):
         return 0
     return sum([len(value) for value in column if isinstance(value, bytes)])
 
 
-#: What a leaf reads from.
+#: A source that a leaf may read from.
 AnySource = WebdatasetSource | OpenedSource | JoinedSource
-#: What is one data set, with parts of its own.
+#: A source of one data set, with parts of its own; a join is none.
 SingleSource = WebdatasetSource | OpenedSource

@@ -1,12 +1,12 @@
-"""Ranges of shards, fetched together and kept: in memory, and, if wanted, in a folder that all processes share.
+"""Cache of shard ranges that are fetched together: in memory, and optionally in a folder that all processes share.
 
 For storage where a request costs milliseconds. A *range* is one request: the samples of a run of neighbours, or a
-single sample. All ranges that a job needs and that are not there yet are requested at the same time.
+single sample. All missing ranges of a job are requested at the same time.
 
-A range in the folder is a file of its own: ``"ENRGLRNG"``, u32 crc32, 4 zeros, then its bytes. The checksum is that
-of the file's name and the bytes, and is verified whenever a process takes the range from the folder. So nothing has
-to be flushed to the disk: what a power cut has left, or somebody has put in its place, is fetched again. Folders and
-files are for their owner alone, and those of others are not read.
+Each range in the folder is a file: ``"ENRGLRNG"``, u32 crc32, 4 zeros, then its bytes. The checksum covers the file's
+name and the bytes, and is verified whenever a process takes the range from the folder. Therefore nothing has to be
+flushed to the disk: files that a power failure cut short, or that were replaced, are fetched again. Folders and files
+are readable by their owner only, and files of other users are not read.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ _log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<8sI4x")
 _MAGIC = b"ENRGLRNG"
-#: Lock files in a cache folder: a range belongs to one of them by its name.
+#: Lock files in a cache folder; the name of a range decides which of them guards it.
 _LOCKS = 256
 #: The share of a full folder that is kept when the ranges unused for longest are removed.
 _KEEP = 0.9
-#: Seconds to wait for another process that fetches a range; then this one does it, too.
+#: Seconds to wait for another process that fetches a range; after that this process fetches it as well.
 _PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
 class ReadAhead:
-    """How a data set on slow storage is read.
+    """Settings for reading a data set on slow storage in advance.
 
     Args:
         memory_bytes: bytes of ranges that each process keeps in memory (or mapped from ``folder``).
         requests: requests of one process at the same time.
-        hedge: ask once more for what takes twice as long as usual; the first answer counts.
+        hedge: send a second request for a range that takes twice as long as usual; the first answer counts.
         folder: a folder on a local disk, shared by all workers and ranks of a machine and kept from run to run, so
-            that each range crosses the network once. What is put there only this user can read, and it is verified
-            when it is taken from there. None: memory alone; then each worker fetches for itself.
-        folder_bytes: size of the folder; beyond it, the ranges unused for longest are removed.
+            that each range crosses the network once. Only this user can read its files, and each range is verified
+            when it is taken from there. None: memory only; then each worker fetches for itself.
+        folder_bytes: size of the folder in bytes; beyond it, the least recently used ranges are removed.
 
     Example:
         >>> dataset = get_train_dataset("s3://bucket/coco", shuffle_buffer_size=1000, max_samples_per_sequence=100,
@@ -77,65 +77,66 @@ class ReadAhead:
 
 
 class RangeCache:
-    """Ranges by their place. It belongs to one thread.
+    """Cache of ranges by their place in a shard, for one thread.
 
     Args:
         settings: see :class:`ReadAhead`.
-        store: where ranges are read.
+        store: the store that ranges are read with.
     """
 
     def __init__(self, settings: ReadAhead, store: ShardStore | None = None):
         self.settings = settings
         self._store = shared_store() if store is None else store
-        #: The range unused for longest stands first.
+        #: In order of use: the least recently used range comes first.
         self._kept: dict[ShardRange, memoryview] = {}
         self._bytes = 0
-        #: What the present job needs stays, however little memory is allowed.
+        #: Ranges of the current job; they stay, however small the memory limit is.
         self._held: dict[ShardRange, memoryview] = {}
         self._failed: dict[ShardRange, BaseException] = {}
-        #: On their way.
+        #: Requests that have not been answered yet.
         self._coming: dict[ShardRange, Fetch] = {}
         self._coming_bytes = 0
         self._process = os.getpid()
         self._requests = Fetches(
             self._read, settings.requests, loop_of=_loop_of, read_in_loop=self._read_in_loop, is_hedged=settings.hedge
         )
-        self._fetches, self._folder = self._requests, None
+        self._fetches = self._requests
+        self._folder = None
         if settings.folder is not None:
             self._folder = _Folder(settings.folder, settings.folder_bytes)
             self._fetches = Fetches(self._from_folder, settings.requests, is_hedged=False)
 
     def foresee(self, ranges: Iterable[ShardRange]) -> None:
-        """Begin to fetch what will be loaded next, as far as there is room for it; does not wait."""
+        """Start to fetch the ranges that will be loaded next, as far as there is room for them. Does not wait."""
         self._after_fork()
         room = self.settings.memory_bytes // 2 - self._coming_bytes
         wanted: dict[ShardRange, None] = {}
-        for one in ranges:
-            if one not in wanted and one not in self._coming and one not in self._kept and one not in self._held:
-                room -= one.size
+        for span in ranges:
+            if span not in wanted and span not in self._coming and span not in self._kept and span not in self._held:
+                room -= span.size
                 if room < 0:
                     break
-                wanted[one] = None
+                wanted[span] = None
         self._start([*wanted])
 
     def load(self, ranges: Iterable[ShardRange]) -> None:
-        """Have these ranges at hand until the next call. What fails raises in :meth:`get`."""
+        """Fetch these ranges and hold them until the next call. A failed range raises in :meth:`get`."""
         self._after_fork()
-        found = {one: self._held.get(one) or self._kept.get(one) for one in ranges}
-        missing = [one for one, data in found.items() if data is None]
-        COUNTS.memory_hits += len(found) - len(missing)
-        self._start([one for one in missing if one not in self._coming])
-        fetches = [self._coming[one] for one in missing]
+        data_of = {span: self._held.get(span) or self._kept.get(span) for span in ranges}
+        missing = [span for span, data in data_of.items() if data is None]
+        COUNTS.memory_hits += len(data_of) - len(missing)
+        self._start([span for span in missing if span not in self._coming])
+        fetches = [self._coming[span] for span in missing]
         self._fetches.wait(fetches)
         self._failed = {}
         for fetch in fetches:
-            found[fetch.one] = self._take(fetch)
-        self._held = {one: data for one, data in found.items() if data is not None}
-        for one, data in self._held.items():
-            self._keep(one, data)
+            data_of[fetch.one] = self._take(fetch)
+        self._held = {span: data for span, data in data_of.items() if data is not None}
+        for span, data in self._held.items():
+            self._keep(span, data)
 
     def get(self, one: ShardRange) -> memoryview:
-        """The bytes of a range.
+        """Return the bytes of a range.
 
         Raises:
             MissingShardError, ShardChangedError, DatasetError: as :meth:`ShardStore.read`.
@@ -155,16 +156,18 @@ class RangeCache:
         return data
 
     def _after_fork(self) -> None:
-        if self._process != os.getpid():  # what is on its way comes to the process that asked for it
-            self._process, self._coming, self._coming_bytes = os.getpid(), {}, 0
+        if self._process != os.getpid():  # requests are answered in the process that sent them
+            self._process = os.getpid()
+            self._coming = {}
+            self._coming_bytes = 0
 
     def _start(self, ranges: Sequence[ShardRange]) -> None:
         if ranges:
             self._coming.update(zip(ranges, self._fetches.start(ranges), strict=True))
-            self._coming_bytes += sum([one.size for one in ranges])
+            self._coming_bytes += sum([span.size for span in ranges])
 
     def _take(self, fetch: Fetch) -> memoryview | None:
-        """What has come; an error is noted."""
+        """The bytes of a finished fetch; its error is kept for :meth:`get`."""
         if self._coming.pop(fetch.one, None) is not None:
             self._coming_bytes -= fetch.one.size
         if fetch.error is not None:
@@ -199,7 +202,7 @@ class RangeCache:
         return await self._store.read_in_loop(*one.shard, one.offset, one.size)
 
 
-#: By process and scheme: the loop of its file system, if it has one.
+#: By process and URL scheme: the event loop of the file system, if it has one.
 _loops: dict[tuple[int, str], Any] = {}
 
 
@@ -212,10 +215,11 @@ def _loop_of(one: ShardRange) -> Any:
 
 
 class _Folder:
-    """A folder of ranges, one file each. Any number of processes may read, write and clean up at the same time."""
+    """A folder of ranges, one file each. Any number of processes may read, write and clean it up at the same time."""
 
     def __init__(self, path: str, limit: int):
-        self._path, self._limit = os.path.abspath(os.path.expanduser(path)), limit
+        self._path = os.path.abspath(os.path.expanduser(path))
+        self._limit = limit
         try:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             with suppress(FileExistsError):
@@ -228,9 +232,9 @@ class _Folder:
                 where=self._path,
                 fix="give a folder that this process can write to",
             ) from error
-        #: Ranges that were not as they had been written.
+        #: Files whose contents were not as they had been written.
         self.damaged = 0
-        #: Bytes written by this process since it last looked how full the folder is.
+        #: Bytes written by this process since it last measured the folder.
         self._written = limit
         self._told = False
 
@@ -242,7 +246,7 @@ class _Folder:
             COUNTS.folder_hits += 1
             return data
         try:
-            # One process fetches, the others wait and find it.
+            # One process fetches, the others wait and read its file.
             place = os.path.join(self._path, f"{int(name[:8], 16) % _LOCKS:03d}")
             with only_one(place, mode=0o600, patience=_PATIENCE):
                 data = self._map(path, one)
@@ -256,13 +260,13 @@ class _Folder:
             return memoryview(read(one))
 
     def _map(self, path: str, one: ShardRange) -> memoryview | None:
-        """A range that is there and as it was written; any other is removed."""
+        """Map the file of a range if it exists and is intact; a damaged one is removed."""
         with suppress(OSError), open(path, "rb", buffering=0, opener=_open_own) as file:
             size = os.fstat(file.fileno()).st_size
             view = map_file(file.fileno()) if size == _HEADER.size + one.size else memoryview(b"")
             data = view[_HEADER.size :]
             if bytes(view[: _HEADER.size]) == _header(path, data):
-                os.utime(file.fileno())  # it is in use: cleaning up goes by this time
+                os.utime(file.fileno())  # the time of last use, by which ranges are removed
                 return data
             self.damaged += 1
             if self.damaged == 1:
@@ -281,7 +285,7 @@ class _Folder:
         return memoryview(data)
 
     def _make_room(self, size: int) -> None:
-        """Remove ranges until the folder may grow by a tenth before the next look (each process looks by itself)."""
+        """Remove ranges until the folder may grow by a tenth before the next check (each process checks for itself)."""
         self._written = size
         files = []
         for place, _, names in os.walk(self._path):
@@ -293,7 +297,7 @@ class _Folder:
         for _, bytes_of, path in sorted(files):
             if total <= _KEEP * self._limit:
                 break
-            with suppress(OSError):  # another process was faster
+            with suppress(OSError):  # another process has removed it already
                 os.unlink(path)
             total -= bytes_of
 
@@ -307,10 +311,10 @@ def _private(path: str, flags: int) -> int:
 
 
 def _open_own(path: str, flags: int) -> int:
-    """A descriptor of a file of this user's, which is no link to one.
+    """Open a regular file of this user, following no link, and return its descriptor.
 
     Raises:
-        OSError: something else is there.
+        OSError: there is something else at the path.
     """
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     status = os.fstat(fd)
@@ -321,10 +325,10 @@ def _open_own(path: str, flags: int) -> int:
 
 
 def _make_own(folder: str) -> None:
-    """Have a folder of this user's, which is no link to one.
+    """Create a folder of this user if it does not exist; a link to a folder is refused.
 
     Raises:
-        OSError: something else is there.
+        OSError: there is something else at the path.
     """
     try:
         os.mkdir(folder, 0o700)
@@ -338,6 +342,6 @@ _shared: dict[ReadAhead, RangeCache] = {}
 
 
 def shared_range_cache(settings: ReadAhead) -> RangeCache:
-    """The cache that all data sets of this process with these settings share."""
+    """Return the cache that all data sets of this process with these settings share."""
     cache = _shared.get(settings)
     return _shared.setdefault(settings, RangeCache(settings)) if cache is None else cache

@@ -1,7 +1,7 @@
-"""A stretch of a file as a stream, of which only those bytes are fetched that somebody reads.
+"""A stretch of a file as a stream that fetches only the bytes that are read.
 
 For audio and video, local or behind a URL: a clip of a long film takes its header and the group of pictures around the
-clip. Nothing is open between two reads; the stream can be pickled, and used in any process.
+clip. No file stays open between two reads; the stream can be pickled, and used in any process.
 """
 
 from __future__ import annotations
@@ -17,23 +17,27 @@ from energon_lite.storage.read.range_cache import ReadAhead, shared_range_cache
 
 __all__ = ["PartRange", "RangeStream", "StreamedParts", "open_stream"]
 
-#: Bytes of a request at least, at most, and their share of what was read in one go before: little is fetched in vain.
-_LEAST, _MOST, _SHARE = 32 << 10, 4 << 20, 8
+#: Bytes of a request at least.
+_LEAST = 32 << 10
+#: Bytes of a request at most, while reading on without a known stretch.
+_MOST = 4 << 20
+#: A request is 1/8 of the bytes that were just read without a gap, so that few bytes are fetched in vain.
+_SHARE = 8
 #: Bytes of one request for a stretch that is known to be wanted.
 _LARGEST = 8 << 20
-#: Bytes of a request behind it: often it is the next picture alone that is looked at.
+#: Bytes of a request right behind such a stretch: often only the next picture is read.
 _BEHIND = 8 << 10
 #: Bytes that a stream keeps: a file is opened several times, and its header read each time.
 _KEPT = 32 << 20
 
 
 class PartRange(NamedTuple):
-    """A part of a sample that has not been read.
+    """A part of a sample that has not been read yet: its place in its shard.
 
     Attributes:
-        shard: path and identity of the shard it is in.
-        offset, size: where.
-        read_ahead: how the shard is read; None: directly.
+        shard: path and identity of its shard.
+        offset, size: position and length in the shard, in bytes.
+        read_ahead: settings for reading the shard through the cache; None: it is read directly.
     """
 
     shard: Shard
@@ -42,7 +46,7 @@ class PartRange(NamedTuple):
     read_ahead: ReadAhead | None = None
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes of the part.
+        """Read ``size`` bytes of the part from ``offset`` on.
 
         Raises:
             DatasetError: as :meth:`~energon_lite.storage.files.shard_store.ShardStore.read`.
@@ -52,28 +56,28 @@ class PartRange(NamedTuple):
         return shared_store().read(*self.shard, self.offset + offset, size)
 
     def open(self) -> RangeStream:
-        """The part as a stream."""
+        """Return the part as a stream."""
         return RangeStream(self)
 
 
 class StreamedParts(NamedTuple):
-    """Which parts of samples are not read with them.
+    """The parts of samples that are streamed instead of read with the sample.
 
     Attributes:
-        names: of such parts.
-        above: they have more bytes than this.
+        names: names of such parts.
+        above: only parts of more than this many bytes are streamed.
     """
 
     names: frozenset[str]
     above: int
 
     def takes(self, name: str, size: int) -> bool:
-        """Whether a part is one of them."""
+        """Return True if a part of this name and size is streamed."""
         return size > self.above and name in self.names
 
 
 class _File(NamedTuple):
-    """A stretch of a file that is in no data set."""
+    """A stretch of a file that belongs to no data set."""
 
     path: str
     offset: int
@@ -87,17 +91,18 @@ class RangeStream(RangedFile):
     """A stretch of a file. Make one with :func:`open_stream`.
 
     Args:
-        place: where it is; reads it.
+        place: the stretch, which reads its bytes.
 
     Attributes:
-        fetched: bytes that were fetched, and ``requests``, how often.
+        fetched: bytes that were fetched.
+        requests: number of requests.
     """
 
     def __init__(self, place: PartRange | _File):
         super().__init__(place.size, place.read)
         self.place = place
         self.fetched = self.requests = 0
-        #: By their begin, what was fetched; the oldest stands first.
+        #: Fetched bytes by their start offset; the oldest comes first.
         self._kept: dict[int, bytes] = {}
         self._window = (0, 0)
         self._run = (0, 0)
@@ -110,13 +115,13 @@ class RangeStream(RangedFile):
         return f"RangeStream({path!r}, {self.place.offset}, {self.size})"
 
     def fetch_ahead(self, start: int, stop: int | None) -> None:
-        """Say that the bytes from ``start`` up to ``stop`` (None: the end) will be read: they are fetched together, as
-        soon as the first of them is wanted, and no more than these."""
+        """Announce that the bytes from ``start`` up to ``stop`` (None: the end) will be read. They are fetched together
+        at the first read of one of them, and no byte beyond them."""
         self._window = start, self.size if stop is None else min(stop, self.size)
 
     def read(self, size: int | None = -1) -> bytes:
-        """At most ``size`` bytes, and as many if they are there; -1: all that are left. From the end of what
-        :meth:`fetch_ahead` told of on there may be fewer: FFmpeg asks for more than it needs."""
+        """Read up to ``size`` bytes, fewer only at the end of the stream; -1: all that are left. At and behind the end
+        of the stretch of :meth:`fetch_ahead` the result may be shorter: FFmpeg asks for more than it needs."""
         left = max(0, self.size - self._position)
         wanted = left if size is None or size < 0 else min(size, left)
         pieces = []
@@ -130,7 +135,7 @@ class RangeStream(RangedFile):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _piece(self, position: int, wanted: int) -> bytes:
-        """At least one of the wanted bytes."""
+        """Bytes from ``position`` on: at least one and at most ``wanted``."""
         stop = self.size
         for begin, data in self._kept.items():
             if begin <= position < begin + len(data):
@@ -139,7 +144,8 @@ class RangeStream(RangedFile):
                 stop = begin
         size = min(self._request(position, wanted), stop - position)
         data = self._read_at(position, size)
-        self.fetched, self.requests = self.fetched + size, self.requests + 1
+        self.fetched += size
+        self.requests += 1
         self._run = (self._run[0] if self._run[1] == position else position), position + size
         self._kept[position] = data
         while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _KEPT:
@@ -157,12 +163,12 @@ class RangeStream(RangedFile):
 
 
 def open_stream(path: str | os.PathLike[str], *, offset: int = 0, size: int | None = None) -> RangeStream:
-    """A file, or a stretch of one, as a binary stream that fetches only what is read.
+    """Open a file, or a stretch of one, as a binary stream that fetches only the bytes that are read.
 
     Args:
-        path: of a local file, or a URL that fsspec knows.
-        offset: where the stretch begins.
-        size: its length; None: up to the end of the file.
+        path: a local file, or a URL that fsspec knows.
+        offset: first byte of the stretch.
+        size: length of the stretch in bytes; None: up to the end of the file.
 
     Raises:
         MissingShardError: there is no such file (it is a FileNotFoundError as well).

@@ -1,9 +1,9 @@
-"""Data sets behind a URL: ``s3://bucket/coco``, ``gs://...``, ``memory://...``, whatever fsspec reads.
+"""Data sets behind a URL of any kind that fsspec reads: ``s3://bucket/coco``, ``gs://...``, ``memory://...``.
 
 The small files of ``.nv-meta`` (the packed index is the largest) are copied once into the user's cache, and again when
-they change; shards are never copied as a whole, only ranges of them are read. Of a data set that Megatron-Energon
-prepared, the packed index is made here (:mod:`energon_lite.storage.read.remote_index`). Requests are those of
-:mod:`energon_lite.storage.files.remote_files`.
+they change. Shards are never copied as a whole: only ranges of them are read. For a data set that Megatron-Energon
+prepared, the packed index is made on this machine (:mod:`energon_lite.storage.read.remote_index`). Requests are those
+of :mod:`energon_lite.storage.files.remote_files`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from energon_lite.storage.index.nv_meta import META_FOLDER
 
 __all__ = ["local_meta", "shard_sizes"]
 
-#: Files of ``.nv-meta`` that nothing here reads.
+#: Endings of files in ``.nv-meta`` that are not read, and so not copied.
 _UNUSED = (".sqlite", ".sqlite-journal", ".sqlite-shm", ".sqlite-wal", ".lock", ".tmp")
 
 
 def local_meta(path: str) -> str:
-    """The folder in whose ``.nv-meta`` the small files of a data set are: ``path`` itself, or a copy in the cache.
+    """Return the folder whose ``.nv-meta`` has the small files of a data set: ``path`` itself, or a copy in the cache.
 
     Raises:
         NotPreparedError: there is no prepared data set behind the URL.
         DatasetError: the store does not answer, or its package is not installed.
     """
-    if not is_remote(path) or is_jsonl(path):  # of a JSONL file there are none
+    if not is_remote(path) or is_jsonl(path):  # a JSONL file has no such folder
         return path
     name = hashlib.sha256(path.rstrip("/").encode()).hexdigest()[:16]
     root = os.path.join(cache_folder(), "remote", f"{os.path.basename(path.rstrip('/'))}-{name}")
@@ -74,11 +74,11 @@ def _copy_changed(path: str, there: dict[str, dict[str, Any]], root: str, folder
 
 
 def shard_sizes(there: Listing) -> dict[str, int | None]:
-    """Size of every file of a remote data set, by its path relative to it; None: a listing of this store does not say.
+    """Size of every file of a remote data set, by its path relative to the root; None where the listing has no size.
 
     Args:
-        there: all its files, from :func:`~energon_lite.storage.files.remote_files.list_files`: one listing, not one
-            request a shard.
+        there: all its files, from :func:`~energon_lite.storage.files.remote_files.list_files`: one listing instead of
+            a request for each shard.
     """
     return {name: None if info.get("size") is None else int(info["size"]) for name, info in there.items()}
 

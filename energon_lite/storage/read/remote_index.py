@@ -1,8 +1,8 @@
-"""The packed index of a remote data set that has none: made from what Megatron-Energon has put beside the shards.
+"""Makes the packed index of a remote data set that has none, from the files that Megatron-Energon wrote.
 
-``index.sqlite`` knows where all samples are. Shards that it does not know, or not rightly, have their headers read by
-ranges, many shards at the same time. The index is kept in the user's cache, under a name with the versions of all
-shards in it: when the data set is uploaded again, it has another name. One process makes it, the others wait.
+``index.sqlite`` has the places of all samples. For shards that it lacks, or for which it is wrong, the headers are read
+by ranges, many shards at the same time. The index is kept in the user's cache, under a name that contains the versions
+of all shards: when the data set is uploaded again, its index has another name. One process makes it, the others wait.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 U = TypeVar("U")
 
-#: Requests, and shards whose headers are read, at the same time.
+#: Requests at the same time, and shards whose headers are read at the same time.
 _TOGETHER = 32
-#: Seconds after which an index of an earlier version, which a run may still use, is removed.
+#: Seconds after which an index of an earlier version is removed; until then a run may still use it.
 _OLD = 7 * 86400.0
 
 
 def remote_index(root: str, meta: str, counts: Mapping[str, int], there: Listing) -> tuple[PackedIndex, str]:
-    """The packed index of a remote data set, and the local file that it is in.
+    """Return the packed index of a remote data set, and the local file that holds it.
 
     Args:
-        root: its URL.
+        root: the URL of the data set.
         meta: the folder with the copy of its ``.nv-meta``.
-        counts: samples by shard.
-        there: what the store says of all its files.
+        counts: number of samples by shard.
+        there: the store's listing of all its files.
 
     Raises:
-        MissingShardError, ShardChangedError, ShardFormatError: it had to be made, and a shard is not as it should be.
+        MissingShardError, ShardChangedError, ShardFormatError: a shard is missing or damaged, and the index had to be
+            made.
         DatasetError: the store failed.
         OSError: the cache cannot be written.
     """
-    found = find_index(meta, counts)
-    if found is not None:
-        return found
+    existing = find_index(meta, counts)
+    if existing is not None:
+        return existing
     missing = next((name for name in counts if name not in there), None)
     if missing is not None:
         raise MissingShardError(
@@ -83,7 +84,7 @@ def _place(root: str, meta: str, counts: Mapping[str, int], there: Listing) -> s
 
 
 def _remove_older(path: str) -> None:
-    """Remove the indexes of what was behind the URL a week ago, and what killed processes left."""
+    """Remove indexes of earlier versions of the data set that are a week old, and files that killed processes left."""
     folder, name = os.path.split(path)
     remove_leftovers(folder)
     prefix = name.rpartition("-")[0] + "-"
@@ -106,28 +107,29 @@ def _scans(root: str, folder: str, counts: Mapping[str, int], there: Listing) ->
                 raise
 
         def size_of(name: str) -> int:
-            said = _size(there[name])
-            return file_size(f"{root}/{name}") if said is None else said
+            listed = _size(there[name])
+            return file_size(f"{root}/{name}") if listed is None else listed
 
-        sizes, found = dict(zip(counts, each(size_of, counts), strict=True)), {}
+        sizes = dict(zip(counts, each(size_of, counts), strict=True))
+        scans: dict[str, ShardScan] = {}
         if f"{META_FOLDER}/{SQLITE_INDEX}" in there:
             blocks = each(lambda name: read_range(f"{root}/{name}", 0, min(BLOCK, sizes[name])), counts)
             shards = {
                 name: RemoteShard(sizes[name], block, counts[name]) for name, block in zip(counts, blocks, strict=True)
             }
-            found = _from_database(root, folder, shards, there)
-        left = [name for name in counts if name not in found]
+            scans = _from_database(root, folder, shards, there)
+        left = [name for name in counts if name not in scans]
         if left:
             _log.warning("%s: reading the headers of %d shards", root, len(left))
-        found |= {scan.name: scan for scan in each(lambda name: scan_remote_shard(root, name, sizes[name]), left)}
+        scans |= {scan.name: scan for scan in each(lambda name: scan_remote_shard(root, name, sizes[name]), left)}
     for name, count in counts.items():
-        check_count(root, name, found[name].samples, count)
-    return [found[name] for name in counts]
+        check_count(root, name, scans[name].samples, count)
+    return [scans[name] for name in counts]
 
 
 def _from_database(root: str, folder: str, shards: Mapping[str, RemoteShard], there: Listing) -> dict[str, ShardScan]:
     name = f"{META_FOLDER}/{SQLITE_INDEX}"
-    # Of use only now, so it never gets a name of its own; what a killed process leaves is removed by the next one.
+    # A temporary file that is used only here; if the process is killed, the next one removes it.
     temporary = temporary_path(os.path.join(folder, "energon.sqlite"))
     try:
         copy_file(root, name, temporary, _size(there[name]))

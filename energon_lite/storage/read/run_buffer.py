@@ -1,9 +1,9 @@
-"""Neighbours of a local shard, read by one call and cut up: the quickest way to many small samples.
+"""Runs of neighbouring samples in a local shard, read by one call and cut up: the fastest way to many small samples.
 
 A system call for each small sample costs more than its bytes. With runs and windows, the first sample of a run that is
-wanted has the whole run read by one call, into memory that is used again and again and so stays in the processor's
-cache, and at once cut into ``bytes``. Reading, instead of mapping the files, keeps read errors exceptions and the page
-cache out of the process's memory.
+wanted causes one read of the whole run, into memory that is reused (and therefore stays in the processor's cache). The
+run is cut into ``bytes`` at once. Files are read instead of mapped, so read errors stay exceptions, and the page cache
+does not count as memory of the process.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from energon_lite.storage.tar.tar_scan import Int64
 
 __all__ = ["LARGEST", "Runs", "Usage", "fetch_neighbours"]
 
-#: Bytes that are read by one call at most; each thread has memory for so many, which is real where it was used.
+#: Bytes of one read at most; each thread has a buffer of this size, whose pages are allocated when they are first used.
 LARGEST = 4 << 20
-#: Bytes that may be read in runs for each sample that is wanted; more cost more than a system call or two.
+#: Bytes that may be read in runs for each wanted sample; beyond that, a system call for each sample is cheaper.
 _WORTH = 12 << 10
 
 
 class Runs(NamedTuple):
-    """How the samples of a source are read in runs.
+    """Length and window of the runs in which the samples of a source are read.
 
     Attributes:
-        length: of a run, in samples.
-        window: samples of the source that are mixed.
+        length: samples in a run.
+        window: samples of the source that are mixed with each other.
     """
 
     length: int
@@ -36,46 +36,47 @@ class Runs(NamedTuple):
 
     @property
     def kept(self) -> int:
-        """Runs that are kept: those of the present window, the ones that it cuts at either end, and as many more."""
+        """Runs to keep: those of the current window, the ones that it cuts at either end, and two of margin."""
         return self.window // self.length + 4
 
 
 class Usage:
-    """Whether it pays to read a source's runs as a whole. Other processes may want most of their samples.
+    """Counts of read and wanted samples, which decide if reading a source's runs as a whole pays. It does not pay when
+    other processes want most of their samples.
 
     Args:
-        runs: how they are read.
-        mean_bytes: of a sample.
+        runs: length and window of the runs.
+        mean_bytes: bytes of a sample on average.
 
     Attributes:
-        read, wanted: samples so far.
+        read, wanted: samples read and samples wanted up to now.
     """
 
     def __init__(self, runs: Runs, mean_bytes: float):
-        # Runs of the present window are read already, and their samples not wanted yet. The first windows may be half
-        # over when a run is resumed.
+        # Runs of the current window are read already, while their samples are not wanted yet. The first windows may be
+        # half over when a run is resumed.
         self._ahead = runs.window + 2 * runs.length
         self._mean_bytes = mean_bytes
         self.read = self.wanted = 0
 
     @property
     def pays(self) -> bool:
-        """So far."""
+        """True while the bytes that were read stay below the limit for each wanted sample."""
         return self.read < 4 * self._ahead or (self.read - self._ahead) * self._mean_bytes <= self.wanted * _WORTH
 
 
 class ScratchReader(Protocol):
-    """A shard that can be read into memory that is there."""
+    """A shard that can be read into existing memory."""
 
     def read_into(self, memory: memoryview, offset: int) -> int:
-        """Fill ``memory`` from ``offset`` on; returns how many bytes there were."""
+        """Fill ``memory`` with the bytes from ``offset`` on; return the number of bytes that were read."""
 
 
 _threads = threading.local()
 
 
 def fetch_neighbours(shard: ScratchReader, starts: Int64, stops: Int64) -> list[list[bytes]] | None:
-    """Ranges of a shard, all read as one.
+    """Read ranges of a shard with one read.
 
     Args:
         shard: an open file.

@@ -1,4 +1,4 @@
-"""Which samples of a data set are read: those of the chosen shards, without what is excluded or skipped."""
+"""The samples of a data set that are read: those of the chosen shards without excluded, skipped and filtered ones."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ class SampleChoice:
 
     Args:
         index: the packed index.
-        path: of the data set: its folder, or its URL, or the JSONL file.
+        path: the data set: its folder, its URL, or the JSONL file.
         shard_names: the chosen shards, in order.
-        excluded: ascending positions, among the samples of these shards, of those that ``split.yaml`` leaves out.
+        excluded: ascending positions, among the samples of these shards, of the samples that ``split.yaml`` excludes.
         span: first and last + 1 of the positions that are read; None: all.
-        skips: name of a column by which samples are left out, too; None: none are.
+        skips: name of a column whose skipped samples are left out as well; None: no such column.
         filters: conditions that samples have to meet, all of them.
-        versions: of the shards, as they were found; None: the times that the index has.
-        verified: parts are to be compared with their checksums, if these were measured.
+        versions: versions of the shards at opening; None: the times of change that the index has.
+        verified: parts are compared with their checksums, if these were measured.
         asked: see :func:`find_column`.
 
     Attributes:
         shards: path and identity of each chosen shard.
-        skipped, filtered: samples that only the column leaves out, and then those that only the filters do.
-        fingerprint: identifies what is read: shards (name, size, number of samples, in order), the span, and what is
-            left out of it, wherever the folder is.
-        contents: identifies the data, too: shards of equal names, sizes and counts differ in their first blocks.
-        checksums: of the parts of all samples of the folder; None: parts are not verified.
+        skipped, filtered: samples that only the column leaves out, and after these the samples that only filters do.
+        fingerprint: identifies what is read: shards (name, size, number of samples, in order), the span, and the left
+            out samples; independent of the folder's place.
+        contents: identifies the data as well: shards of equal names, sizes and counts differ in their first blocks.
+        checksums: checksums of the parts of all samples of the folder; None: parts are not verified.
 
     Raises:
-        DataIndexError: there is no such column, it is older than the data, or does not know these shards.
+        DataIndexError: the column does not exist, is older than the data, or lacks values for these shards.
     """
 
     def __init__(
@@ -70,8 +70,14 @@ class SampleChoice:
         verified: bool = False,
         asked: Sequence[str] = (),
     ):
-        self.index, self.path, self.shard_names, self._asked = index, path, tuple(shard_names), asked
-        self.excluded, self.span, self.skips, self.filters = excluded, span, skips, tuple(filters)
+        self.index = index
+        self.path = path
+        self.shard_names = tuple(shard_names)
+        self._asked = asked
+        self.excluded = excluded
+        self.span = span
+        self.skips = skips
+        self.filters = tuple(filters)
         numbers = {name: number for number, name in enumerate(index.shard_names)}
         self._shards = [numbers[name] for name in shard_names]
         table, folder = index.shards.tolist(), folder_of_shards(path)
@@ -83,7 +89,7 @@ class SampleChoice:
         identities = [ShardIdentity(row[0], row[1], version) for row, version in zip(rows, self.versions, strict=True)]
         paths = [os.path.join(folder, name) for name in shard_names]
         self.shards: list[Shard] = list(zip(paths, identities, strict=True))
-        #: Where each shard starts in the index, and among the chosen samples; at the end, how many these are.
+        #: First sample of each shard in the index, and among the chosen samples; the last entry is their total.
         self._first = [row[3] for row in rows]
         counts = [table[number + 1][3] - table[number][3] for number in self._shards]
         self._starts = [0, *accumulate(counts)]
@@ -114,7 +120,7 @@ class SampleChoice:
         return self._length
 
     def locate(self, index: int) -> tuple[int, int]:
-        """(position among the chosen shards, number of the sample over all shards of the folder)."""
+        """Return (position among the chosen shards, number of the sample over all shards of the folder)."""
         if not 0 <= index < self._length:
             raise IndexError(f"sample {index} of {self._length} in {self.path}")
         if self._kept is not None:
@@ -124,8 +130,8 @@ class SampleChoice:
         return place, self._first[place] + index - self._starts[place]
 
     def index_of(self, sample: int) -> int | None:
-        """The inverse of :meth:`locate`: the index of a sample by its number over all shards of the folder; None: it is
-        not among the chosen ones."""
+        """Return the index of a sample by its number over all shards of the folder (the inverse of :meth:`locate`);
+        None: the sample is not among the chosen ones."""
         for first, (begin, end) in zip(self._first, pairwise(self._starts), strict=True):
             if first <= sample < first + end - begin:
                 place = begin + sample - first - self._start
@@ -136,7 +142,7 @@ class SampleChoice:
         return None
 
     def locate_many(self, indices: Int64) -> tuple[Int64, Int64]:
-        """:meth:`locate` for many, which have to be there."""
+        """:meth:`locate` for many indices, which have to be valid."""
         if self._kept is not None:
             indices = self._kept.places(indices)
         if self._start:
@@ -146,8 +152,8 @@ class SampleChoice:
         return place, indices + shift[place]
 
     def stretches(self, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """The samples ``first..stop-1`` as neighbours in a shard: its position among the chosen ones, the number of the
-        first one over all shards of the folder, and how many they are."""
+        """The samples ``first..stop-1`` as stretches of neighbours in a shard: the shard's position among the chosen
+        ones, the number of the first sample over all shards of the folder, and the number of samples."""
         place, begin = self.locate(first)
         other, end = self.locate(stop - 1)
         if place == other and end - begin == stop - 1 - first:
@@ -158,8 +164,8 @@ class SampleChoice:
         yield from self.stretches(middle, stop)
 
     def wanted(self, index: int, parts: Container[str] | None) -> tuple[str, str, list[str], list[Range]]:
-        """Where a sample is: the name of its shard, its key, and the names and ranges of those of the ``parts`` that it
-        has, in the order of the tar."""
+        """Return the place of a sample: the name of its shard, its key, and the names and ranges of those ``parts``
+        that it has, in the order of the tar."""
         place, sample = self.locate(index)
         key, rows = self.index.key_and_part_rows(sample)
         part_names, shard = self.index.part_names, self.shards[place]
@@ -173,22 +179,23 @@ class SampleChoice:
         return self.shard_names[place], key, names, ranges
 
     def verify(self, samples: Int64, wanted: Any, names: Sequence[str], parts: Sequence[Sequence[Any]]) -> None:
-        """Compare parts with their checksums, if there are any.
+        """Compare parts with their checksums, if checksums were measured.
 
         Args:
-            samples: their numbers over all shards of the folder; all have the same parts.
-            wanted: which of these they are, as a list or a slice.
-            names, parts: of those, their names and, for each, the bytes in all samples; what is no bytes was not read.
+            samples: numbers of the samples over all shards of the folder; all have the same parts.
+            wanted: the positions of the given parts among all parts of a sample, as a list or a slice.
+            names: names of the given parts.
+            parts: for each of them the bytes in all samples; values that are not bytes were not read and are ignored.
 
         Raises:
-            DatasetError: the bytes of a part are not those that were measured.
+            DatasetError: the bytes of a part differ from the measured ones.
         """
         if self.checksums is None:
             return
         sums = self.checksums.take(samples).values.reshape(len(samples), -1)[:, wanted].astype(np.uint32)
         for name, column, expected in zip(names, parts, sums.T.tolist(), strict=True):
-            for sample, part, one in zip(samples.tolist(), column, expected, strict=True):
-                if isinstance(part, bytes) and zlib.crc32(part) != one:
+            for sample, part, checksum in zip(samples.tolist(), column, expected, strict=True):
+                if isinstance(part, bytes) and zlib.crc32(part) != checksum:
                     shard = int(self.index.shards[:-1, 3].searchsorted(sample, "right")) - 1
                     raise DatasetError(
                         f"the bytes of part {name!r} are not those that were measured: their checksum is another",
@@ -198,10 +205,10 @@ class SampleChoice:
                     )
 
     def column(self, name: str) -> Column:
-        """Values of a column, such as ``"length"`` or ``"skip"``, for these samples, as an array that stays on disk.
+        """The values of a column, such as ``"length"`` or ``"skip"``, for these samples: an array that stays on disk.
 
         Raises:
-            DataIndexError: there is no such column, it is older than the data, or it has no values for some shards.
+            DataIndexError: the column does not exist, is older than the data, or has no values for some shards.
         """
         file = self._file(name)
         in_order = len(set(self._arrays[1].tolist())) <= 1
@@ -213,7 +220,7 @@ class SampleChoice:
         return find_column(self.path, self.index, name, self._shards, asked=self._asked)
 
     def ragged_column(self, name: str) -> RaggedColumn:
-        """Values of a ragged column, such as ``"image_sizes"``, for these samples.
+        """The values of a ragged column, such as ``"image_sizes"``, for these samples.
 
         Raises:
             DataIndexError: as :meth:`column`.
@@ -223,9 +230,9 @@ class SampleChoice:
         return RaggedColumn(file, self._length, lambda n: self.locate_many(n)[1], fingerprint=fingerprint)
 
     def _left(self, skips: str | None, stop: int, excluded: Int64) -> DenseExclusion | None:
-        """What a column of skips, and the filters, leave; None if they leave all that are not excluded."""
+        """The samples that the column ``skips`` and the filters keep; None if they keep all that are not excluded."""
         skipped = None if skips is None else self._file(skips)
-        filters = [self._filter(one) for one in self.filters]
+        filters = [self._filter(sample_filter) for sample_filter in self.filters]
 
         def kept() -> Iterator[NDArray[np.bool_]]:
             for first, (begin, end) in zip(self._first, pairwise(self._starts), strict=True):
@@ -246,21 +253,21 @@ class SampleChoice:
         return left if len(left) < stop - self._start - len(excluded) else None
 
     def _filter(self, one: SampleFilter) -> Callable[[int, int], NDArray[np.bool_]]:
-        """``keep(first, stop)``: which of these samples, counted over all shards of the folder, a filter keeps."""
+        """Return ``keep(first, stop)``: a mask of the samples (counted over all shards) that a filter keeps."""
         if one.index is not None:
             numbers = read_filter_index(self.path, self.index, one.index)
 
             def listed(first: int, stop: int) -> NDArray[np.bool_]:
-                found = np.zeros(stop - first, dtype=bool)
-                found[numbers[np.searchsorted(numbers, first) : np.searchsorted(numbers, stop)] - first] = True
-                return found
+                mask = np.zeros(stop - first, dtype=bool)
+                mask[numbers[np.searchsorted(numbers, first) : np.searchsorted(numbers, stop)] - first] = True
+                return mask
 
             return listed
         files = {name: self._file(name) for name in one.columns}
 
         def compared(first: int, stop: int) -> NDArray[np.bool_]:
             values = {name: file.values[first:stop] for name, file in files.items()}
-            # Small integers would overflow in a product.
+            # Products of small integer types would overflow.
             return one.keep(
                 {name: here.astype(np.int64) if here.dtype.kind in "iu" else here for name, here in values.items()}
             )
@@ -269,7 +276,7 @@ class SampleChoice:
 
 
 def excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequence[tuple[str, str]]) -> Int64:
-    """Positions, among the samples of ``shards``, of the (shard, key) to leave out."""
+    """Return the positions, among the samples of ``shards``, of the (shard, key) pairs to leave out."""
     wanted: dict[str, set[str]] = {}
     for shard, key in excluded:
         wanted.setdefault(shard, set()).add(key)
@@ -282,9 +289,9 @@ def excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequ
         first, stop = index.shards[rows[name] : rows[name] + 2, 3].tolist()
         keys = wanted.get(name)
         if keys:
-            found = {place: key for place, key in enumerate(index.keys(first, stop), start) if key in keys}
-            positions += found
-            for key in keys - {*found.values()}:
+            key_of = {place: key for place, key in enumerate(index.keys(first, stop), start) if key in keys}
+            positions += key_of
+            for key in keys - {*key_of.values()}:
                 _log.warning("exclude names sample %r of shard %r, which is not there", key, name)
         start += stop - first
     return np.array(positions, dtype=np.int64)

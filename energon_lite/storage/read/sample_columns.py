@@ -1,4 +1,4 @@
-"""Samples that were read together."""
+"""The columns of samples that were read together."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["Columns"]
 
 
 class Columns(NamedTuple):
-    """Samples by columns.
+    """Samples by columns: one list for each part, with one value for each sample.
 
     Attributes:
-        keys: of each sample.
+        keys: the key of each sample.
         shards: the name of each sample's shard.
         names: the parts that were read, in the order of the tar.
-        parts: by name, each sample's part: bytes; of other sources than tars any values.
+        parts: by name, each sample's part: bytes from tar shards, values of any kind from other sources.
     """
 
     keys: list[str]

@@ -1,12 +1,13 @@
-"""Samples of one source: the one way from their numbers to their bytes.
+"""Reader of the samples of one source: turns their numbers into bytes.
 
-Many are looked up together, in a few numpy calls, and come by columns: all keys, all bytes of a part, all bytes of
-another. That takes samples with the same parts in the same order, as nearly all data sets have; the others come one by
-one. Below that, bytes are fetched by ranges of shards (shard, offset, size), in one of three ways:
+Many samples are looked up together, in a few numpy calls, and returned by columns: all keys, all bytes of one part, all
+bytes of the next. That requires samples with the same parts in the same order, as nearly all data sets have; other
+samples are read one by one. Below that, bytes are fetched by ranges of shards (shard, offset, size), in one of three
+ways:
 
 * by a positioned read for each (:meth:`ShardStore.fetch`),
-* from a run of neighbours that was read by one call, and cut up (:func:`fetch_neighbours`), or
-* out of ranges that were requested ahead, many at the same time, and kept (:class:`RunReader`), from slow storage.
+* from a run of neighbours that is read by one call, and cut up (:func:`fetch_neighbours`), or
+* from slow storage, out of ranges that were requested ahead, many at the same time, and kept (:class:`RunReader`).
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ Ints = NDArray[np.int64]
 #: A sample: the names of its parts, its key, the name of its shard, and the bytes of its parts.
 Row = tuple[Any, ...]
 
-#: Bytes between wanted parts of a sample that are rather read than skipped: about what a disk streams during a seek.
+#: Bytes between wanted parts of a sample that are read rather than skipped: what a disk streams during a seek.
 _GAP = 1 << 20
-#: A run is read as a whole if at least this part of it is wanted: headers of tiny samples are most of their shard.
+#: A run is read as a whole if at least 1/8 of it is wanted; headers make up most of a shard of tiny samples.
 _SPARSE = 8
-#: Runs of which it is remembered that they cannot be read as a whole.
+#: Number of runs that are remembered as unfit to be read as a whole.
 _REMEMBERED = 1 << 12
-#: Bytes that a key may have on the average to be looked up together with others.
+#: Bytes of a key on average, up to which keys are looked up together.
 _LONGEST_KEY = 256
 
 
 class _Found(NamedTuple):
-    """Where samples are in their shards: ``n`` of them, with ``p`` wanted parts.
+    """Places of ``n`` samples in their shards, with ``p`` wanted parts each.
 
     Attributes:
-        keys: ``n``.
-        names: ``p``, of the parts, in the order of the tar.
-        starts, stops: ``[n, p]``, offsets.
-        wanted: which parts of the samples these are.
+        keys: ``n`` keys.
+        names: ``p`` names of the parts, in the order of the tar.
+        starts, stops: ``[n, p]``, offsets in bytes.
+        wanted: positions of these parts among all parts of a sample.
     """
 
     keys: list[str]
@@ -64,16 +65,16 @@ class _Found(NamedTuple):
 
 
 class SampleReader:
-    """Reads samples of one source.
+    """Reader of the samples of one source.
 
     Args:
-        source: where they are; its ``runs`` and ``read_ahead`` say how they are read.
+        source: the samples; its ``runs`` and ``read_ahead`` decide the way of reading.
         parts: names of the wanted parts; None: all. Names that a sample does not have are ignored.
-        streamed: parts that are not read: a :class:`~energon_lite.storage.read.range_stream.PartRange` stands in their
+        streamed: parts that are not read: a :class:`~energon_lite.storage.read.range_stream.PartRange` takes their
             place.
 
     Attributes:
-        ahead: fetches what is needed from slow storage; None: it is read directly.
+        ahead: fetches ranges from slow storage in advance; None: the source is read directly.
 
     Example:
         >>> reader = SampleReader(source, frozenset({"jpg", "txt"}))
@@ -87,12 +88,14 @@ class SampleReader:
     def __init__(
         self, source: WebdatasetSource, parts: frozenset[str] | None = None, streamed: StreamedParts | None = None
     ):
-        self.source, self.parts, self.streamed = source, parts, streamed
+        self.source = source
+        self.parts = parts
+        self.streamed = streamed
         self.ahead = None if source.read_ahead is None else RunReader(source, parts, streamed)
         self._layouts: dict[tuple[int, ...], tuple[list[int] | slice, tuple[str, ...]] | None] = {}
         self._runs = source.runs if self.ahead is None else None
         self._usage = Usage(self._runs or Runs(1), source.mean_bytes)
-        #: The samples of runs, by number of the run; the oldest stands first.
+        #: The samples of runs, by number of the run; the oldest run comes first.
         self._kept: dict[int, list[Row]] = {}
         self._unfit: dict[int, None] = {}
 
@@ -100,7 +103,7 @@ class SampleReader:
         return SampleReader, (self.source, self.parts, self.streamed)
 
     def read(self, indices: Sequence[int]) -> Columns | None:
-        """The samples ``indices``, at least one; None: they do not all have the same parts.
+        """Read the samples ``indices`` (at least one) by columns; None: they do not all have the same parts.
 
         Raises:
             MissingShardError, ShardChangedError, DatasetError: a shard changed after opening, or the storage failed.
@@ -115,16 +118,16 @@ class SampleReader:
             return Columns(keys, shards, names[0], dict(zip(names[0], parts, strict=True)))
         choice = self.source.choice
         places, samples = choice.locate_many(np.array(indices, dtype=np.int64))
-        found = self._look_up(samples)
-        if found is None:
+        table = self._look_up(samples)
+        if table is None:
             return None
         shard_names = [choice.shard_names[place] for place in places.tolist()]
-        data = self._fetch_columns(indices, [choice.shards[place] for place in places.tolist()], found)
-        choice.verify(samples, found.wanted, found.names, data)
-        return Columns(found.keys, shard_names, found.names, dict(zip(found.names, data, strict=True)))
+        data = self._fetch_columns(indices, [choice.shards[place] for place in places.tolist()], table)
+        choice.verify(samples, table.wanted, table.names, data)
+        return Columns(table.keys, shard_names, table.names, dict(zip(table.names, data, strict=True)))
 
     def sample(self, index: int) -> RawSample:
-        """One sample, with one positioned read (several if unwanted bytes of more than 1 MiB lie between its parts).
+        """Read one sample by one positioned read (several if more than 1 MiB of unwanted bytes lie between its parts).
 
         Raises:
             IndexError: there is no such sample.
@@ -142,15 +145,15 @@ class SampleReader:
         return RawSample(key, dict(zip(names, data, strict=True)), info)
 
     def peek(self, index: int, part: str, size: int) -> bytes | None:
-        """At most the first ``size`` bytes of a wanted part of a sample; None if the sample has no such part."""
+        """Read at most ``size`` bytes from the start of a wanted part of a sample; None: it has no such part."""
         *_, ranges = self.source.choice.wanted(index, {part})
         if not ranges:
             return None
-        shard, offset, length = ranges[-1]  # of two parts with one name the last counts, as in sample
+        shard, offset, length = ranges[-1]  # of two parts with one name the last counts, as in sample()
         return self._fetch(index, [(shard, offset, min(size, length))])[0]
 
     def ranges(self, indices: Sequence[int]) -> list[ShardRange]:
-        """What is requested of slow storage for these samples."""
+        """Return the ranges that these samples request from slow storage."""
         ahead = self.ahead
         if ahead is None:
             return []
@@ -158,16 +161,16 @@ class SampleReader:
         if len(new) > 1:
             choice = self.source.choice
             places, samples = choice.locate_many(np.array(new, dtype=np.int64))
-            found = self._look_up(samples)
-            if found is not None and found.names:
+            table = self._look_up(samples)
+            if table is not None and table.names:
                 shards = [choice.shards[place] for place in places.tolist()]
-                ahead.learn(new, shards, found.starts, found.stops)
-        return [one for index in indices for one in ahead.ranges(index)]
+                ahead.learn(new, shards, table.starts, table.stops)
+        return [span for index in indices for span in ahead.ranges(index)]
 
     # -- one by one -----------------------------------------------------------------------------------------------
 
     def _fetch(self, index: int, ranges: list[Range]) -> list[bytes]:
-        """Parts of one sample."""
+        """The bytes of parts of one sample."""
         if self.ahead is not None:
             return [self.ahead.fetch(index, offset, size) for _, offset, size in ranges]
         fetch = self.source.store.fetch
@@ -181,12 +184,14 @@ class SampleReader:
         return [span[offset - start : offset - start + size] for _, offset, size in ranges]
 
     def _fetch_some(self, index: int, names: list[str], ranges: list[Range]) -> list[Any]:
-        """Parts of one sample, without those that are streamed."""
+        """The parts of one sample; streamed parts are not read, a range stands for them."""
         assert self.streamed is not None
-        is_left = [self.streamed.takes(name, one[2]) for name, one in zip(names, ranges, strict=True)]
-        found = iter(self._fetch(index, [one for one, left in zip(ranges, is_left, strict=True) if not left]))
+        is_left = [self.streamed.takes(name, span[2]) for name, span in zip(names, ranges, strict=True)]
+        data = iter(self._fetch(index, [span for span, left in zip(ranges, is_left, strict=True) if not left]))
         read_ahead = self.source.read_ahead
-        return [PartRange(*one, read_ahead) if left else next(found) for one, left in zip(ranges, is_left, strict=True)]
+        return [
+            PartRange(*span, read_ahead) if left else next(data) for span, left in zip(ranges, is_left, strict=True)
+        ]
 
     def _verify_one(self, index: int, names: Sequence[str], data: Sequence[Any]) -> None:
         choice = self.source.choice
@@ -196,7 +201,7 @@ class SampleReader:
             choice.verify(np.array([sample]), wanted, names, [[part] for part in data])
 
     def _fetch_columns(self, indices: Sequence[int], shards: list[Shard], found: _Found) -> list[list[bytes]]:
-        """The bytes of each part: by one read for each sample, or for each part if there is much between them."""
+        """The bytes of each part: by one read for each sample, or one for each part if they lie far apart."""
         starts, stops = found.starts, found.stops
         columns = zip(starts.T.tolist(), (stops - starts).T.tolist(), strict=True)
         if self.ahead is not None:
@@ -219,7 +224,7 @@ class SampleReader:
     # -- runs as a whole ------------------------------------------------------------------------------------------
 
     def _buffered(self, runs: Runs, indices: Sequence[int]) -> list[Row] | None:
-        """Rows of runs that are read as a whole; None: a run cannot be."""
+        """Rows of runs that are read as a whole; None: a run cannot be read in this way."""
         kept, length = self._kept, runs.length
         rows: list[Row] = []
         for index in indices:
@@ -231,19 +236,19 @@ class SampleReader:
         return rows
 
     def _bring(self, runs: Runs, number: int) -> list[Row] | None:
-        """Read a run; None: it is too large, samples are not alike, or most of it is not wanted."""
+        """Read a run; None: it is too large, its samples are not alike, or most of it is not wanted."""
         if number in self._unfit:
             return None
         if not self._usage.pays:
-            self._runs = None  # from now on they are read one by one
+            self._runs = None  # from now on samples are read one by one
             self._kept.clear()
             return None
-        _make_room(self._kept, runs.kept)  # first, so that its memory is used again
+        _make_room(self._kept, runs.kept)  # before reading, so that the memory of old runs is reused
         first = number * runs.length
         try:
             rows = self._read_run(first, min(first + runs.length, len(self.source)))
         except (EnergonLiteError, OSError):
-            rows = None  # what is wrong may be wrong with some of the samples only
+            rows = None  # the error may concern only some of the samples
         if rows is None:
             _make_room(self._unfit, _REMEMBERED)
             self._unfit[number] = None
@@ -253,13 +258,17 @@ class SampleReader:
         return rows
 
     def _read_run(self, first: int, stop: int) -> list[Row] | None:
-        """The samples ``first..stop-1``; None: they are not to be read as a whole."""
-        choice, names, rows = self.source.choice, None, list[Row]()
+        """The samples ``first..stop-1`` of a run; None: the run does not suit being read as a whole."""
+        choice = self.source.choice
+        names = None
+        rows = list[Row]()
         for place, begin, length in choice.stretches(first, stop):
-            found = self._look_up_neighbours(begin, length)
-            if found is None or (names is not None and found.names is not names):
+            table = self._look_up_neighbours(begin, length)
+            if table is None or (names is not None and table.names is not names):
                 return None
-            names, starts, stops = found.names, found.starts, found.stops
+            names = table.names
+            starts = table.starts
+            stops = table.stops
             size = max(stops[-1].tolist(), default=0) - min(starts[0].tolist(), default=0)
             shard = self.source.store.open(*choice.shards[place])
             sparse = int((stops - starts).sum()) * _SPARSE < size
@@ -268,15 +277,15 @@ class SampleReader:
             data = fetch_neighbours(shard, starts, stops)
             if data is None:
                 return None
-            choice.verify(np.arange(begin, begin + length), found.wanted, found.names, data)
+            choice.verify(np.arange(begin, begin + length), table.wanted, table.names, data)
             name = choice.shard_names[place]
-            rows += zip(repeat(names, length), found.keys, repeat(name, length), *data, strict=True)
+            rows += zip(repeat(names, length), table.keys, repeat(name, length), *data, strict=True)
         return rows
 
     # -- the index ------------------------------------------------------------------------------------------------
 
     def _look_up(self, samples: Ints) -> _Found | None:
-        """Where samples are in their shards; None: they are not alike."""
+        """Look up the places of samples in their shards; None: the samples are not alike."""
         index = self.source.choice.index
         rows = index.samples.stretches(samples, 2)
         parts, keys = rows[:, :, 0], rows[:, :, 1]
@@ -284,11 +293,11 @@ class SampleReader:
         count = int(parts[0, 1] - first[0])
         if not count or ((parts[:, 1] - first) != count).any():
             return None
-        found = self._wanted_of(index.parts.stretches(first, count))
-        return None if found is None else found._replace(keys=index.keys_between(keys))
+        table = self._wanted_of(index.parts.stretches(first, count))
+        return None if table is None else table._replace(keys=index.keys_between(keys))
 
     def _look_up_neighbours(self, first: int, length: int) -> _Found | None:
-        """:meth:`_look_up` for ``first`` and those behind it, in the same shard."""
+        """:meth:`_look_up` for ``length`` neighbours from ``first`` on, in the same shard."""
         index = self.source.choice.index
         rows = index.samples[first : first + length + 1]
         parts, keys = rows[:, 0], rows[:, 1]
@@ -296,12 +305,14 @@ class SampleReader:
         count = (end - begin) // length
         if not count or ((parts[1:] - parts[:-1]) != count).any():
             return None
-        found = self._wanted_of(index.parts[begin:end].reshape(length, count, 3))
-        return None if found is None else found._replace(keys=self._keys_of_neighbours(keys))
+        table = self._wanted_of(index.parts[begin:end].reshape(length, count, 3))
+        return None if table is None else table._replace(keys=self._keys_of_neighbours(keys))
 
     def _keys_of_neighbours(self, places: Ints) -> list[str]:
-        """The keys between places of the section of keys, cut out of one text if that is not long."""
-        key, first, last = self.source.choice.index.key_between, int(places[0]), int(places[-1])
+        """The keys between these offsets in the section of keys, cut out of one text if that is not too long."""
+        key = self.source.choice.index.key_between
+        first = int(places[0])
+        last = int(places[-1])
         if last - first <= _LONGEST_KEY * len(places):
             text = key(first, last)
             if len(text) == last - first:  # each character is a byte
@@ -309,8 +320,8 @@ class SampleReader:
         return [key(start, stop) for start, stop in pairwise(places.tolist())]
 
     def _wanted_of(self, table: Ints) -> _Found | None:
-        """What is wanted of ``[samples, parts, 3]`` rows of parts; None: samples differ, have a part twice, or one that
-        is streamed."""
+        """Select the wanted columns from ``[samples, parts, 3]`` rows of parts; None: the samples differ, have a part
+        twice, or have a part that is streamed."""
         first = table[0, :, 2]
         if len(table) > 1 and (table[:, :, 2] != first).any():
             return None
@@ -331,14 +342,14 @@ class SampleReader:
 
 
 def _make_room(kept: dict[int, Any], most: int) -> None:
-    """Let the oldest go until there are fewer than ``most``."""
+    """Remove the oldest entries until there are fewer than ``most``."""
     while len(kept) >= most:
-        with suppress(StopIteration, RuntimeError):  # another thread was faster
+        with suppress(StopIteration, RuntimeError):  # another thread removed the entry first
             kept.pop(next(iter(kept)), None)
 
 
 class _Ahead(Protocol):
-    """What knows how the ranges of samples are requested."""
+    """A reader-ahead with its settings."""
 
     @property
     def settings(self) -> ReadAhead: ...
@@ -352,11 +363,11 @@ class _Reader(Protocol):
 
 
 def fetch_samples(samples: Iterable[tuple[_Reader | OpenedSource, int]], *, wait: bool = True) -> None:
-    """Have the bytes of these samples at hand before they are read one by one: what is missing is requested at the
-    same time. Does nothing for sources that are read directly. Never raises; the read itself does.
+    """Fetch the bytes of these samples before they are read one by one: all missing ranges are requested at the same
+    time. Does nothing for sources that are read directly. Never raises; the read itself does.
 
     Args:
-        wait: until they are there; else they will be wanted later.
+        wait: until the bytes have arrived; False: only start to fetch.
     """
     of_reader: dict[int, tuple[_Reader, list[int]]] = {}
     for reader, index in samples:

@@ -1,4 +1,4 @@
-"""Whether the shards that a data set is said to have are there."""
+"""Checks that the shards of a data set exist and have the indexed sizes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from energon_lite.storage.read.remote import shard_sizes
 
 __all__ = ["check_files", "check_known", "split_words"]
 
-#: Shards that are asked for their size when a data set is opened, at most.
+#: Shards whose sizes are checked when a data set is opened, at most.
 _SIZES_CHECKED = 1000
 
 
 def split_words(split_part: str) -> str:
-    """What a split is called in messages."""
+    """Return the name of a split for messages."""
     return f"split {split_part!r}" if split_part else "the data set"
 
 
 def check_known(root: str, shards: Sequence[str], counts: dict[str, int], split_part: str) -> None:
-    """Every chosen shard is one of the data set's, and there is one.
+    """Check that at least one shard is chosen, and that the data set has all of them.
 
     Args:
-        counts: samples by shard, of all that the data set has.
+        counts: number of samples of each shard of the data set.
 
     Raises:
-        EmptyDatasetError, MissingShardError: it is not so.
+        EmptyDatasetError, MissingShardError: a check failed.
     """
     if not shards:
         raise EmptyDatasetError(
@@ -48,14 +48,15 @@ def check_known(root: str, shards: Sequence[str], counts: dict[str, int], split_
 
 
 def check_files(root: str, shards: Sequence[str], index: PackedIndex, there: Listing | None = None) -> tuple[int, ...]:
-    """Every shard is there, and of the right size; of very many, sizes of some (of the others when they are read).
-    Returns their versions; of the others that is the time of change that the index has.
+    """Check that every shard exists and has the indexed size. If there are very many shards, only some sizes are
+    checked now, the others when they are read. Return the versions of the shards; those of unchecked ones are the times
+    of change in the index.
 
     Args:
-        there: what the store says of the files of a remote data set.
+        there: the store's listing of the files, for a remote data set.
 
     Raises:
-        MissingShardError, ShardChangedError: it is not so.
+        MissingShardError, ShardChangedError: a check failed.
     """
     if there is None and len(shards) > _SIZES_CHECKED:
         _check_there(root, shards)
@@ -67,18 +68,18 @@ def check_files(root: str, shards: Sequence[str], index: PackedIndex, there: Lis
         name = shards[place]
         path, (expected, time) = os.path.join(root, name), rows[name]
         try:
-            found = os.stat(path) if there is None else there[name]
+            status = os.stat(path) if there is None else there[name]
         except (FileNotFoundError, KeyError):
             raise _missing(root, name) from None
-        size = found.st_size if isinstance(found, os.stat_result) else there_sizes[name]
+        size = status.st_size if isinstance(status, os.stat_result) else there_sizes[name]
         if size is not None and size != expected:
             raise changed_shard(path, expected, size)
-        versions[place] = file_version(found, time)
+        versions[place] = file_version(status, time)
     return tuple(versions)
 
 
 def _check_there(root: str, shards: Sequence[str]) -> None:
-    """Every shard is there: listing a folder takes a request or two, where asking for each file takes thousands."""
+    """Check that every shard exists, by listing folders: that takes a few requests instead of one for each file."""
     listed: dict[str, set[str]] = {}
     for name in shards:
         folder, _, file = name.rpartition("/")

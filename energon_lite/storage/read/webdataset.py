@@ -27,12 +27,12 @@ __all__ = ["RawSample", "SampleRange", "WebdatasetSource"]
 
 
 class RawSample(NamedTuple):
-    """A sample as it is in its shard.
+    """A sample as it is stored in its shard.
 
     Attributes:
         key: the sample's key.
         parts: bytes by part name, in the order of the tar.
-        source: where they were read.
+        source: the place that they were read from.
     """
 
     key: str
@@ -41,14 +41,14 @@ class RawSample(NamedTuple):
 
 
 class SampleRange(Protocol):
-    """Which run of consecutive samples of a data set is meant."""
+    """A run of consecutive samples of a data set."""
 
     @property
     def origin(self) -> str:
-        """Where that is written, for messages."""
+        """The place of its declaration, for messages."""
 
     def bounds(self, samples: int) -> tuple[int, int]:
-        """Start and stop in a data set of so many samples; 0 <= start <= stop <= samples."""
+        """Start and stop in a data set of ``samples`` samples; 0 <= start <= stop <= samples."""
 
 
 class WebdatasetSource:
@@ -56,8 +56,8 @@ class WebdatasetSource:
     :class:`~energon_lite.storage.read.sample_reader.SampleReader` reads them.
 
     The object can be pickled (small: no samples, no file handles, no index) and used after a fork; copies share the
-    memory of the index and, in one process, the open files. An unpickled one opens the index when it is first asked
-    for a sample, and sees that it is the one that its original had: a worker of a thousand data sets starts at once.
+    memory of the index and, in one process, the open files. An unpickled copy opens the index at the first request for
+    a sample, and checks that it is the index of the original: so a worker of a thousand data sets starts at once.
 
     Attributes:
         path: the folder, absolute, or its URL; or the JSONL file.
@@ -65,9 +65,9 @@ class WebdatasetSource:
         fingerprint, skipped: see :class:`SampleChoice`; the order of the samples comes from the fingerprint.
         part_names: the names of all parts that any sample of the folder has.
         mean_bytes: bytes of shard per sample, headers and padding included.
-        store: where bytes are read.
-        read_ahead: how samples are fetched from slow storage; None: they are read when they are wanted.
-        runs: which neighbours are read together; None: none.
+        store: the store that bytes are read with.
+        read_ahead: settings for fetching samples from slow storage in advance; None: samples are read on demand.
+        runs: neighbours that are read together; None: none.
 
     Example:
         >>> source = WebdatasetSource.open("data/coco", shards=["s000.tar", "s001.tar"])
@@ -79,15 +79,18 @@ class WebdatasetSource:
         self, choice: SampleChoice, *, index_path: str = "", split_part: str = "", store: ShardStore | None = None
     ):
         index, self.choice = choice.index, choice
-        self.path, self.split_part = choice.path, split_part
+        self.path = choice.path
+        self.split_part = split_part
         self.store = shared_store() if store is None else store
         self.read_ahead: ReadAhead | None = None
         self.runs: Runs | None = None
-        self.fingerprint, self.skipped = choice.fingerprint, choice.skipped
+        self.fingerprint = choice.fingerprint
+        self.skipped = choice.skipped
         self.part_names = frozenset(index.part_names)
         self.mean_bytes = float(index.shards[:-1, 2].sum()) / max(1, len(index))
-        self._length, self._shard_count = len(choice), len(choice.shards)
-        # How the choice is made again; the names of all shards are in the index.
+        self._length = len(choice)
+        self._shard_count = len(choice.shards)
+        # The arguments that rebuild the choice in a copy; the names of all shards are in the index.
         names = None if choice.shard_names == index.shard_names else choice.shard_names
         verified = choice.checksums is not None
         how = choice.excluded, choice.span, choice.skips, choice.filters, choice.versions, verified
@@ -108,9 +111,9 @@ class WebdatasetSource:
         asked: Sequence[str] = (),
         verified: bool = True,
     ) -> WebdatasetSource:
-        """Open a prepared folder or a JSONL file; every shard is checked to be there with the size it was indexed with.
+        """Open a prepared folder or a JSONL file. Every shard has to exist with the size that it was indexed with.
 
-        Of more than 1,000 shards, sizes of 1,000 are checked now, and those of the others when they are first read.
+        Of more than 1,000 shards, 1,000 sizes are checked now, and the others when the shards are first read.
 
         Args:
             path: the folder that holds ``.nv-meta``, or a URL that fsspec knows; or a local JSONL file.
@@ -119,21 +122,21 @@ class WebdatasetSource:
             split_part: the name of the split, for messages.
             subset: the part to read. Its positions count all samples of ``shards``; the excluded ones among them are
                 left out afterwards, as in Energon, so an exclusion does not move the bounds of a subset.
-            skips: name of a column, such as ``"skip"``: samples that were skipped when it was measured are left out, in
-                the same way. Nothing else of the order or of the other samples' places depends on it.
-            filters: conditions, all of which samples have to meet; others are left out in the same way.
+            skips: name of a column, such as ``"skip"``: samples that were skipped during measuring are left out in the
+                same way. It changes neither the rest of the order nor the places of other samples.
+            filters: conditions; samples that do not meet all of them are left out in the same way.
             store: the store to read with; None for the one that all data sets of this process share.
-            asked: what is read, as arguments of ``energon-lite measure``, for messages about columns.
-            verified: compare what is read with its checksums, where they were measured.
+            asked: the data set as arguments of ``energon-lite measure``, for messages about columns.
+            verified: compare the bytes with their checksums, where checksums were measured.
 
         Raises:
             NotPreparedError: the folder does not exist or was not prepared.
-            MissingShardError, ShardChangedError: a shard is gone, or not the one that was indexed.
+            MissingShardError, ShardChangedError: a shard is missing, or differs from the indexed one.
             ShardFormatError: the index had to be made, and a shard cannot be parsed.
-            EmptyDatasetError: nothing is left to read.
+            EmptyDatasetError: no sample is left to read.
             ConfigError: the subset does not fit the data set.
-            DataIndexError: there is no column ``skips``, or one of a filter, it is older than the data, or does not
-                know these shards; or there is no such filter index.
+            DataIndexError: the column ``skips``, or a column of a filter, does not exist, is older than the data, or
+                lacks values for these shards; or there is no such filter index.
         """
         root = _plain_path(path)
         meta = local_meta(root)
@@ -141,7 +144,7 @@ class WebdatasetSource:
         names = list(counts if shards is None else shards)
         check_known(root, names, counts, split_part)
         if is_remote(root) and is_jsonl(root):
-            index, index_path = open_index(root)  # which has asked the store for the file
+            index, index_path = open_index(root)  # this has already asked the store for the file
             versions: tuple[int, ...] = (version_number(index.uuid),)
         elif is_remote(root):
             there = list_files(root)
@@ -168,10 +171,10 @@ class WebdatasetSource:
 
     @cached_property
     def choice(self) -> SampleChoice:
-        """Where the samples are.
+        """The chosen samples, with their places in the shards.
 
         Raises:
-            DataIndexError: the index is damaged, or the data set was prepared or measured anew since the original of
+            DataIndexError: the index is damaged, or the data set was prepared or measured anew after the original of
                 this copy was opened.
         """
         index_path, digest, names, others = self._again
@@ -195,7 +198,8 @@ class WebdatasetSource:
 
     @property
     def version(self) -> tuple[str, tuple[int, ...]]:
-        """Tells it from sources of the same files with earlier or later contents; known without the index."""
+        """The digest of the index and the versions of the shards, known without the index. It distinguishes sources of
+        the same files with earlier or later contents."""
         return self._again[1], self._again[3][4]
 
     @property
@@ -210,23 +214,23 @@ class WebdatasetSource:
 
     @property
     def contents(self) -> str:
-        """Identifies the data, too; see :class:`SampleChoice`."""
+        """Digest that identifies the data as well; see :class:`SampleChoice`."""
         return self.choice.contents
 
     def locate(self, index: int) -> tuple[int, int]:
-        """(position among the chosen shards, number of the sample over all shards of the folder)."""
+        """Return (position among the chosen shards, number of the sample over all shards of the folder)."""
         return self.choice.locate(index)
 
     def key(self, index: int) -> str:
-        """The key of a sample, without reading it."""
+        """The key of a sample; reads the index only."""
         return self.index.key(self.locate(index)[1])
 
     def column(self, name: str) -> Column:
-        """Values of a column for these samples; see :meth:`SampleChoice.column`."""
+        """The values of a column for these samples; see :meth:`SampleChoice.column`."""
         return self.choice.column(name)
 
     def ragged_column(self, name: str) -> RaggedColumn:
-        """Values of a ragged column for these samples; see :meth:`SampleChoice.ragged_column`."""
+        """The values of a ragged column for these samples; see :meth:`SampleChoice.ragged_column`."""
         return self.choice.ragged_column(name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -244,10 +248,12 @@ def _plain_path(path: str | os.PathLike[str]) -> str:
 
 
 def _empty(source: WebdatasetSource, samples: int, subset: SampleRange | None) -> EmptyDatasetError:
-    """The error for a source of no samples; ``samples``: of its shards, excluded ones too."""
-    path, split, where = source.path, split_words(source.split_part), source.path
+    """The error for a source without samples; ``samples`` counts those of its shards, excluded ones included."""
+    path = source.path
+    split = split_words(source.split_part)
+    where = source.path
     if source.choice.filtered:
-        left = " and ".join(one.text for one in source.choice.filters)
+        left = " and ".join(sample_filter.text for sample_filter in source.choice.filters)
         what = f"the filter {left!r} leaves none of the {counted(samples, 'sample')} in {split}"
         fix = "allow more, or leave the data set out"
     elif source.skipped:
@@ -260,5 +266,6 @@ def _empty(source: WebdatasetSource, samples: int, subset: SampleRange | None) -
     elif is_jsonl(path):
         what, fix = "there are no samples in the data set", "a line of the file is a sample; there is none"
     else:
-        what, fix = f"there are no samples in {split}", "check split_parts and exclude in .nv-meta/split.yaml"
+        what = f"there are no samples in {split}"
+        fix = "check split_parts and exclude in .nv-meta/split.yaml"
     return EmptyDatasetError(what, where=where, fix=fix)

@@ -1,1 +1,1 @@
-"""Samples made of bytes: which part is which field, and what is decoded."""
+"""Samples from bytes: decoding of parts, and their mapping to fields."""

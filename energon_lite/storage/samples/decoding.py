@@ -1,23 +1,23 @@
-"""Bytes to objects, by the extension of the part's name.
+"""Decoding of parts by the extension of their name.
 
 The table is that of WebDataset's autodecode as Energon 7.4 uses it, so that a sample looks the same in both, with these
-differences: formats whose reading can run code (pickles, and PostScript, for which Pillow starts Ghostscript) are
-refused unless the caller says ``trust_code=True``; what an image decoder is given there but cannot read (HDF5, MPEG)
-stays bytes. Pillow looks at the bytes and not at the name, so it is told for each extension
-which formats it may try: a ``.png`` that is PostScript in truth is no image. What a few bytes may unpack to is bounded.
+differences. Formats whose reading can run code (pickles, and PostScript, for which Pillow starts Ghostscript) are
+refused unless the caller gives ``trust_code=True``. Formats that Energon gives to an image decoder that cannot read
+them (HDF5, MPEG) stay bytes. Pillow recognises formats by the bytes and not by the name, so for each extension it gets
+the formats that it may try: PostScript named ``.png`` is no image. The unpacked size of compressed bytes is limited.
 
 ==================================  ===============================================================================
 extension                           becomes
 ==================================  ===============================================================================
-png jpg jpeg webp bmp gif tif ...   what ``image_decode`` says, see :data:`IMAGE_FORMS`; JPEG by simplejpeg if that is
-                                    installed, else by Pillow: the pixels are the same
-mp4 avi mov webm mkv flv            what ``av_decode`` says: an :class:`~energon_lite.media.AVDecoder`, which decodes
-flac mp3 wav                        clips when it is asked for them
+png jpg jpeg webp bmp gif tif ...   the form that ``image_decode`` names, see :data:`IMAGE_FORMS`; JPEG by simplejpeg
+                                    if that is installed, else by Pillow: the pixels are the same
+mp4 avi mov webm mkv flv            the form that ``av_decode`` names: an
+:class:`~energon_lite.extras.media.AVDecoder`, which flac mp3 wav                        decodes clips on request
 txt text transcript                 str (UTF-8)
-json jsn                            what JSON says
+json jsn                            the JSON value
 cls cls2 index inx id               int
 npy, npz                            numpy array, dict of numpy arrays (no object arrays)
-mp msg msgpack                      what msgpack says (Energon leaves ``msgpack`` as bytes)
+mp msg msgpack                      the msgpack value (Energon leaves ``msgpack`` as bytes)
 ten tb                              list of numpy arrays (WebDataset's tensor format)
 <any>.gz                            unpacked, then decoded as <any>
 pth pkl pickle pyd                  refused, see above
@@ -42,9 +42,9 @@ import msgpack
 import numpy as np
 
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError, did_you_mean
-from energon_lite.media.av_decoder import AV_EXTENSIONS, AV_FORMS, AVWebdatasetDecoder
-from energon_lite.media.container import INSTALL, has_pyav
-from energon_lite.media.content import guess_extension
+from energon_lite.extras.media.av_decoder import AV_EXTENSIONS, AV_FORMS, AVWebdatasetDecoder
+from energon_lite.extras.media.container import INSTALL, has_pyav
+from energon_lite.extras.media.content import guess_extension
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 from energon_lite.storage.read.range_stream import PartRange, RangeStream, StreamedParts
 from energon_lite.storage.samples.image_decoding import (
@@ -62,38 +62,39 @@ __all__ = ["IMAGE_EXTENSIONS", "IMAGE_FORMS", "SampleDecoder"]
 Decode = Callable[[bytes], Any]
 
 _NUMPY = b"\x93NUMPY"
-#: The beginning of a ``.npy`` file (version 1) of plain numbers in C order.
+#: The header of a ``.npy`` file (version 1) of plain numbers in C order.
 _NPY = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>[<|>][biufc]\d+)', 'fortran_order': False, "
     rb"'shape': \((?P<shape>[\d, ]*)\), \} *\n",
     re.DOTALL,
 )
-#: Bytes that one byte of deflated data can stand for at most, about.
+#: Bytes that one byte of deflated data can expand to at most, approximately.
 _MOST_PACKED = 1040
 _PICKLES = frozenset(["pth", "pkl", "pickle", "pyd"])
 
 
 @dataclass(frozen=True)
 class SampleDecoder:
-    """Decode the parts of samples.
+    """Decoder of the parts of samples.
 
     Args:
         image_decode: a key of :data:`IMAGE_FORMS`; None leaves images as bytes.
-        trust_code: allow formats that can run code when they are read (pickle, ``pth``, PostScript). None: as
-            :mod:`energon_lite.trust` says, which is no.
-        handlers: own decoders by extension, such as ``{"tok": read_tokens}``; they come before the built-in ones. They
+        trust_code: allow formats that can run code when they are read (pickle, ``pth``, PostScript). None: the setting
+            of :mod:`energon_lite.trust`, by default False.
+        handlers: own decoders by extension, such as ``{"tok": read_tokens}``; they precede the built-in ones. They
             must be importable functions if workers are started by spawn.
-        av_decode: what audio and video become: ``"AVDecoder"``, an :class:`~energon_lite.media.AVDecoder`; ``"torch"``,
-            an :class:`~energon_lite.media.AVData` with all of it decoded; ``"pyav"``, an open container of PyAV, which
-            cannot leave its process. None: they stay bytes.
-        video_decode_audio: of a video, decode the sound as well, with ``av_decode="torch"``.
-        guess_content: look at the first bytes of each part: a picture, sound or film is decoded as such, whatever the
-            part is called.
+        av_decode: form of audio and video: ``"AVDecoder"``, an :class:`~energon_lite.extras.media.AVDecoder`;
+        ``"torch"``,
+            an :class:`~energon_lite.extras.media.AVData`, decoded as a whole; ``"pyav"``, an open container of PyAV,
+            which cannot leave its process. None: they stay bytes.
+        video_decode_audio: decode the sound of a video as well, with ``av_decode="torch"``.
+        guess_content: examine the first bytes of each part: images, audio and video are decoded as such, whatever the
+            name of the part.
         stream_above: audio and video of more bytes are not read with the sample, if they become an ``AVDecoder``: it
-            reads of the shard what its clips take, when they are asked for. None: all are read.
-        max_unpacked_bytes: what a compressed part (``.gz``, ``.npz``) or a picture (one byte a channel) may grow to;
-            a sample with a larger one is an error, before the memory is taken. None: anything. For pictures through
-            Pillow, ``PIL.Image.MAX_IMAGE_PIXELS`` holds as well.
+            reads the bytes of its clips from the shard on request. None: all are read.
+        max_unpacked_bytes: limit of the unpacked size of a compressed part (``.gz``, ``.npz``) or of an image (one
+            byte a channel); a sample that exceeds it is an error, before the memory is allocated. None: no limit. For
+            images decoded by Pillow, ``PIL.Image.MAX_IMAGE_PIXELS`` applies as well.
 
     Raises:
         UsageError: ``image_decode`` or ``av_decode`` is unknown.
@@ -124,14 +125,14 @@ class SampleDecoder:
                 raise UsageError(f"{name} {form!r} is unknown", fix=fix)
 
     def check_parts(self, part_names: Iterable[str], where: str) -> None:
-        """See that these parts can be decoded in the way that was asked for.
+        """Check that these parts can be decoded with the given settings.
 
         Args:
-            part_names: of a data set.
-            where: it is, for messages.
+            part_names: names of the parts of a data set.
+            where: the data set, for messages.
 
         Raises:
-            UsageError: one cannot.
+            UsageError: a part cannot be decoded.
         """
         for name in sorted(part_names):
             extension = name.removesuffix(".gz").rpartition(".")[2]
@@ -145,21 +146,25 @@ class SampleDecoder:
                 )
 
     def streamed(self, part_names: Iterable[str]) -> StreamedParts | None:
-        """Which of these parts need not be read before they are decoded; None: all have to be."""
+        """Return the parts that need not be read before they are decoded; None: all have to be."""
         own = type(self).decode is not SampleDecoder.decode
         if own or self.av_decode != "AVDecoder" or self.stream_above is None:
             return None
         extensions = {name: name.rpartition(".")[2] for name in part_names}
-        names = {name for name, one in extensions.items() if one not in self.handlers and one.lower() in AV_EXTENSIONS}
+        names = {
+            name
+            for name, extension in extensions.items()
+            if extension not in self.handlers and extension.lower() in AV_EXTENSIONS
+        }
         return StreamedParts(frozenset(names), self.stream_above) if names else None
 
     def config(self) -> dict[str, Any]:
-        """The settings that Energon has, too."""
+        """The settings that Energon has as well, by name."""
         names = ("image_decode", "av_decode", "video_decode_audio", "guess_content")
         return {name: getattr(self, name) for name in names}
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """A sample given as a dict of its parts, with those that are bytes decoded."""
+        """Decode the parts of a sample, a dict of parts, that are bytes."""
         is_part = {name: isinstance(data, bytes) and not name.startswith("_") for name, data in sample.items()}
         return {name: self.decode(name, data) if is_part[name] else data for name, data in sample.items()}
 
@@ -168,12 +173,12 @@ class SampleDecoder:
 
         Args:
             part_name: everything after the key, such as ``"seg.png"``; the last extension counts.
-            data: its bytes, or where they are (of a part that :meth:`streamed` names).
+            data: its bytes, or their place in the shard (for a part that :meth:`streamed` names).
 
         Raises:
             DecodeError: the bytes are not what the extension says, or reading them could run code.
             FatalSampleError: a package is missing.
-            MemoryError, FatalStorageError: memory or file descriptors ran out, which is not the sample's fault.
+            MemoryError, FatalStorageError: memory or file descriptors ran out, whatever the sample.
         """
         extension = part_name.rpartition(".")[2]
         decode = self.handlers.get(extension) if self.handlers else None
@@ -199,31 +204,31 @@ class SampleDecoder:
             raise DecodeError(f"part {part_name!r} {error.what}", fix=error.fix) from error.__cause__
         except FatalSampleError:
             raise
-        except ImportError as error:  # not this sample's fault, and all others would fail as well
+        except ImportError as error:  # not this sample's fault; all others would fail as well
             raise FatalSampleError(
                 f"part {part_name!r} needs a package that is not installed: {error}",
                 fix="pip install 'energon-lite[image]' for images; else the package that is named",
             ) from error
-        except Exception as error:  # decoders raise anything; what matters is which part of which sample it was
+        except Exception as error:  # decoders raise exceptions of all kinds; the message names part and sample
             if isinstance(error, OSError) and error.errno in SHORTAGES:
                 raise out_of(error, f"part {part_name!r}") from error
             if isinstance(error, MemoryError) and not _asks_too_much(error, _size(data)):
-                raise  # no property of the sample: it ends the run
+                raise  # not caused by the sample: it ends the run
             raise DecodeError(
                 f"part {part_name!r} ({_size(data)} bytes) cannot be decoded: {type(error).__name__}: {error}",
                 fix="repair or remove the sample, or exclude it in split.yaml",
             ) from error
 
     def function(self, part_name: str) -> Decode | None:
-        """What decodes parts of this name, for many of them: :meth:`decode` without the look-up and without the error's
-        words. None: they stay bytes."""
+        """Return the function that decodes many parts of this name: :meth:`decode` without the look-up and without its
+        error messages. None: they stay bytes."""
         extension = part_name.rpartition(".")[2]
         if extension == "gz" or extension in self.handlers or self.guess_content:
             return partial(self.decode, part_name)
         return self._built_in(extension)
 
     def refuses(self, part_name: str) -> bool:
-        """Whether parts of this name are refused, whatever is in them: reading them could run code."""
+        """Return True if parts of this name are refused whatever their contents: reading them could run code."""
         function = self.function(part_name)
         return isinstance(function, partial) and function.func is _refuse
 
@@ -247,14 +252,15 @@ def _all_of(stream: RangeStream) -> bytes:
 
 
 def _asks_too_much(error: MemoryError, size: int) -> bool:
-    """Whether numpy was to make an array that so many bytes cannot hold, however packed: then a header is damaged."""
+    """Return True if numpy failed to allocate an array that ``size`` bytes cannot hold, even packed: the header is
+    damaged."""
     shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
     return dtype is not None and math.prod(shape) * dtype.itemsize > _MOST_PACKED * size
 
 
 @lru_cache(maxsize=4096)
 def _decoder_for(extension: str, image_decode: str | None, trust_code: bool, most: int | None) -> Decode | None:
-    """The function for an extension; None leaves the bytes as they are."""
+    """The function that decodes an extension; None leaves the bytes as they are."""
     lower = extension.lower()
     if lower in FORMATS or lower in PROGRAMS:
         if image_decode is None:
@@ -280,7 +286,7 @@ def _refuse(reason: str, data: bytes) -> Any:
 
 
 def _gunzip(data: bytes, most: int | None) -> bytes:
-    """What a gzip file of any number of members holds; at most one byte above the limit is unpacked of a larger one."""
+    """Unpack a gzip file of any number of members; of one above the limit, at most one byte more than the limit."""
     pieces: list[bytes] = []
     size = 0
     while data:
@@ -295,7 +301,7 @@ def _gunzip(data: bytes, most: int | None) -> bytes:
 
 
 def _decode_array(data: bytes) -> Any:
-    # numpy parses the header as Python source, which takes longer than all the rest; most headers look like this one.
+    # numpy parses the header as Python source, which takes longer than the rest; most headers match this pattern.
     header = _NPY.match(data)
     if header is not None:
         shape = tuple(map(int, header["shape"].replace(b",", b" ").split()))
@@ -306,7 +312,7 @@ def _decode_array(data: bytes) -> Any:
 
     stream = io.BytesIO(data)
     version = npy.read_magic(stream)
-    # What the header promises is allocated before it is read, so a header alone must not decide how much that is.
+    # numpy allocates the array before it reads the data, so check that a damaged header does not ask for too much.
     read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read_header(stream)
     if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data) - stream.tell():

@@ -1,4 +1,4 @@
-"""Samples that a data set class of the user's makes of their parts."""
+"""Loader of samples that a data set class of the user's makes of their parts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["FactoryLoader"]
 
 @dataclass(frozen=True)
 class FactoryLoader(SampleLoader):
-    """Hands the parts, as bytes, to a function that makes the sample.
+    """Loader that passes the parts, as bytes, to a function that makes the sample.
 
     Args:
-        load_sample: ``(parts, with __key__, __shard__, __restore_key__ and __sources__) -> sample``.
+        load_sample: ``(parts) -> sample``; the parts include __key__, __shard__, __restore_key__ and __sources__.
     """
 
     load_sample: Callable[[dict[str, Any]], Any] = dict

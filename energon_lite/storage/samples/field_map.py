@@ -1,7 +1,7 @@
-"""``field_map``: which part, or which value inside a part, becomes which field of a sample.
+"""``field_map``: the part, or the value inside a part, that fills each field of a sample.
 
-The little language is Energon's: ``json[text][0]`` is an access into a decoded part, ``jpg,png`` means the first of
-the alternatives that the sample has.
+The notation is Energon's: ``json[text][0]`` is an access into a decoded part, ``jpg,png`` means the first of the
+alternatives that the sample has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STEP = re.compile(r"\[([^\[\]]+)\]")
 
 @dataclass(frozen=True)
 class Access:
-    """One way to a value: a part's name, then keys of mappings or positions in lists."""
+    """An access to a value: a part's name, then keys of mappings or positions in lists."""
 
     part: str
     steps: tuple[str, ...] = ()
@@ -31,10 +31,10 @@ class Access:
         return self.part + "".join(f"[{step}]" for step in self.steps)
 
     def follow(self, decoded: Mapping[str, Any]) -> Any:
-        """The value in a sample's decoded parts.
+        """Return the value in a sample's decoded parts.
 
         Raises:
-            FieldAccessError: the part, a key or a position is not there.
+            FieldAccessError: the part, a key or a position does not exist.
         """
         if self.part not in decoded:
             raise FieldAccessError(f"the sample has no part {self.part!r}", fix=_has(self.part, decoded))
@@ -73,7 +73,7 @@ def _has(wanted: str, there: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class FieldMap:
-    """A compiled field map: per field the alternatives, in order.
+    """A compiled field map: for each field the alternatives, in order.
 
     Attributes:
         fields: ``((field name, (access, ...)), ...)``.
@@ -83,14 +83,14 @@ class FieldMap:
 
     @property
     def parts(self) -> frozenset[str]:
-        """Names of all parts that the map can need."""
+        """Names of all parts that the map may read."""
         return frozenset(access.part for _, accesses in self.fields for access in accesses)
 
     def check_parts(self, part_names: Collection[str], where: str) -> None:
-        """Refuse a map with a field that no sample can have, given the names of all parts in the data set.
+        """Refuse a map with a field that no sample can fill, given the names of all parts in the data set.
 
         Raises:
-            ConfigError: names the field, the part and the parts that there are.
+            ConfigError: the message names the field, its part, and the parts of the data set.
         """
         for field, accesses in self.fields:
             if not any(access.part in part_names for access in accesses):
@@ -103,10 +103,10 @@ class FieldMap:
                 )
 
     def apply(self, decoded: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a sample out of its decoded parts.
+        """Return the fields of a sample from its decoded parts.
 
         Raises:
-            FieldAccessError: a field's value is not there (with alternatives: none of them is).
+            FieldAccessError: a field's value does not exist (nor any of its alternatives).
 
         Example:
             >>> compile_field_map({"caption": "json[text][0]"}).apply({"json": {"text": ["hi"]}})
@@ -116,12 +116,12 @@ class FieldMap:
             try:
                 return {field: decoded[part] for field, part in self._plain}
             except KeyError:
-                pass  # said in words below
+                pass  # the general way below raises a better message
         return {field: self._value(field, accesses, decoded) for field, accesses in self.fields}
 
     @cached_property
     def _plain(self) -> tuple[tuple[str, str], ...] | None:
-        """The part of each field, if each field is just a part."""
+        """The part of each field, if all fields are plain parts; otherwise None."""
         if any(len(accesses) != 1 or accesses[0].steps for _, accesses in self.fields):
             return None
         return tuple((field, accesses[0].part) for field, accesses in self.fields)

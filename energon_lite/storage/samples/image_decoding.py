@@ -1,7 +1,7 @@
-"""Pictures: which formats an extension means, and what they become.
+"""Decoding of images: the formats of each extension, and the forms of the result.
 
-Pillow looks at the bytes and not at the name. Among what it may find there are programs, so for each extension it is
-told which formats it may try.
+Pillow recognises formats by the bytes and not by the name. Some of its formats run programs, so for each extension it
+gets the formats that it may try.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from energon_lite.errors import DecodeError
 
 __all__ = ["FORMATS", "IMAGE_EXTENSIONS", "IMAGE_FORMS", "PROGRAMS", "check_size", "decode_image"]
 
-#: ``image_decode``: (container, dtype, mode). Torch images are ``[channels, height, width]`` (grey ones
+#: ``image_decode``: (container, dtype, mode). Torch images are ``[channels, height, width]`` (grey images
 #: ``[height, width]``), numpy ones ``[height, width, channels]``; floats are float32 in 0 .. 1.
 IMAGE_FORMS: dict[str, tuple[str, str, str]] = {
     "l8": ("numpy", "uint8", "L"),
@@ -37,9 +37,9 @@ IMAGE_FORMS: dict[str, tuple[str, str, str]] = {
     "pilrgba": ("pil", "", "RGBA"),
 }
 
-#: The pictures of the web. Their names are often mixed up there, so the extension of one means any of them.
+#: Image formats of the web. Their names are often mixed up, so the extension of one means any of them.
 _WEB = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-#: The formats that an extension means, as Pillow calls them, where it is not one of the web's: most are its name.
+#: Other formats of extensions, by Pillow's names; most equal the extension.
 _NAMED_ALIKE = "BLP CUR DCX DDS DIB GBR ICNS ICO IM MSP PCD PCX PSD XBM XPM".split()  # noqa: SIM905
 FORMATS = {
     extension: (kind,)
@@ -58,18 +58,18 @@ FORMATS = {
     }.items()
     for extension in extensions.split()
 } | dict.fromkeys("apng bmp gif jfif jpe jpeg jpg png webp".split(), _WEB)  # noqa: SIM905
-#: Images whose reading can start another program: PostScript, and IPTC, in which Pillow opens whatever it finds.
+#: Images whose reading can start another program: PostScript, and IPTC, in which Pillow opens any format.
 PROGRAMS = {"ps": ("EPS",), "eps": ("EPS",), "iim": ("IPTC",)}
-#: Extensions (in any case) that are images.
+#: Extensions of images, valid in lower and upper case.
 IMAGE_EXTENSIONS = frozenset([*FORMATS, "iim"])
 _JPEG = b"\xff\xd8\xff"
 
 
 def check_size(unpacked: int, most: int | None, what: str = "") -> None:
-    """Whether something may unpack to so many bytes.
+    """Check the size that a part unpacks to, in bytes.
 
     Raises:
-        DecodeError: these are more than ``most``.
+        DecodeError: it exceeds ``most``.
     """
     if most is not None and unpacked > most:
         raise DecodeError(
@@ -79,14 +79,14 @@ def check_size(unpacked: int, most: int | None, what: str = "") -> None:
 
 
 def decode_image(container: str, dtype: str, mode: str, formats: tuple[str, ...], most: int | None, data: bytes) -> Any:
-    """A picture in one of the forms of :data:`IMAGE_FORMS`.
+    """Decode an image into one of the forms of :data:`IMAGE_FORMS`.
 
     Args:
-        formats: those it may have, as Pillow calls them.
-        most: bytes that it may become, with one for each channel of a pixel; None: any number.
+        formats: the formats it may have, by Pillow's names.
+        most: limit of the decoded size in bytes, with one for each channel of a pixel; None: no limit.
 
     Raises:
-        DecodeError: it would become more. What else is wrong with it shows as any other exception.
+        DecodeError: the image exceeds the limit. Other defects raise other exceptions.
     """
     pixels: Any = None
     if mode == "RGB" and container != "pil" and "JPEG" in formats and data.startswith(_JPEG):
@@ -98,7 +98,7 @@ def decode_image(container: str, dtype: str, mode: str, formats: tuple[str, ...]
         pixels = np.asarray(image)
     if container == "torch" and pixels.ndim == 3:
         pixels = pixels.transpose(2, 0, 1)
-    # One pass that scales and brings the channels to the front; a division, for the same bits as in Energon.
+    # One pass that scales and moves the channels to the front; a division, for the same bits as in Energon.
     if dtype == "float":
         pixels = np.divide(pixels, np.float32(255), dtype=np.float32, order="C")
     elif not (pixels.flags.writeable and pixels.flags.c_contiguous):
@@ -122,15 +122,15 @@ def _decode_with_pillow(mode: str, formats: tuple[str, ...], most: int | None, d
             _check_pixels(*opened.size, max(len(mode), len(opened.getbands())), most)
             opened.load()
             return opened.convert(mode)
-    except UnidentifiedImageError:  # its own text names an object in memory, nothing else
+    except UnidentifiedImageError:  # its text only names an object in memory
         raise ValueError(f"these bytes are no image of a format that the name means ({', '.join(formats)})") from None
 
 
 def _decode_jpeg(data: bytes, most: int | None) -> Any:
-    """``[height, width, 3]`` uint8 by simplejpeg; None: it is not installed, or this image is left to Pillow.
+    """Decode ``[height, width, 3]`` uint8 by simplejpeg; None: it is not installed, or the image is left to Pillow.
 
-    Both use libjpeg-turbo with its accurate settings, and give the same pixels for what simplejpeg gets here: colours
-    as luma and chroma, or grey. So whether it is installed changes the time, and nothing else.
+    Both use libjpeg-turbo with its accurate settings, and give the same pixels for the images that simplejpeg gets
+    here: colours as luma and chroma, or grey. So its installation changes only the time.
     """
     try:
         import simplejpeg
@@ -144,5 +144,5 @@ def _decode_jpeg(data: bytes, most: int | None) -> Any:
         return simplejpeg.decode_jpeg(data, "RGB")
     except DecodeError:
         raise
-    except ValueError:  # damaged: Pillow decides what can be made of it
+    except ValueError:  # damaged: Pillow decides if it can be decoded
         return None

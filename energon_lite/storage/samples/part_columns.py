@@ -1,4 +1,4 @@
-"""``columns`` of a ``dataset.yaml``: which column of a table is which part of a sample, ``{jpg: "image[bytes]"}``."""
+"""``columns`` of a ``dataset.yaml``: the columns of a table that become parts, such as ``{jpg: "image[bytes]"}``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from energon_lite.storage.samples.field_map import Access, compile_field_map
 
 __all__ = ["compile_columns"]
 
-#: Extensions whose decoder makes something else of text.
+#: Extensions whose decoder turns text into another type.
 _OF_TEXT = frozenset(["json", "jsn", "cls", "cls2", "index", "inx", "id"])
 
 
 def compile_columns(columns: Mapping[str, str]) -> Renaming:
-    """What is done with the columns of a source to make parts of them.
+    """Compile the rules by which columns of a source become parts.
 
     Args:
-        columns: by the name of a part, its column, with an access into it where it is a struct or a list.
+        columns: for each part its column, with an access into it if it is a struct or a list.
 
     Raises:
         ConfigError: an access cannot be read, or names alternatives.

@@ -1,4 +1,4 @@
-"""Raw parts to a sample: decode, map to fields, make the object."""
+"""Loader that makes a sample of raw parts: it decodes them, maps them to fields, and makes the object."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["SampleLoader"]
 
 @dataclass(frozen=True)
 class SampleLoader:
-    """Make samples of what a source reads.
+    """Maker of samples from the parts that a source reads.
 
     Args:
         sample_type: class of the samples; None makes :class:`CrudeSample` of all parts.
-        field_map: which part becomes which field; required with ``sample_type`` unless ``sample_loader`` is given.
+        field_map: the part for each field; required with ``sample_type`` unless ``sample_loader`` is given.
         part_filter: the parts of a crude sample, or those that ``sample_loader`` needs; None for all.
-        subflavors: every sample gets a copy of its own.
+        subflavors: each sample gets its own copy.
         decoder: None leaves the parts as bytes.
-        sample_loader: the user's own function from a crude sample to fields, instead of ``field_map``.
+        sample_loader: the user's own function from a crude sample to fields, used instead of ``field_map``.
 
     Example:
         >>> loader = SampleLoader(CaptioningSample, compile_field_map({"image": "png", "caption": "txt"}))
@@ -47,14 +47,14 @@ class SampleLoader:
         return self.part_filter if self.field_map is None else self.field_map.parts
 
     def streamed(self, part_names: Iterable[str]) -> StreamedParts | None:
-        """Which parts, of those that a data set has, need not be read with a sample; None: all have to be."""
+        """Return the parts of a data set that need not be read with a sample; None: all have to be."""
         return None if self.decoder is None else self.decoder.streamed(part_names)
 
     def load(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Sample | CrudeSample:
         """Make one sample.
 
         Args:
-            raw: what the source read.
+            raw: the sample as the source read it.
             restore_key: becomes ``__restore_key__``.
 
         Raises:
@@ -81,7 +81,7 @@ class SampleLoader:
             return crude
         if self.sample_loader is None:
             raise SampleError(f"{self.sample_type.__name__} needs a field_map or a sample_loader", where=raw.key)
-        # The user's function may rename a sample, but not say where it came from.
+        # The user's function may rename a sample, but not change its origin.
         own_key = {"__key__": base.pop("__key__")}
         return self.sample_type(**(own_key | self.sample_loader(crude) | base))
 

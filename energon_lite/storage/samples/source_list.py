@@ -1,4 +1,4 @@
-"""The sources of a batch's samples, made when somebody looks at them."""
+"""The origins of a batch's samples, stored by columns and built on demand."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["SourceList"]
 
 
 class SourceList(Sequence[SourceInfo]):
-    """Equal to the tuple of its :class:`SourceInfo`; as columns it costs next to nothing to make and to send.
+    """A sequence that equals the tuple of its :class:`SourceInfo`; as columns it is cheap to make and to send.
 
     Args:
-        paths: data sets, one per sample, or one of all.
-        indices: positions in their data sets.
-        shards: names of the shards.
-        keys: of the samples.
-        names: of the parts of each sample, or of all.
+        paths: path of the data set for each sample, or one path for all.
+        indices: index of each sample in its data set.
+        shards: name of each sample's shard.
+        keys: key of each sample.
+        names: names of the parts for each sample, or one tuple for all.
 
     Example:
         >>> sources = SourceList("/data", [7], ["s0.tar"], ["key"], ("jpg", "txt"))

@@ -1,4 +1,4 @@
-"""Functions that a data set brings along. Running them is up to the caller, who says ``trust_code=True``."""
+"""Functions that a data set contains. They run only if the caller gives ``trust_code=True``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["load_function"]
 
 
 def load_function(folder: str, name: str, default: str) -> Callable[..., Any]:
-    """The function that ``name`` means, run from the data set's folder.
+    """Load the function that ``name`` refers to from the data set's folder.
 
     Args:
         folder: the ``.nv-meta`` folder.
         name: ``file.py`` or ``file.py:function``.
-        default: the function's name if ``name`` has none.
+        default: name of the function if ``name`` has none.
 
     Raises:
-        ConfigError: there is no such file, or no such function in it.
+        ConfigError: the file does not exist, or has no such function.
     """
     file, _, function = name.partition(":")
     path = os.path.join(folder, file)
@@ -30,7 +30,7 @@ def load_function(folder: str, name: str, default: str) -> Callable[..., Any]:
         raise ConfigError(f"there is no {file!r} to load a function from", file=path, fix="put the file there")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found = getattr(module, function or default, None)
-    if not callable(found):
+    loaded = getattr(module, function or default, None)
+    if not callable(loaded):
         raise ConfigError(f"there is no function {function or default!r}", file=path, fix="define it, or name another")
-    return found
+    return loaded

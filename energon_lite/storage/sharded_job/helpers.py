@@ -1,9 +1,9 @@
-"""Do many units of work at once, on all cores.
+"""Helper processes that do units of work in parallel, on all cores.
 
-The helpers are plain child processes that speak pickles over their own pipes, not a ``multiprocessing`` pool, for
-three reasons: nothing of the caller is forked or imported again, so a script without ``if __name__ == "__main__"`` and
-a process that holds threads or a GPU may call this; they import only what a unit needs (not torch), so they start in a
-tenth of a second; and when the caller dies, even by SIGKILL, their standard input ends and they leave.
+The helpers are plain child processes that exchange pickles over pipes, not a ``multiprocessing`` pool, for three
+reasons. The caller is neither forked nor imported again, so a script without ``if __name__ == "__main__"`` and a
+process with threads or a GPU may call this. Helpers import only the modules that a unit needs (not torch), so they
+start in a tenth of a second. When the caller dies, even by SIGKILL, their standard input ends and they exit.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = ["Outcome", "run_units"]
 
 U = TypeVar("U", bound=Hashable)
 
-#: What came of a unit: the table of its result, which is in its file, or why there is none.
+#: The outcome of a unit: the table of its result, which is in its file, or the error.
 Outcome = Table | EnergonLiteError
 
-#: False: leave all units to helpers. For tests.
+#: False: leave all units to helpers, for tests.
 _WORK_HERE = True
 
 _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from energon_lite.storage.sharded_job.helpers import serve; serve()"
@@ -41,16 +41,16 @@ _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from energon_lite.storage.shard
 def run_units(
     work: Work[U, Any], units: Sequence[U], *, workers: int, alone: float = 0.0
 ) -> Generator[tuple[U, Outcome], None, None]:
-    """Do units, and write their result files; one that cannot be done does not keep the others from being done.
+    """Do units and write their result files; a failed unit does not stop the others.
 
     Args:
-        work: what is done with a unit.
-        units: what there is to do.
-        workers: processes at most, of which this is one: it works while its helpers start.
-        alone: seconds of work that are not worth starting helpers for: small jobs need none.
+        work: the work on a unit.
+        units: the units to do.
+        workers: processes at most, this one included: it works while its helpers start.
+        alone: seconds of work up to which no helpers are started.
 
     Yields:
-        Units, as they are done, and what came of them.
+        Each unit, when it is done, with its outcome.
     """
     left, start = deque(units), time.monotonic()
     count, last = 0, 0.0
@@ -71,7 +71,7 @@ def run_units(
 
 
 def _take(left: deque[U]) -> U | None:
-    """The next unit; None if others have the last ones."""
+    """The next unit; None if other threads have taken the last ones."""
     try:
         return left.popleft()
     except IndexError:
@@ -79,12 +79,12 @@ def _take(left: deque[U]) -> U | None:
 
 
 def _is_little(done: int, last: float, left: int, start: float, alone: float) -> bool:
-    """Whether the rest is done before helpers have started. The first unit warms up; it takes longer than others."""
+    """Return True if the rest takes less time than starting helpers. The first unit is slower than the others."""
     return _WORK_HERE and (time.monotonic() - start < alone if done < 2 else last * left < alone)
 
 
 def _perform(work: Work[U, Any], unit: U) -> Outcome:
-    """Do a unit in this process."""
+    """Do a unit in this process, and write its result."""
     try:
         return work.write(unit, work.inputs(unit), work.do(unit))
     except EnergonLiteError as error:
@@ -98,11 +98,12 @@ def _perform(work: Work[U, Any], unit: U) -> Outcome:
 
 
 class _Helpers(Generic[U]):
-    """Processes, each driven by a thread, which take units from ``left`` until none is left."""
+    """Processes, each controlled by a thread, that take units from ``left`` until none is left."""
 
     def __init__(self, work: Work[U, Any], left: deque[U], count: int):
         self.results: queue.SimpleQueue[tuple[U, Outcome]] = queue.SimpleQueue()
-        self._work, self._left = work, left
+        self._work = work
+        self._left = left
         self._task = pickle.dumps(work)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._closed = False
@@ -111,7 +112,7 @@ class _Helpers(Generic[U]):
             thread.start()
 
     def close(self) -> None:
-        """End all processes, also those that are at work."""
+        """End all processes, busy ones included."""
         self._closed = True
         self._left.clear()
         for process in self._processes:
@@ -120,13 +121,13 @@ class _Helpers(Generic[U]):
             thread.join()
 
     def _drive(self) -> None:
-        """Body of a thread: give one helper after the other unit, and replace it if it dies."""
+        """Send one unit after the other to a helper; replace the helper if it dies. This is the body of a thread."""
         helper: subprocess.Popen[bytes] | None = None
         while (unit := _take(self._left)) is not None:
             try:
                 helper = helper or self._start()
                 self.results.put((unit, _ask(helper, unit)))
-            except Exception as error:  # an answer may be anything, and somebody waits for a result
+            except Exception as error:  # an answer may be corrupt in any way, and the caller waits for a result
                 code, helper = _stop(helper), None
                 self.results.put((unit, self._died(unit, code, error)))
         _stop(helper)
@@ -135,7 +136,7 @@ class _Helpers(Generic[U]):
         command = [sys.executable, "-c", _BOOT, *sys.path]
         helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._processes.append(helper)
-        if self._closed:  # it came too late to be among those that were killed
+        if self._closed:  # it started after close() had killed the others
             helper.kill()
         assert helper.stdin is not None  # it was asked for as a pipe
         helper.stdin.write(self._task)
@@ -160,7 +161,7 @@ def _ask(helper: subprocess.Popen[bytes], unit: object) -> Outcome:
 
 
 def _stop(helper: subprocess.Popen[bytes] | None) -> int | None:
-    """End the input of a helper, and wait for its end."""
+    """Close the input of a helper, and wait for its exit."""
     if helper is None:
         return None
     with suppress(OSError), helper:  # flushing to a helper that is dead already
@@ -169,15 +170,15 @@ def _stop(helper: subprocess.Popen[bytes] | None) -> int | None:
 
 
 def serve() -> None:
-    """Body of a helper process: do the units that standard input asks for until it ends."""
+    """Do the units that arrive on standard input until it ends: the main function of a helper process."""
     # Ctrl+C goes to all processes of the terminal; the caller deals with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nothing printed by accident may get between the replies
+    os.dup2(2, 1)  # accidental prints must not mix with the replies
     try:
         work = pickle.load(sys.stdin.buffer)
         while True:
             pickle.dump(_perform(work, pickle.load(sys.stdin.buffer)), replies)
             replies.flush()
-    except (EOFError, BrokenPipeError):  # nobody asks any more
+    except (EOFError, BrokenPipeError):  # the caller has gone
         return

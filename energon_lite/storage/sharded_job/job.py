@@ -1,4 +1,4 @@
-"""One job over many units: this rank's share, what is known already, and, on rank 0, the results of all ranks."""
+"""A job over many units: this rank's share, known results, and, on rank 0, the results of all ranks."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ __all__ = ["Progress", "Runner", "ShardedJob"]
 U = TypeVar("U", bound=Hashable)
 R = TypeVar("R")
 
-#: Does units, and writes their result files; yields each with what came of it.
+#: Does units, and writes their result files; yields each with its outcome.
 Runner = Callable[[Sequence[U]], Generator[tuple[U, Outcome], None, None]]
 
 
-#: Called with how much is done, of how much, and a few words.
+#: Called with the amount that is done, the whole amount, and a few words.
 Progress = Callable[[int, int, str], object]
 
-#: Called with a unit that is done, the table of its result (None: it could not be done), and how many are done, of how
-#: many.
+#: Called with a finished unit, the table of its result (None: it failed), the number of finished units, and that of
+#: all.
 Tick = Callable[[U, Table | None, int, int], object]
 
 
 class ShardedJob(Generic[U, R]):
-    """Units of work that ranks do together, each ``world_size``-th one by one rank.
+    """Units of work that ranks share: each rank does every ``world_size``-th unit.
 
-    There is no process that aggregates while the work goes on, so nothing is in the way of the others, and nobody's
-    results are lost when somebody dies.
+    No process aggregates results during the work, so ranks do not wait for one, and no results are lost when a rank
+    dies.
 
     Args:
-        work: what is done with a unit.
-        units: all of them, the same on all ranks.
-        ranks: who works on it; None: this process alone.
+        work: the work on a unit.
+        units: all units, the same on all ranks.
+        ranks: the ranks that share the work; None: this process alone.
         workers: processes of this rank; None: one per core.
-        alone: seconds of work that are not worth starting helpers for.
+        alone: seconds of work up to which no helpers are started.
         run: does units; None: helpers do, see :func:`~energon_lite.storage.sharded_job.helpers.run_units`.
         known: units whose results the caller has from elsewhere.
-        again: whether a result is to be had, but worth another try.
-        what: what units are called in messages, in the plural.
-        where: what the work is about, in messages.
-        tick: called in this thread for each unit that is done, on this rank or (on rank 0) on any.
+        again: returns True for a result that should be computed again.
+        what: plural name of the units in messages.
+        where: the data that the job works on, for messages.
+        tick: called in this thread for each finished unit, of this rank or (on rank 0) of any.
 
     Attributes:
-        done: for each unit that is done and needs no more work, the table of its result; {} if it was ``known``.
-        made: units that were done here, and now.
-        errors: why units could not be done here.
+        done: the table of the result for each finished unit; {} if it was ``known``.
+        made: units that were done by this job on this rank.
+        errors: the errors of units that failed here.
     """
 
     def __init__(
@@ -69,20 +69,25 @@ class ShardedJob(Generic[U, R]):
         where: str = "",
         tick: Tick[U] | None = None,
     ):
-        self.work, self.units, self.ranks = work, units, ranks or Ranks()
+        self.work = work
+        self.units = units
+        self.ranks = ranks or Ranks()
         self.done: dict[U, Table] = {}
         self.made: list[U] = []
         self.errors: dict[U, EnergonLiteError] = {}
         self._run = run or partial(run_units, work, workers=self.ranks.workers(workers), alone=alone)
-        self._known, self._again = frozenset(known), again
-        self._what, self._where, self._tick = what, where, tick
+        self._known = frozenset(known)
+        self._again = again
+        self._what = what
+        self._where = where
+        self._tick = tick
         self._told, self._seen = 0, len(self.ranks.seen(units))
 
     def run(self) -> None:
-        """Do the job: this rank's share, and then, on rank 0, have all results. In a group all end together.
+        """Do this rank's share; then, on rank 0, collect all results. The ranks of a group end together.
 
         Raises:
-            DatasetError: the others made no progress for ``ranks.timeout`` seconds, or one of the group failed.
+            DatasetError: the others made no progress for ``ranks.timeout`` seconds, or a rank of the group failed.
         """
         with self.ranks.together():
             self.do_share()
@@ -91,21 +96,21 @@ class ShardedJob(Generic[U, R]):
                 self.gather()
 
     def do_share(self) -> None:
-        """Do this rank's units, as far as there is no result of theirs."""
+        """Do the units of this rank that have no result yet."""
         share = self.ranks.share(self.units)
-        found = self._find(share)
-        self._take({unit: table for unit, table in found.items() if table is not None and not self._again(table)})
+        tables = self._find(share)
+        self._take({unit: table for unit, table in tables.items() if table is not None and not self._again(table)})
         self._do([unit for unit in share if unit not in self.done])
         if self.ranks.rank and not self.ranks.grouped:
             for unit in self.errors:
                 self.work.write_failure(unit)
 
     def gather(self) -> None:
-        """On rank 0: have a result of each unit, or its error.
+        """On rank 0: collect a result or an error of each unit.
 
-        Ranks of a group have met before (:meth:`Ranks.together`). Otherwise this waits for the results of the others.
-        A unit of which they left none, because they could not do it or have died, is done here; so errors are known
-        first-hand.
+        Ranks of a group have already waited for each other (:meth:`Ranks.together`). Otherwise this waits for the
+        results of the others. A unit without a result, because its rank failed or died, is done here, so that rank 0
+        has the original error.
 
         Raises:
             DatasetError: the others made no progress for ``ranks.timeout`` seconds.
@@ -113,9 +118,9 @@ class ShardedJob(Generic[U, R]):
         waiting = {unit for unit in self.units if unit not in self.done and unit not in self.errors}
 
         def all_came() -> bool:
-            found = self._find(waiting)
-            self._take({unit: table for unit, table in found.items() if table is not None})
-            waiting.difference_update(found)
+            tables = self._find(waiting)
+            self._take({unit: table for unit, table in tables.items() if table is not None})
+            waiting.difference_update(tables)
             return not waiting
 
         if not (all_came() or self.ranks.grouped or self.ranks.wait(all_came, lambda: len(waiting))):
@@ -123,11 +128,11 @@ class ShardedJob(Generic[U, R]):
         self._do([unit for unit in self.units if unit not in self.done and unit not in self.errors])
 
     def read(self, unit: U) -> R:
-        """The result of a unit that is done, from its file."""
+        """Read the result of a finished unit from its file."""
         return self.work.read(unit)
 
     def _find(self, units: Iterable[U]) -> dict[U, Table | None]:
-        """The tables of those that have a result; None: they could not be done."""
+        """The tables of the units that have a result; None: they could not be done."""
         known: dict[U, Table | None] = {unit: {} for unit in units if unit in self._known}
         return known | self.work.find(unit for unit in units if unit not in known)
 
@@ -144,10 +149,10 @@ class ShardedJob(Generic[U, R]):
     def _do(self, units: Sequence[U]) -> None:
         if not units:
             return
-        self.work.make_folder()  # now, not after the first unit: if it cannot be written, that is told at once
+        self.work.make_folder()  # before the first unit, so that a folder that cannot be written is reported at once
         with closing(self._run(units)) as outcomes:
             for unit, outcome in outcomes:
-                if isinstance(outcome, UsageError):  # what is wrong is the call, so it is wrong with all of them
+                if isinstance(outcome, UsageError):  # the call is wrong, so all units would fail
                     raise outcome
                 if isinstance(outcome, EnergonLiteError):
                     self.errors[unit] = outcome
@@ -173,15 +178,15 @@ class ShardedJob(Generic[U, R]):
         """Raise all errors as one, in the order of the units, if there are any.
 
         Args:
-            kind: of the error, if there are several.
-            cannot: what could not be done, such as "be indexed".
-            fix: what to do where the first error does not say it.
+            kind: class of the error if there are several.
+            cannot: the action that failed, such as "be indexed".
+            fix: advice, if the first error has none.
         """
-        found = [(unit, self.errors[unit]) for unit in self.units if unit in self.errors]
-        if len(found) == 1:
-            raise found[0][1]
-        if not found:
+        failed = [(unit, self.errors[unit]) for unit in self.units if unit in self.errors]
+        if len(failed) == 1:
+            raise failed[0][1]
+        if not failed:
             return
-        reasons = "".join(f"\n    {self.work.name(unit)}: {error.what}" for unit, error in found)
-        what = f"{len(found)} of {len(self.units)} {self._what} cannot {cannot}:{reasons}"
-        raise kind(what, where=self._where, fix=found[0][1].fix or fix)
+        reasons = "".join(f"\n    {self.work.name(unit)}: {error.what}" for unit, error in failed)
+        what = f"{len(failed)} of {len(self.units)} {self._what} cannot {cannot}:{reasons}"
+        raise kind(what, where=self._where, fix=failed[0][1].fix or fix)

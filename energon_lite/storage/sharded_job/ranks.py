@@ -1,4 +1,4 @@
-"""Several processes that do one job together: who they are, and how they wait for each other."""
+"""Ranks: processes that do one job together, their shares, and how they wait for each other."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["Ranks"]
 
 T = TypeVar("T")
 
-#: Seconds between two looks for what other ranks have done.
+#: Seconds between two checks of the results of other ranks.
 _LOOK = 0.2
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that work together.
+    """The rank of this process among those that work together.
 
     Args:
         rank: 0 .. world_size - 1.
-        world_size: number of processes; each does its share, and rank 0 puts the shares together.
+        world_size: number of processes; each does its share, and rank 0 combines the results.
         timeout: seconds that rank 0 waits without any progress of the others.
 
     Example:
@@ -46,7 +46,7 @@ class Ranks:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Ranks:
-        """As ``torchrun`` says it in ``RANK`` and ``WORLD_SIZE``; alone if it does not."""
+        """Read rank and world size from ``RANK`` and ``WORLD_SIZE``, as set by ``torchrun``; by default one process."""
         variables = os.environ if environment is None else environment
         texts = variables.get("RANK", "0"), variables.get("WORLD_SIZE", "1")
         try:
@@ -58,22 +58,22 @@ class Ranks:
             ) from None
 
     def share(self, items: Sequence[T]) -> list[T]:
-        """What this rank does of the whole: every ``world_size``-th item."""
+        """Return this rank's share: every ``world_size``-th item."""
         return list(items[self.rank :: self.world_size])
 
     def seen(self, items: Sequence[T]) -> list[T]:
-        """What this rank hears of: its share; rank 0 of the whole."""
+        """Return the items that this rank reports on: its share; on rank 0 all items."""
         return self.share(items) if self.rank else list(items)
 
     def workers(self, asked: int | None) -> int:
-        """Processes of this rank: those asked for; None: the cores of a machine are for all of its ranks."""
+        """Return the processes of this rank: ``asked``; if None, an equal share of the machine's cores."""
         if asked is not None:
             return asked
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.world_size > 1 else 1
         return max(1, (os.cpu_count() or 1) // here)
 
     def wait(self, is_done: Callable[[], bool], progress: Callable[[], object] = lambda: None) -> bool:
-        """Wait for other ranks; False: what ``progress`` says has been the same for ``timeout`` seconds."""
+        """Wait for other ranks; return False if ``progress`` returns the same value for ``timeout`` seconds."""
         last, seen = time.monotonic(), progress()
         while not is_done():
             if progress() != seen:
@@ -85,8 +85,8 @@ class Ranks:
 
     @property
     def grouped(self) -> bool:
-        """Whether these ranks are joined by ``torch.distributed``, which can tell that a rank is done or dead."""
-        # Where nobody has imported torch there is no group, and importing it takes longer than most preparations.
+        """True if these ranks are a group of ``torch.distributed``, which detects finished and dead ranks."""
+        # Without an imported torch there is no group, and importing it takes longer than most preparations.
         torch = sys.modules.get("torch")
         if self.world_size == 1 or torch is None or not torch.distributed.is_available():
             return False
@@ -95,8 +95,8 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A step that all ranks of a group take together: nobody goes on before all have ended it, and if one fails,
-        all fail. Without a group nobody waits.
+        """Run the block as a common step of all ranks of a group: all wait for the last one, and if one fails, all
+        fail. Without a group no rank waits.
 
         Raises:
             DatasetError: another rank failed.

@@ -1,11 +1,11 @@
-"""Units of work, and a file for the result of each, so that nothing is done twice.
+"""Units of work, with a file for the result of each, so that no unit is done twice.
 
-A result file appears whole, when its unit is done. It is used only if its checksum is right and it was made of the
-inputs as they are now. So it needs no flush to the disk: one that a power cut has damaged is one that is not there.
-Ranks hand their results to rank 0 this way, also the news that a unit could not be done.
+A result file is replaced atomically when its unit is done. It is used only if its checksum is right and its inputs are
+the current ones. So it needs no flush to the disk: a file that a power failure has damaged counts as missing. Ranks
+send their results, and failures of units, to rank 0 by these files.
 
-It is an array file (:mod:`energon_lite.storage.files.array_file`): the arrays of the result, and beside them the unit's
-name, its inputs, and what else the result says.
+It is an array file (:mod:`energon_lite.storage.files.array_file`) with the arrays of the result, the unit's name, its
+inputs, and the plain data of the result.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _RESULT_FILE = FileKind(b"ENRGLRES", 2, "result of a unit of work", "remove the 
 
 
 class Work(ABC, Generic[U, R]):
-    """What is done with each unit of a job, what its result depends on, and the files in which the results are kept.
+    """The work on each unit of a job, the inputs of its result, and the files in which results are kept.
 
     Units are hashable; they and the work itself can be pickled.
 
     Args:
-        folder: where the result files are.
+        folder: the folder of the result files.
 
     Example:
         >>> work.write("a.tar", work.inputs("a.tar"), work.do("a.tar"))
@@ -50,40 +50,40 @@ class Work(ABC, Generic[U, R]):
         self.folder = folder
         self._names: dict[U, str] = {}
 
-    # -- what the units are -----------------------------------------------------------------------------------------
+    # -- units ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def name(self, unit: U) -> str:
-        """What a unit is called in messages; other units have other names."""
+        """Return the name of a unit in messages; it is unique."""
 
     @abstractmethod
     def inputs(self, unit: U) -> Any:
-        """What the result of a unit depends on, as it is now, in plain data: with others, the unit is done again."""
+        """Return the current inputs of a unit's result as plain data; if they change, the unit is done again."""
 
     def belongs(self, unit: U, inputs: Any) -> bool:
-        """Whether a result that was made of these inputs is that of the present ones."""
+        """Return True if a result of these inputs is still valid."""
         return bool(inputs == self.inputs(unit))
 
     def where(self, unit: U) -> str:
-        """The place to be named in an error."""
+        """Return the place that an error of the unit names."""
         return self.name(unit)
 
     def do(self, unit: U) -> R:
-        """The result of a unit. Not asked for where the job is given who does its units."""
+        """Compute the result of a unit. Not called if the job is given a runner of units."""
         raise NotImplementedError
 
     @abstractmethod
     def pack(self, result: R) -> tuple[dict[str, Any], Arrays]:
-        """A result as plain data, which is kept in memory for each unit, and arrays, which are not."""
+        """Divide a result into plain data, which is kept in memory for each unit, and arrays, which are not."""
 
     @abstractmethod
     def unpack(self, table: Table, arrays: Arrays) -> R:
-        """The result that was packed so."""
+        """Make the result of its packed form."""
 
-    # -- their results ----------------------------------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------------------------------
 
     def path(self, unit: U) -> str:
-        """The file of a unit: a readable beginning, and a hash that tells equal beginnings apart."""
+        """Return the result file of a unit: its name is a readable beginning and a hash of the unit's name."""
         if unit not in self._names:
             name = self.name(unit)
             digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -91,37 +91,37 @@ class Work(ABC, Generic[U, R]):
         return os.path.join(self.folder, self._names[unit])
 
     def make_folder(self) -> None:
-        """Have the folder. What is in it is written and removed, so a link that came with the data, to a folder of
-        somebody else's, must not stand there."""
+        """Make the folder. Files in it are written and removed, so a link to another user's folder, which may have come
+        with the data, is removed first."""
         if os.path.islink(self.folder):
             os.unlink(self.folder)
         os.makedirs(self.folder, exist_ok=True)
 
     def write(self, unit: U, inputs: Any, result: R) -> Table:
-        """Keep a result, which was made of these inputs; returns its table."""
+        """Keep a result of these inputs; return its table."""
         table, arrays = self.pack(result)
         self._write(unit, inputs, table, arrays)
         return table
 
     def write_failure(self, unit: U) -> None:
-        """Let other ranks know that the unit cannot be done with its inputs as they are now."""
+        """Report to other ranks that the unit cannot be done with its current inputs."""
         self._write(unit, self.inputs(unit), None, {})
 
     def find(self, units: Iterable[U]) -> dict[U, Table | None]:
-        """The tables of those units that have a result of the present inputs; None: they could not be done."""
+        """Return the tables of the units that have a result of the current inputs; None: they could not be done."""
         try:
             there = set(os.listdir(self.folder))
         except (FileNotFoundError, NotADirectoryError):
             return {}
         wanted = (unit for unit in units if os.path.basename(self.path(unit)) in there)
-        found = {unit: self._read(unit) for unit in wanted}
-        return {unit: head["result"] for unit, (head, _) in found.items() if head}
+        contents = {unit: self._read(unit) for unit in wanted}
+        return {unit: head["result"] for unit, (head, _) in contents.items() if head}
 
     def read(self, unit: U) -> R:
-        """The result of a unit that :meth:`find` has found.
+        """Return the result of a unit that :meth:`find` has returned.
 
         Raises:
-            DataIndexError: it has been damaged or removed since.
+            DataIndexError: the file has been damaged or removed since.
         """
         head, arrays = self._read(unit)
         if not head or head["result"] is None:
@@ -133,7 +133,7 @@ class Work(ABC, Generic[U, R]):
         return self.unpack(head["result"], arrays)
 
     def remove(self) -> None:
-        """Remove all of them, with the folder."""
+        """Remove all result files, with the folder."""
         if os.path.islink(self.folder):
             os.unlink(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -144,7 +144,7 @@ class Work(ABC, Generic[U, R]):
         write_arrays(self.path(unit), _RESULT_FILE, arrays, head, flush=False)
 
     def _read(self, unit: U) -> tuple[Table, Arrays]:
-        """What is in the file of a unit; nothing if it is not there, damaged, or of other inputs."""
+        """The contents of a unit's file; empty if it is missing, damaged, or of other inputs."""
         try:
             arrays, head = read_arrays(self.path(unit), _RESULT_FILE)
         except (FileNotFoundError, NotADirectoryError, DataIndexError):

@@ -1,6 +1,5 @@
-"""Files by name, beside samples, which are read by number: stores of them, lazy values, and a cache on a local disk."""
+"""Stores, which hold files by name (samples are read by number); lazy values; and a cache on a local disk."""
 
-from energon_lite.storage.stores.file_store import FileStoreWrapper
-from energon_lite.storage.stores.webdataset_store import JsonlFileStore, WebdatasetFileStore
+from energon_lite.lazy_exports import lazy_exports
 
-__all__ = ["FileStoreWrapper", "JsonlFileStore", "WebdatasetFileStore"]
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -1,4 +1,4 @@
-"""Cache pools: lazy values for cookers, which may be fetched before they are asked for."""
+"""Cache pools: makers of lazy values for cookers, which may fetch values before they are needed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ T = TypeVar("T")
 
 
 class CachePool:
-    """Makes lazy values. Give one to a loader; cookers with ``need_cache=True`` get it, and other hooks find it as
-    ``self.cache``."""
+    """Maker of lazy values. Give one to a loader; cookers with ``need_cache=True`` get it as an argument, and other
+    hooks have it as ``self.cache``."""
 
     def get(self, ds: FileStore[Any], fname: str, sample: Any = None) -> Any:
-        """A value, read now; where it was read is added to the sample."""
+        """Read a value now, and add its source to the sample."""
         return ds.get(fname, sample)
 
     def get_lazy(self, ds: FileStore[Any], fname: str) -> Lazy[Any]:
-        """A value that will be asked for later.
+        """Return a lazy value that will be needed later.
 
         Args:
             ds: the store.
@@ -32,24 +32,24 @@ class CachePool:
         raise NotImplementedError
 
     def to_cache(self, data: T, name: str) -> Lazy[T]:
-        """A value that is there already, put aside until it is asked for.
+        """Store an existing value until it is needed; return it as a lazy value.
 
         Args:
-            data: the value; one that pickle knows.
-            name: for messages.
+            data: the value; it has to be picklable.
+            name: a name for messages.
         """
         raise NotImplementedError
 
     def release(self) -> None:
-        """Give back what nobody refers to any more, that of workers that are gone included. Loaders call it when they
-        are closed; the pool can still be used."""
+        """Release space that no lazy value uses, that of ended workers included. Loaders call it when they are closed;
+        the pool can still be used."""
 
     def close(self) -> None:
-        """Let everything go. Values that were not asked for are read from their stores then."""
+        """Release all space. Lazy values that have not been read are then read from their stores."""
 
 
 class NoCachePool(CachePool):
-    """Keeps nothing: values are read when they are asked for. What is used where a loader has no other pool."""
+    """A pool without a cache, the default of loaders: values are read when they are needed."""
 
     def get_lazy(self, ds: FileStore[Any], fname: str) -> Lazy[Any]:
         store, key = ds.resolve(fname) if isinstance(ds, FileStore) else (ds, fname)
@@ -64,10 +64,10 @@ def _itself(data: T, name: str) -> T:
 
 
 def checked_pool(pool: CachePool | None) -> CachePool | None:
-    """A pool that a user gave.
+    """Check a pool that a user gave, and return it.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is no pool.
     """
     if pool is None or isinstance(pool, CachePool):
         return pool

@@ -1,4 +1,4 @@
-"""Stores: data sets and folders out of which a cooker takes files by their names."""
+"""Base classes of stores: data sets and folders from which a cooker reads files by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class FileStore(Generic[T]):
-    """Files by name. Derive a store of your own from it with ``__getitem__`` and ``get_path``.
+    """Files by name. Derive your own store from it by defining ``__getitem__`` and ``get_path``.
 
     A store may be used by several threads at a time, is copied to workers by pickle, and is used after a fork.
 
@@ -28,46 +28,46 @@ class FileStore(Generic[T]):
     """
 
     def __getitem__(self, key: str) -> tuple[T, SourceInfo]:
-        """The value of a key, and where it was read.
+        """Return the value of a key, and the place that it was read from.
 
         Raises:
-            MissingEntryError: there is no such key; a KeyError, too.
+            MissingEntryError: there is no such key; it is also a KeyError.
         """
         raise NotImplementedError
 
     def get(self, key: str, sample: Any = None) -> T:
-        """The value of a key.
+        """Return the value of a key.
 
         Args:
             key: the name of the file.
-            sample: the sample that it is for; where it was read is added to its ``__sources__``.
+            sample: the sample that the value is for; the value's source is added to its ``__sources__``.
         """
         value, source = self[key]
         add_source_info(sample, source)
         return value
 
     def get_path(self) -> str:
-        """Where the store is."""
+        """Return the place of the store, for messages and sources."""
         raise NotImplementedError
 
     def get_media_metadata(self, key: str) -> Any:
-        """What is known about the picture, the sound or the video of a key without reading it: an
-        :class:`~energon_lite.media.metadata.ImageMetadata` or ``AVMetadata``, if the data set was
+        """Return the metadata of an image, audio or video without reading it: an
+        :class:`~energon_lite.extras.media.metadata.ImageMetadata` or ``AVMetadata``, if the data set was
         prepared with media metadata.
 
         Raises:
-            UsageError: the store has none.
-            MissingEntryError: it has none of this key.
+            UsageError: the store has no metadata.
+            MissingEntryError: it has none for this key.
         """
         raise UsageError(f"a {type(self).__name__} has no media metadata", where=self.get_path())
 
     def raw(self, key: str) -> tuple[Any, SourceInfo]:
-        """What a cache keeps of a key: its bytes, where the store decodes them."""
+        """Return the form in which a cache keeps the value of a key: its bytes, if the store decodes them."""
         return self[key]
 
     def locate(self, key: str) -> tuple[int, SourceInfo]:
-        """The bytes that a key has, before they are decoded, and where they are. Stores of this library know without
-        reading the payload; for others it is read.
+        """Return the size of a key's value in bytes, before decoding, and its source. Stores of this library know the
+        size without reading the value; other stores read it.
 
         Raises:
             MissingEntryError: there is no such key.
@@ -76,19 +76,19 @@ class FileStore(Generic[T]):
         return len(data if isinstance(data, (bytes, bytearray, memoryview)) else pickle.dumps(data)), source
 
     def decoded(self, key: str, data: Any) -> Any:
-        """The value of a key, made of what :meth:`raw` gave."""
+        """Return the value of a key from the result of :meth:`raw`."""
         return data
 
     def resolve(self, key: str) -> tuple[FileStore[Any], str]:
-        """The store that a key is in, and its whole name there."""
+        """Return the innermost store that contains a key, and the full key in that store."""
         return self, key
 
 
 class FileStoreWrapper(FileStore[T]):
-    """A store over another one.
+    """A store on top of another one.
 
     Args:
-        inner: the other one.
+        inner: the other store.
     """
 
     def __init__(self, inner: FileStore[Any]):
@@ -116,10 +116,10 @@ class FileStoreWrapper(FileStore[T]):
 
 @runtime_checkable
 class FileStoreDecoder(Protocol):
-    """Makes values of bytes, by the extension of the name. :class:`~energon_lite.SampleDecoder` is one."""
+    """A decoder of files by the extension of their name, such as :class:`~energon_lite.storage.SampleDecoder`."""
 
     def decode(self, fname: str, data: bytes, /) -> Any:
-        """The value of a file."""
+        """Return the decoded value of a file."""
 
 
 class DecodeFileStore(FileStoreWrapper[Any]):
@@ -127,7 +127,7 @@ class DecodeFileStore(FileStoreWrapper[Any]):
 
     Args:
         inner: the store of bytes.
-        decoder: what decodes them.
+        decoder: the decoder of its files.
 
     Example:
         >>> DecodeFileStore(SystemFileStore("images"), decoder=SampleDecoder()).get("0001.jpg").shape
@@ -150,11 +150,11 @@ class DecodeFileStore(FileStoreWrapper[Any]):
 
 
 class PrimaryFileStore(FileStoreWrapper[T]):
-    """The data set that a sample is of, as a store; a key that begins with a dot is one of the sample's own parts.
+    """The data set of a sample as a store; a key that begins with a dot is one of the sample's own parts.
 
     Args:
         inner: the data set.
-        current_key: the sample's.
+        current_key: the key of the sample.
 
     Example:
         >>> PrimaryFileStore(store, "0001").get(".jpg") == store.get("0001.jpg")

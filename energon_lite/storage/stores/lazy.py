@@ -1,4 +1,4 @@
-"""Lazy values: something to be had from a store later on, when it is needed."""
+"""Lazy values: files of a store that are read when they are needed."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ T = TypeVar("T")
 
 
 class Lazy(Generic[T]):
-    """A value of a store that is read when :meth:`get` is called first. Equal to others of the same store and name.
+    """A value of a store that is read at the first call of :meth:`get`. Equal to others of the same store and name.
 
     Args:
         ds: the store.
         fname: the name of the file in it.
-        pool: what it comes from.
+        pool: the pool that made it.
     """
 
     def __init__(self, *, ds: Any, fname: str, pool: CachePool | None = None):
-        self.ds, self.fname, self.pool = ds, fname, pool
+        self.ds = ds
+        self.fname = fname
+        self.pool = pool
 
     def get(self, sample: Any = None) -> T:
-        """The value; each time the same object.
+        """Return the value; each call returns the same object.
 
         Args:
-            sample: the sample that it is for; where it was read is added to its ``__sources__``.
+            sample: the sample that the value is for; the value's source is added to its ``__sources__``.
         """
         raise NotImplementedError
 
@@ -48,21 +50,22 @@ class Lazy(Generic[T]):
 
 
 class StoreEntry:
-    """A file of a store. Its size and source are known before it is read, so what a hook decides by them does not
-    depend on how far a cache is.
+    """A file of a store. Its size and source are known before it is read, so decisions of a hook that depend on them do
+    not depend on the state of a cache.
 
     Args:
-        ds, fname: the store, and the name in it.
+        ds, fname: the store, and the name of the file in it.
     """
 
     _place: tuple[int, SourceInfo] | None = None
 
     def __init__(self, ds: Any, fname: str):
-        self.ds, self.fname = ds, fname
+        self.ds = ds
+        self.fname = fname
 
     @property
     def data_size(self) -> int:
-        """Bytes in the store, before they are decoded.
+        """Size of the file in the store in bytes, before decoding.
 
         Raises:
             MissingEntryError: the store has no such file.
@@ -71,7 +74,7 @@ class StoreEntry:
 
     @property
     def source_info(self) -> SourceInfo:
-        """Where the value is read; errors as those of :attr:`data_size`."""
+        """The source of the value; raises the errors of :attr:`data_size`."""
         return self._located()[1]
 
     def _located(self) -> tuple[int, SourceInfo]:
@@ -81,13 +84,13 @@ class StoreEntry:
 
 
 class DirectLazy(Lazy[T]):
-    """A value that is read when it is asked for first, and not before."""
+    """A value that is read at the first request, without a cache."""
 
     _data: tuple[T, SourceInfo] | None = None
 
     @cached_property
     def entry(self) -> StoreEntry:
-        """The file, for its size and source."""
+        """The file with its size and source."""
         return StoreEntry(self.ds, self.fname)
 
     def get(self, sample: Any = None) -> T:
@@ -102,11 +105,11 @@ class DirectLazy(Lazy[T]):
 
 
 class MockLazy(Lazy[T]):
-    """A value that a function makes; for tests, or for what is in memory already.
+    """A value that a function makes; for tests, or for values that are in memory already.
 
     Args:
         fname: a name.
-        get_fn: gets the name, each time that the value is asked for.
+        get_fn: function of the name, called at each request.
 
     Example:
         >>> MockLazy("0001.jpg", lambda name: name.upper()).get()
@@ -128,5 +131,5 @@ class MockLazy(Lazy[T]):
 
 
 def direct(store: FileStore[Any], name: str) -> DirectLazy[Any]:
-    """A lazy value where there is no cache: in another process."""
+    """Return a lazy value without a cache, as in another process."""
     return DirectLazy(ds=store, fname=name)

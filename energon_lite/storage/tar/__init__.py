@@ -1,1 +1,1 @@
-"""What samples a tar has, and where in it their parts are."""
+"""Tar files: the samples of a shard, and the places of their parts."""

@@ -1,4 +1,4 @@
-"""The members of a shard as columns, so that a hundred thousand of them are a handful of arrays and no objects."""
+"""The members of a shard as columns: a hundred thousand of them are a handful of arrays instead of objects."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class MemberColumns:
-    """Some members that follow each other.
+    """Consecutive members of a tar, as columns.
 
     Attributes:
-        headers: ``[n]``, byte at which each one's first header starts.
+        headers: ``[n]``, byte at which each member's first header starts.
         offsets: ``[n]``, byte at which its payload starts.
         sizes: ``[n]``, bytes of payload.
-        names: ``[n, width]`` bytes of the names, filled up with zeros; the width is a multiple of 8.
+        names: ``[n, width]`` bytes of the names, padded with zeros; the width is a multiple of 8.
         lengths: ``[n]``, bytes of each name.
     """
 
@@ -53,17 +53,17 @@ class MemberColumns:
         return len(self.headers)
 
     def name(self, row: int) -> str:
-        """The name of one member."""
+        """The name of the member in a row."""
         return self.names[row, : self.lengths[row]].tobytes().decode("utf-8", "surrogateescape")
 
     def members(self) -> list[Member]:
-        """The same as objects."""
+        """Return the members as objects."""
         numbers = zip(self.headers.tolist(), self.offsets.tolist(), self.sizes.tolist(), strict=True)
         return [Member(header, self.name(row), offset, size) for row, (header, offset, size) in enumerate(numbers)]
 
     @classmethod
     def from_members(cls, members: Sequence[Member]) -> MemberColumns:
-        """Columns of members that were parsed one by one."""
+        """Make columns of members that were parsed one by one."""
         texts = [member.name.encode("utf-8", "surrogateescape") for member in members]
         lengths = np.array([len(text) for text in texts], dtype=np.int64)
         width = padded_width(int(lengths.max(initial=0)))

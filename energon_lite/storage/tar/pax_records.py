@@ -1,4 +1,4 @@
-"""The records of a pax extended header: what a tar says about a member beyond its plain header."""
+"""The records of a pax extended header, which describe a tar member beyond its plain header."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 
 __all__ = ["SPARSE", "pax_records", "text_of"]
 
-#: Key under which :func:`pax_records` tells that a member is stored sparsely.
+#: Key by which :func:`pax_records` reports that a member is stored sparsely.
 SPARSE = "GNU.sparse"
-#: No file is larger than numbers of so many digits say, and of thousands of digits Python makes no number.
+#: Digits of a size at most: enough for any file, and a limit for Python's conversion of long numbers.
 _SIZE_DIGITS = 20
-#: A single record, the most frequent one: seconds with a fraction.
+#: The most frequent text: a single record, with seconds and a fraction.
 _ONE_TIME = re.compile(rb"(\d+) [amc]time=[\d.]+\n")
 
 
 def pax_records(text: bytes) -> dict[str, str]:
-    """``path`` and ``size`` out of records of the form ``"<length> <key>=<value>\\n"``; other keys are left out.
+    """Parse ``path`` and ``size`` from records ``"<length> <key>=<value>\\n"``; other keys are ignored.
 
     Raises:
         ValueError: the text cannot be parsed.
@@ -48,5 +48,5 @@ def pax_records(text: bytes) -> dict[str, str]:
 
 
 def text_of(raw: bytes) -> str:
-    """A name as text. It need not be any; surrogateescape keeps foreign bytes so that they can be written back."""
+    """Decode a name; surrogateescape keeps bytes that are no UTF-8, so that they can be written back."""
     return raw.decode("utf-8", "surrogateescape")

@@ -1,12 +1,12 @@
-"""Plain tar members in long runs, parsed as arrays.
+"""Parser of long runs of plain tar members, as arrays.
 
 Almost all members of almost all shards are plain: a regular file, a short name, numbers in octal. For these, Python
-does only what has to be done one after the other (a header's size says where the next header is), in a third of a
-microsecond; checksums, numbers and names of thousands of headers are then checked and parsed at once. Pax headers that
-say nothing that matters here, such as the fractions of seconds that ``webdataset.TarWriter`` writes, are stepped over.
+does only the sequential part (a header's size gives the place of the next header), in a third of a microsecond;
+checksums, numbers and names of thousands of headers are then checked and parsed at once. Pax headers without relevant
+records, such as the fractions of seconds that ``webdataset.TarWriter`` writes, are skipped.
 
-What is not plain, or not in order, ends a run. It is for :class:`~energon_lite.storage.tar.tar_headers.TarHeaders`,
-which knows all the rest and says what is wrong.
+A member that is not plain, or is damaged, ends a run. :class:`~energon_lite.storage.tar.tar_headers.TarHeaders`
+continues there: it supports all other members and reports damage.
 """
 
 from __future__ import annotations
@@ -22,17 +22,34 @@ from energon_lite.storage.tar.pax_records import pax_records
 
 __all__ = ["PlainHeaders"]
 
+#: Bytes of a block.
 _BLOCK = 512
-_REGULAR, _PAX = b"0x"
-_SIZE, _CHECKSUM, _TYPE, _PREFIX = 124, 148, 156, 345
-#: Members of a run, more or less: enough that numpy's calls cost nothing, few enough for the processor's cache.
+#: Type of a regular file.
+_REGULAR = ord("0")
+#: Type of a pax header.
+_PAX = ord("x")
+#: Offset of the size field in a header.
+_SIZE = 124
+#: Offset of the checksum field.
+_CHECKSUM = 148
+#: Offset of the type field.
+_TYPE = 156
+#: Offset of the prefix field.
+_PREFIX = 345
+#: Members of a run, approximately: many enough to amortise numpy's calls, few enough for the processor's cache.
 _RUN = 2048
-_SMALLEST_CHUNK, _FIRST_CHUNK, _LARGEST_CHUNK = 1 << 12, 1 << 16, 1 << 20
+#: Bytes of a read at least.
+_SMALLEST_CHUNK = 1 << 12
+#: Bytes of the first read.
+_FIRST_CHUNK = 1 << 16
+#: Bytes of a read at most.
+_LARGEST_CHUNK = 1 << 20
+#: Weights of the 11 octal digits of a number.
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 
 
 class PlainHeaders:
-    """Find runs of plain members in an open tar file.
+    """Finder of runs of plain members in an open tar file.
 
     Args:
         fd: descriptor of the open file, whose position is neither used nor changed; or a remote file.
@@ -40,16 +57,17 @@ class PlainHeaders:
     """
 
     def __init__(self, fd: int | RangeFile, size: int):
-        self._fd, self._size = fd, size
+        self._fd = fd
+        self._size = size
         self._buffer = bytearray(min(_LARGEST_CHUNK, size // _BLOCK * _BLOCK + _BLOCK))
         self._blocks = np.frombuffer(self._buffer, dtype=np.uint8).reshape(-1, _BLOCK)
         self._rows = np.empty((_RUN + _LARGEST_CHUNK // _BLOCK, _BLOCK), dtype=np.uint8)
         self._chunk = _FIRST_CHUNK
 
     def run(self, position: int) -> tuple[MemberColumns | None, int]:
-        """The plain members whose headers follow each other from ``position`` on, and the position after them.
+        """Return the plain members whose headers follow each other from ``position`` on, and the position after them.
 
-        None if there are none. A run may end early; it goes on at the position that is given.
+        The members are None if there are none. A run may end early; it continues at the returned position.
         """
         starts: list[int] = []
         start, going = position, True
@@ -64,25 +82,25 @@ class PlainHeaders:
         return _parse(self._rows[: len(starts)], np.array([*starts, start]), self._size)
 
     def _chunk_headers(self, position: int) -> tuple[list[int], int, bool]:
-        """What look like headers in the next chunk: their places, that of the next one, and whether it may be plain."""
+        """Candidate headers in the next chunk: their offsets, that of the next one, and True if that may be plain."""
         view = memoryview(self._buffer)[: self._chunk]
         fd = self._fd
         got = os.preadv(fd, [view], position) if isinstance(fd, int) else fd.read_into(view, position)
         last = got - _BLOCK
         places, place, going = _walk(self._buffer, last)
-        # Small members: read many headers at once. Large ones: read little more than the header.
+        # Small members: read many headers at once. Large members: read little more than the header.
         if len(places) >= 8:
             self._chunk = min(self._chunk * 2, _LARGEST_CHUNK)
         elif len(places) <= 1:
             self._chunk = max(self._chunk // 4, _SMALLEST_CHUNK)
-        if not going:  # what stands here may be the rule in this file
+        if not going:  # headers of this kind may be frequent in this file
             self._chunk = _FIRST_CHUNK
         return places, place, going and bool(places)
 
 
 def _walk(buffer: bytearray, last: int) -> tuple[list[int], int, bool]:
-    """Jump from header to header, up to the one that starts at ``last``. Nothing is checked yet but what is needed to
-    get on."""
+    """Jump from header to header, up to offset ``last``. Only the fields that this needs are checked: return the
+    offsets of the headers, the offset of the next one, and False if that cannot be plain."""
     places: list[int] = []
     place = 0
     try:
@@ -92,7 +110,7 @@ def _walk(buffer: bytearray, last: int) -> tuple[list[int], int, bool]:
                 return places, place, False
             after = place + _BLOCK + ((size + _BLOCK - 1) & -_BLOCK)
             if buffer[place + _TYPE] == _PAX:
-                if after > last:  # what it belongs to is not in this chunk
+                if after > last:  # its member is not in this chunk
                     break
                 if pax_records(bytes(buffer[place + _BLOCK : place + _BLOCK + size])):
                     return places, place, False
@@ -104,18 +122,18 @@ def _walk(buffer: bytearray, last: int) -> tuple[list[int], int, bool]:
 
 
 def _parse(rows: Bytes2D, starts: NDArray[np.int64], file_size: int) -> tuple[MemberColumns | None, int]:
-    """Parse headers, up to the first that is not plain.
+    """Parse headers up to the first one that is not plain; return the members, and the position after them.
 
     Args:
         rows: ``[n, 512]``, the headers.
-        starts: ``[n + 1]``, where they are in the file, and where the next one would be.
+        starts: ``[n + 1]``, their places in the file, and that of the next header.
         file_size: bytes in the file.
     """
     pax = rows[:, _TYPE] == _PAX
     digits = rows[:, _SIZE : _SIZE + 11] - ord("0")  # below "0" this wraps around to large numbers
     sizes = digits.astype(np.int64) @ _OCTAL
     zeros = rows[:, :100] == 0
-    lengths = zeros.argmax(1)  # 0 too if there is no zero: such a name may go on elsewhere
+    lengths = zeros.argmax(1)  # also 0 if there is no zero: such a name may continue in another field
     plain = (rows[:, _TYPE] == _REGULAR) & (rows[:, _PREFIX] == 0) & (lengths > 0)
     plain |= pax
     plain[1:] &= ~(pax[1:] & pax[:-1])
@@ -139,10 +157,10 @@ def _parse(rows: Bytes2D, starts: NDArray[np.int64], file_size: int) -> tuple[Me
 
 
 def _checksums_fit(rows: Bytes2D) -> NDArray[np.bool_]:
-    """Whether each header's checksum, six octal digits and a zero, is that of its bytes."""
+    """Mask of the headers whose checksum, six octal digits and a zero, matches their bytes, ``[n]``."""
     field = rows[:, _CHECKSUM : _CHECKSUM + 8]
     digits = field[:, :6] - ord("0")
     stored = digits.astype(np.int64) @ _OCTAL[5:]
-    # The field itself counts as spaces.
+    # The checksum field counts as spaces.
     sums = rows.sum(1, dtype=np.uint32) - field.sum(1, dtype=np.uint32) + 8 * ord(" ")
     return (digits < 8).all(1) & (field[:, 6] == 0) & (stored == sums)

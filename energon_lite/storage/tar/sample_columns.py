@@ -1,7 +1,7 @@
-"""Which members of a shard make a sample, found for thousands of members at once.
+"""Grouping of a shard's members into samples, for thousands of members at once.
 
-The rule is WebDataset's as Energon applies it: a member's key is its path up to the first dot of the last component,
-the rest is the part name; neighbours with equal keys are one sample; members whose path begins with a ``__name__``
+The rule is WebDataset's as Energon applies it. A member's key is its path up to the first dot of the last component,
+the rest is the part name. Neighbours with equal keys are one sample. Members whose path begins with a ``__name__``
 component, and members without a part name, belong to no sample.
 """
 
@@ -29,30 +29,32 @@ def split_member_name(name: str) -> tuple[str, str] | None:
     top, (folder, slash, file) = name.partition("/")[0], name.rpartition("/")
     key, dot, part = file.partition(".")
     is_reserved = len(top) >= 4 and top.startswith("__") and top.endswith("__")
-    # A hidden file: Energon takes the folder, slash included, as its key if that has no dot.
+    # A hidden file: as in Energon, its key is the folder with the slash, unless the folder's name has a dot.
     is_lost = not key and (not slash or "." in folder.rpartition("/")[2])
     return None if not dot or is_reserved or is_lost else (folder + slash + key, part)
 
 
 class SampleColumns:
-    """Collect the members of a shard, in order, into samples."""
+    """Collector of the members of a shard, in order, into samples."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
         self._last_key: bytes | None = None
         self._keys: list[bytes] = []
         nothing = np.zeros(0, dtype=np.int64)
-        #: Of each run: headers, first parts and lengths of keys of its samples, and parts.
+        #: For each run: headers, first parts and key lengths of its samples, and its parts.
         self._runs = [(nothing, nothing, nothing, nothing.reshape(0, 3))]
         self._rows = 0
 
     def add(self, members: MemberColumns) -> None:
-        """Take the members that follow."""
+        """Add the next members of the shard."""
         dots = _dots(members)
         kept = np.flatnonzero(dots >= 0)
         if not len(kept):
             return
-        names, lengths, dots = members.names[kept], members.lengths[kept], dots[kept]
+        names = members.names[kept]
+        lengths = members.lengths[kept]
+        dots = dots[kept]
         in_key = np.arange(names.shape[1]) < dots[:, None]
         keys = names * in_key
         words = keys.view(np.uint64)
@@ -67,13 +69,15 @@ class SampleColumns:
         self._rows += len(kept)
 
     def _part_numbers(self, names: Bytes2D, starts: Int64, stops: Int64) -> list[int]:
-        """Number of each name's bytes from start to stop, counted in the order in which they are first seen."""
-        text, numbers, before = names.tobytes(), self._numbers, np.arange(len(names)) * names.shape[1]
+        """Number of each name's bytes from start to stop, in the order of first appearance."""
+        text = names.tobytes()
+        numbers = self._numbers
+        before = np.arange(len(names)) * names.shape[1]
         places = zip((before + starts).tolist(), (before + stops).tolist(), strict=True)
         return [numbers.setdefault(text[start:stop], len(numbers)) for start, stop in places]
 
     def fields(self) -> dict[str, Any]:
-        """Where the samples are, as the fields of :class:`~energon_lite.storage.tar.tar_scan.ShardScan` say it."""
+        """The samples as fields of :class:`~energon_lite.storage.tar.tar_scan.ShardScan`."""
         headers, first_part, key_lengths, parts = map(np.concatenate, zip(*self._runs, strict=True))
         return {
             "headers": headers,
@@ -86,7 +90,7 @@ class SampleColumns:
 
 
 def _dots(members: MemberColumns) -> Int64:
-    """Where in each name the key ends; -1 for members that belong to no sample (:func:`split_member_name`)."""
+    """End of the key in each name, ``[n]``; -1 for members of no sample (:func:`split_member_name`)."""
     names = members.names
     dots, slashes = names == ord("."), names == ord("/")
     start: Int64 = np.zeros(len(names), dtype=np.int64)
@@ -94,8 +98,8 @@ def _dots(members: MemberColumns) -> Int64:
         start = np.where(slashes.any(1), names.shape[1] - slashes[:, ::-1].argmax(1), 0)
         dots &= np.arange(names.shape[1]) >= start[:, None]
     dot: NDArray[np.int64] = dots.argmax(1)
-    found = dots[np.arange(len(dots)), dot]
+    has_part = dots[np.arange(len(dots)), dot]
     hidden, reserved = dot == start, (names[:, 0] == ord("_")) & (names[:, 1] == ord("_"))
-    for row in np.flatnonzero(found & (hidden | reserved)).tolist():
-        found[row] = split_member_name(members.name(row)) is not None
-    return np.where(found, dot, -1)
+    for row in np.flatnonzero(has_part & (hidden | reserved)).tolist():
+        has_part[row] = split_member_name(members.name(row)) is not None
+    return np.where(has_part, dot, -1)

@@ -1,8 +1,9 @@
-"""The members of a tar file, found by reading headers and jumping over payloads.
+"""The members of a tar file, found by reading headers and skipping payloads.
 
-Only what an index needs is parsed: name, type, size, position. POSIX ustar, pax and GNU archives are understood, with
-their ways of storing long names and large sizes. Unlike a general tar reader this one is strict: damage in the middle
-of a file is an error with its byte offset, not an early end, because an early end would lose samples silently.
+Only the fields that an index needs are parsed: name, type, size, position. POSIX ustar, pax and GNU archives are
+supported, with their ways of storing long names and large sizes. Unlike a general tar reader this one is strict: damage
+in the middle of a file is an error with its byte offset, not an early end, because an early end would lose samples
+silently.
 """
 
 from __future__ import annotations
@@ -20,24 +21,31 @@ from energon_lite.storage.tar.plain_headers import PlainHeaders
 
 __all__ = ["BLOCK", "Member", "TarHeaders", "is_header"]
 
-#: Tar files are made of blocks of this many bytes.
+#: Bytes of a block; tar files consist of blocks.
 BLOCK = 512
 
+#: The end marker consists of blocks of zeros.
 _ZEROS = bytes(BLOCK)
+#: Types of regular files.
 _REGULAR = b"0\x007"
-#: Links, devices, directories, pipes: they have a size field at times, but never a payload.
+#: Types of links, devices, folders and pipes: they may have a size field, but never a payload.
 _WITHOUT_PAYLOAD = b"123456"
+#: Types of extended headers.
 _EXTENSIONS = b"xXgLK"
-_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK, _GNU_SPARSE = _EXTENSIONS + b"S"
-#: No sane extended header is larger; a larger one means damage, and must not be read into memory.
+_PAX_GLOBAL = ord("g")
+_GNU_NAME = ord("L")
+_GNU_LINK = ord("K")
+#: Type of a member that is stored sparsely.
+_GNU_SPARSE = ord("S")
+#: Bytes of an extended header at most; a larger one means damage, and must not be read into memory.
 _EXTENSION_LIMIT = 1 << 20
-#: Bytes behind the end marker that are looked at together.
+#: Bytes behind the end marker that are checked together.
 _TRAILER = 1 << 20
-#: Bytes that are read together, for the headers of small members that are among them.
+#: Bytes that are read together, since they contain several headers of small members.
 _CHUNK = 1 << 13
 _WRITE_AGAIN = "copy or write it again, then prepare again; or leave it out with --exclude"
 
-#: A run of plain members of this length shows that plain ones are the rule.
+#: Length of a run of plain members that shows that most members are plain.
 _WORTH_A_RUN = 64
 #: Members parsed one by one at most before the next attempt at a run.
 _ONE_BY_ONE = 1024
@@ -57,7 +65,7 @@ class TarHeaders:
     Args:
         fd: descriptor of the open file, whose position is neither used nor changed; or a remote file.
         size: bytes in the file.
-        path: named in errors.
+        path: path of the file, for errors.
 
     Raises:
         ShardFormatError: (while iterating) the file is truncated, damaged, compressed or sparse.
@@ -68,26 +76,29 @@ class TarHeaders:
     """
 
     def __init__(self, fd: int | RangeFile, size: int, path: str):
-        self._fd, self._size, self._path = fd, size, path
-        self._buffer, self._base = b"", 0
-        #: What global extended headers say of all members that follow.
+        self._fd = fd
+        self._size = size
+        self._path = path
+        self._buffer = b""
+        self._base = 0
+        #: Records of global extended headers, which apply to all later members.
         self._everywhere: dict[str, str] = {}
-        #: Byte after the last member, where the end marker stands.
+        #: Byte after the last member, at which the end marker starts.
         self.end = 0
-        #: What looks odd but is no error, in words.
+        #: Remarks on oddities that are no errors.
         self.notes: list[str] = []
 
     def __iter__(self) -> Iterator[Member]:
         return self._members(0)
 
     def members_from(self, position: int) -> Iterator[Member]:
-        """The members whose headers start at ``position``, where a header has to stand, or behind it."""
+        """Iterate over the members from the header at ``position`` on; there has to be a header."""
         return self._members(position)
 
     def _members(self, position: int) -> Iterator[Member]:
-        """The members whose headers start at ``position`` or behind it."""
+        """Iterate over the members whose headers start at ``position`` or behind it."""
         first = position
-        said: dict[str, str] = {}  # by the extended headers of the next member
+        extended: dict[str, str] = {}  # records of the extended headers of the next member
         while True:
             block = self._read(position, BLOCK)
             if block == _ZEROS or not block:
@@ -96,61 +107,64 @@ class TarHeaders:
                 self._finish(position, bool(block))
                 return
             self._check(block, position)
-            kind, size, payload = block[156], _number(block[124:136]), position + BLOCK
+            kind = block[156]
+            size = _number(block[124:136])
+            payload = position + BLOCK
             if size < 0:
                 raise self._damaged(position, "its size is no number")
             if kind in _EXTENSIONS:
-                # Of several extensions to one member the outermost, which comes first, wins.
+                # Of several extended headers of one member the first one, the outermost, takes precedence.
                 if size > _EXTENSION_LIMIT:
                     raise self._damaged(position, f"it claims to be an extended header of {size} bytes")
                 after = self._after(payload, size, "an extended header", position)
                 text = self._read(payload, size)
                 if kind == _GNU_NAME:
-                    said = {"path": text_of(text.partition(b"\0")[0])} | said
+                    extended = {"path": text_of(text.partition(b"\0")[0])} | extended
                 elif kind == _PAX_GLOBAL:
                     self._everywhere |= self._pax_records(text, position)
                 elif kind != _GNU_LINK:
-                    said = self._pax_records(text, position) | said
+                    extended = self._pax_records(text, position) | extended
                 position = after
                 continue
             if kind == _GNU_SPARSE:
                 raise self._sparse(position)
             if kind in _REGULAR:
-                size = int(said.get("size", size))
-                name = said["path"] if "path" in said else self._everywhere.get("path") or _short_name(block)
+                size = int(extended.get("size", size))
+                name = extended["path"] if "path" in extended else self._everywhere.get("path") or _short_name(block)
                 after = self._after(payload, size, name, position)
                 if kind or not name.endswith("/"):  # a v7 tar marks a folder only by the slash
                     yield Member(first, name, payload, size)
             else:
                 after = payload if kind in _WITHOUT_PAYLOAD else self._after(payload, size, "a member", position)
             position = first = after
-            said = {}
+            extended = {}
 
     def columns(self) -> Iterator[MemberColumns]:
-        """The same members, in the same order and with the same errors, as arrays, and many times faster."""
+        """Iterate over the same members as arrays, in the same order, with the same errors, but many times faster."""
         plain = PlainHeaders(self._fd, self._size)
         position, one_by_one = 0, 1
         while True:
             while not self._everywhere:
-                found, position = plain.run(position)
-                if found is None:
+                run, position = plain.run(position)
+                if run is None:
                     break
-                yield found
-                one_by_one = 1 if len(found) >= _WORTH_A_RUN else one_by_one
+                yield run
+                one_by_one = 1 if len(run) >= _WORTH_A_RUN else one_by_one
             members = list(islice(self._members(position), one_by_one))
             if members:
                 yield MemberColumns.from_members(members)
                 position = members[-1].offset + _padded(members[-1].size)
             if len(members) < one_by_one:
                 return
-            # Where most members are not plain, the attempts must not cost more than they save.
+            # If most members are not plain, the attempts must not cost more than they save.
             one_by_one = min(2 * one_by_one, _ONE_BY_ONE)
 
     def _read(self, position: int, length: int) -> bytes:
-        """Bytes at ``position``, fewer at the end of the file."""
+        """``length`` bytes at ``position``, fewer at the end of the file."""
         start = position - self._base
         if start < 0 or start + length > len(self._buffer):
-            self._buffer, self._base = self._bytes(max(_CHUNK, length), position), position
+            self._buffer = self._bytes(max(_CHUNK, length), position)
+            self._base = position
             start = 0
         return self._buffer[start : start + length]
 
@@ -176,15 +190,15 @@ class TarHeaders:
         raise self._damaged(position, "its checksum is wrong")
 
     def _after(self, payload: int, size: int, name: str, position: int) -> int:
-        """Position after a padded payload, which must be inside the file."""
+        """Position after a padded payload, which must lie within the file."""
         after = payload + _padded(size)
         if after > self._size:
             raise self._truncated(f"in {name!r}, whose header is at byte {position} and which ends at byte {after}")
         return after
 
     def _finish(self, end: int, marker: bool) -> None:
-        """Behind the end marker stand zeros, as many as the writer likes. Anything else may be samples: a header that
-        was overwritten by zeros looks like the end, and joined tars have an end in their middle."""
+        """Check the bytes behind the end marker: any number of zeros. Other bytes may be samples: a header that was
+        overwritten by zeros looks like the end, and joined tars have an end marker in the middle."""
         if not end and not marker:
             raise self._error("the shard is an empty file", "write it again, or remove it and prepare again")
         if not marker:
@@ -227,7 +241,7 @@ class TarHeaders:
 
 
 def is_header(block: bytes) -> bool:
-    """Whether a block of 512 bytes is a header of a tar file: its checksum is right."""
+    """Return True if a block of 512 bytes is a header of a tar file, with the right checksum."""
     if len(block) < BLOCK:
         return False
     field = block[148:156]
@@ -244,7 +258,7 @@ def _padded(size: int) -> int:
 
 
 def _number(field: bytes) -> int:
-    """A number field: octal text, or (GNU, large files) a big-endian integer marked by its first bit. -1 if neither."""
+    """The value of a number field: octal text, or (GNU, large files) big-endian, marked by its first bit; else -1."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     try:

@@ -1,4 +1,4 @@
-"""What is in one shard: a header-only scan of a tar file into arrays.
+"""Scan of one shard: the headers of a tar file, read into arrays.
 
 A pure function of one file, so shards can be scanned in any order, on any number of processes or machines.
 """
@@ -23,7 +23,7 @@ from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 
 __all__ = ["SCAN_RULES", "Int64", "ShardScan", "check_is_file", "scan_remote_shard", "scan_shard", "unchanged_file"]
 
-#: Version of the rules by which samples are found; raised when the same file would give another scan than before.
+#: Version of the rules by which samples are found; increased when the same file would give another scan than before.
 SCAN_RULES = 2
 
 
@@ -39,10 +39,10 @@ class ShardScan:
         headers: ``[samples]``, byte at which each sample's first header starts.
         first_part: ``[samples + 1]``, row of each sample's first part in ``parts``.
         parts: ``[parts, 3]``: payload offset, payload size, number of the part's name.
-        part_names: the names those numbers stand for.
-        key_offsets: ``[samples + 1]``, where each key starts in ``keys``.
+        part_names: the names of the parts, by number.
+        key_offsets: ``[samples + 1]``, offset of each key in ``keys``.
         keys: all keys in UTF-8, without separator.
-        notes: what looked odd, in words.
+        notes: remarks on oddities.
         mtime_ns: time of the file's last change, 0 if unknown.
     """
 
@@ -65,16 +65,16 @@ class ShardScan:
         return len(self.headers)
 
     def all_keys(self) -> list[str]:
-        """The keys of all samples, in order."""
+        """Decode the keys of all samples, in order."""
         keys, places = self.keys, pairwise(self.key_offsets.tolist())
         return [keys[start:stop].decode("utf-8", "surrogateescape") for start, stop in places]
 
 
 def check_is_file(path: str) -> None:
-    """Refuse a pipe, a socket or a device, which one would wait for, or read from without end.
+    """Refuse a pipe, a socket or a device, which would block or never end.
 
     Raises:
-        ShardFormatError: it is one. What is not there is for others to say.
+        ShardFormatError: the path is one. A missing file is not an error here.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise ShardFormatError(
@@ -90,7 +90,7 @@ def scan_shard(root: str, name: str) -> ShardScan:
     Raises:
         ShardFormatError: the file is truncated, damaged, compressed or sparse.
         MissingShardError: there is no such file.
-        ShardChangedError: it was written to while it was scanned.
+        ShardChangedError: it was written to during the scan.
     """
     path = os.path.join(root, name)
     check_is_file(path)
@@ -106,15 +106,15 @@ def scan_shard(root: str, name: str) -> ShardScan:
         raise DatasetError(
             f"the shard cannot be opened: {error.strerror or error}", where=path, fix="check permissions and storage"
         ) from error
-    with open(fd, "rb", buffering=0), unchanged_file(fd, path) as found:
-        headers, samples = TarHeaders(fd, found["size"], path), SampleColumns()
+    with open(fd, "rb", buffering=0), unchanged_file(fd, path) as identity:
+        headers, samples = TarHeaders(fd, identity["size"], path), SampleColumns()
         for members in headers.columns():
             samples.add(members)
-    return ShardScan(name=name, end=headers.end, notes=tuple(headers.notes), **found, **samples.fields())
+    return ShardScan(name=name, end=headers.end, notes=tuple(headers.notes), **identity, **samples.fields())
 
 
 def scan_remote_shard(root: str, name: str, size: int) -> ShardScan:
-    """Scan the shard ``name`` of ``size`` bytes below the URL ``root``, by requests for parts of it.
+    """Scan the shard ``name`` of ``size`` bytes below the URL ``root``, by requests for ranges of it.
 
     Raises:
         ShardFormatError, MissingShardError: as :func:`scan_shard`.
@@ -134,10 +134,10 @@ def scan_remote_shard(root: str, name: str, size: int) -> ShardScan:
 
 @contextmanager
 def unchanged_file(fd: int, path: str) -> Iterator[dict[str, Any]]:
-    """By what an open file is recognised, as fields of :class:`ShardScan`: size, head and time of its last change.
+    """The identity of an open file, as fields of :class:`ShardScan`: size, head and time of its last change.
 
     Raises:
-        ShardChangedError: (at the end of the block) it was written to meanwhile.
+        ShardChangedError: (at the end of the block) it was written to during the block.
     """
     before = os.fstat(fd)
     yield {"size": before.st_size, "head": head_checksum(os.pread(fd, BLOCK, 0)), "mtime_ns": before.st_mtime_ns}

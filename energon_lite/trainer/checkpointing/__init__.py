@@ -1,1 +1,1 @@
-"""Checkpoints that any layout can read."""
+"""Checkpoints that any layout of ranks can read."""

@@ -1,9 +1,9 @@
-"""Checkpoints that any layout of ranks can read, that are whole or not there, and that training need not wait for.
+"""Checkpoints that any layout of ranks can read, that appear atomically, and that are written in the background.
 
-Each tensor is saved under its global name, and each rank writes what it has of it, as rectangles of the global tensor;
-``torch.distributed.checkpoint`` cuts them anew for the ranks that read it. Nothing is gathered. Everything else (step,
+Each tensor is saved under its global name, and each rank writes its part as rectangles of the global tensor;
+``torch.distributed.checkpoint`` redistributes them to the ranks that read. Nothing is gathered. Everything else (step,
 loader state, configuration) is one JSON text, stored as a tensor of bytes, so that reading a checkpoint never unpickles
-an object. ``files.py`` says how a checkpoint is published.
+an object. ``files.py`` describes how a checkpoint is published.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from energon_lite.trainer.parallel.shards import ChunkedTensor, Shard, whole_ten
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which somebody who waits for a checkpoint is told so, each time.
+#: Seconds between two log messages while a checkpoint is waited for.
 _TOLD = 60.0
 
 T = TypeVar("T")
 
 
 class CheckpointSaver:
-    """Writes checkpoints while training goes on. Only copying what is to be saved holds it up.
+    """Writer of checkpoints in the background. Training waits only for a copy of the state.
 
-    The memory of the copy, as much as a rank saves, is kept for the next one: memory that is new costs several times
-    as long to write to. That of a GPU's state is pinned.
+    The memory of the copy, as large as the state that a rank saves, is kept for the next checkpoint, because new memory
+    costs several times as long to write. For state on a GPU it is pinned.
 
     Args:
         root: folder or URL of all checkpoints of the run, seen by all ranks.
         mesh: the ranks. All of them must make a saver, and call its methods.
         keep: finished checkpoints that are kept, the newest.
-        keep_every: beside these, the first at or after each multiple of so many steps is kept; 0 for none.
-        timeout: seconds that :meth:`close`, and the end of the process, wait for a checkpoint that is being written.
+        keep_every: in addition, keep the first at or after each multiple of this number of steps; 0 for none.
+        timeout: seconds that :meth:`close`, and the exit of the process, wait for a checkpoint that is being written.
 
     Attributes:
-        seconds_blocked: how long the last :meth:`save` held up its caller.
-        seconds_written: how long the slowest checkpoint so far took to be written.
+        seconds_blocked: seconds for which the last :meth:`save` blocked its caller.
+        seconds_written: seconds that the slowest checkpoint so far took to be written.
 
     Example:
         >>> saver = CheckpointSaver("s3://bucket/run", mesh)
@@ -73,24 +73,24 @@ class CheckpointSaver:
         self._group = dist.new_group(backend="gloo", timeout=mesh.timeout) if mesh.world_size > 1 else None
         self._copies: dict[str, torch.Tensor] = {}
         self._under_way: tuple[threading.Thread, weakref.finalize] | None = None
-        self._errors: list[BaseException] = []  # of the last checkpoint: one, if any
+        self._errors: list[BaseException] = []  # of the last checkpoint; at most one
 
     def save(
         self, step: int, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any], *, prune: bool = True
     ) -> Place:
-        """Begin to write a checkpoint, when the one before it is on disk. Arguments as :func:`save_checkpoint`.
+        """Start to write a checkpoint, after the one before it is on disk. Arguments as :func:`save_checkpoint`.
 
         Args:
-            prune: remove others, by ``keep`` and ``keep_every``, when it is there; otherwise, none.
+            prune: remove older ones by ``keep`` and ``keep_every`` when it is written.
 
         Returns:
-            The path or URL that it will have.
+            The future path or URL of the checkpoint.
         """
         began = time.perf_counter()
         self.finish()
         tensors = _everything(step, model, optimizer, self.mesh, state)
         self._copies = {name: _copy(tensor, self._copies.get(name)) for name, tensor in tensors.items()}
-        # A daemon: the end of the process waits for it, but not for ever, if a peer is stuck.
+        # A daemon thread: the exit of the process waits for it with a limit, as a peer may be stuck.
         arguments = (step, self._copies, (self.keep, self.keep_every) if prune else None)
         name = f"the checkpoint of step {step}"
         thread = threading.Thread(target=self._write, args=arguments, name=name, daemon=True)
@@ -103,12 +103,12 @@ class CheckpointSaver:
         """Wait until the last checkpoint is on disk.
 
         Raises:
-            StateError: it could not be written.
+            StateError: the checkpoint could not be written.
         """
         self._wait(math.inf)
 
     def close(self) -> None:
-        """:meth:`finish`, but give up after ``timeout`` seconds: a peer may be gone. Save no more after that.
+        """Call :meth:`finish` with a limit of ``timeout`` seconds, as a peer may be gone. Save no more afterwards.
 
         Raises:
             StateError: the last checkpoint could not be written, or not in time.
@@ -116,7 +116,7 @@ class CheckpointSaver:
         self._wait(self.timeout)
 
     def _wait(self, patience: float) -> None:
-        """Wait, and say so now and then: the thread's collectives have a time limit, its storage may have none."""
+        """Wait, with log messages: the thread's collectives have a time limit, its storage may have none."""
         if self._under_way is None:
             return
         thread, at_exit = self._under_way
@@ -141,7 +141,7 @@ class CheckpointSaver:
         try:
             _write(self.files, step, tensors, self.mesh, keep, self._group)
             self.seconds_written = max(self.seconds_written, time.perf_counter() - began)
-        except BaseException as error:  # shown to the training thread
+        except BaseException as error:  # raised in the training thread
             self._errors.append(error)
 
 
@@ -150,7 +150,7 @@ def _too_late(thread: threading.Thread, timeout: float) -> str:
 
 
 def _join_at_exit(thread: threading.Thread, timeout: float, errors: list[BaseException]) -> None:
-    """The process ends, and nobody has called ``finish``."""
+    """Wait for the checkpoint at process exit, if ``finish`` was not called."""
     thread.join(timeout)
     if thread.is_alive():
         logger.error("%s", _too_late(thread, timeout))
@@ -173,9 +173,9 @@ def save_checkpoint(
     Args:
         root: folder or URL of all checkpoints of the run, seen by all ranks.
         step: number of steps done.
-        model, optimizer: their parameters, moments and number of updates are saved.
+        model, optimizer: parameters, moments and number of updates are saved.
         mesh: the ranks.
-        state: what else to keep, as JSON can hold it. Rank 0's counts.
+        state: further values to keep, as JSON can hold them; those of rank 0 are saved.
         keep: finished checkpoints that are kept, the newest.
 
     Returns:
@@ -187,9 +187,9 @@ def save_checkpoint(
 def load_checkpoint(
     path: str | os.PathLike[str], model: nn.Module, mesh: ParallelMesh, optimizer: Optimizer | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """Read a checkpoint of any layout into a model and an optimizer of this one. Every rank must call it.
+    """Read a checkpoint of any layout into a model and an optimizer. Every rank must call it.
 
-    With as many ranks as saved it, torch's random number generators are restored too.
+    If the number of ranks is that of the saved run, torch's random number generators are restored too.
 
     Args:
         path: the folder of the checkpoint.
@@ -218,7 +218,7 @@ def load_checkpoint(
     optimizer.wait_parameters()
     optimizer.set_order(content["order"])
     saved = reader.shapes.keys()
-    # A model that was saved in float32 has no master values beside its own.
+    # A model saved in float32 has no separate master values.
     of_optimizer = {n: t for n, t in _optimizer_tensors(optimizer, mesh) if not n.endswith(".master") or n in saved}
     random_states = _random_states(mesh)
     if content["world_size"] != mesh.world_size or not random_states.keys() <= saved:
@@ -236,7 +236,7 @@ def load_checkpoint(
 def read_tensors(
     reader: CheckpointReader, tensors: dict[str, torch.Tensor], mesh: ParallelMesh, path: str | os.PathLike[str]
 ) -> None:
-    """Read values into tensors that are there. Every rank must call it.
+    """Read values into existing tensors. Every rank must call it.
 
     Raises:
         StateMismatchError: a tensor is missing or has another shape: it is of another model.
@@ -254,7 +254,7 @@ def read_tensors(
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The ``state`` of a checkpoint alone, without its tensors. One process is enough.
+    """Return the ``state`` of a checkpoint alone, without its tensors. One process is enough.
 
     Raises:
         StateError: not a checkpoint, or one of a later format.
@@ -271,10 +271,10 @@ def _write(
     keep: tuple[int, int] | None,
     group: dist.ProcessGroup | None,
 ) -> Place:
-    """Write what all ranks have; publish it when all of it is on disk; then remove others, unless ``keep`` is None.
+    """Write the tensors of all ranks; publish when all are on disk; then remove older ones, unless ``keep`` is None.
 
     Raises:
-        StateError, OSError: on all ranks: one of them could not write its share. What there is of it is removed.
+        StateError, OSError: on all ranks: one of them could not write its share. The unfinished files are removed.
     """
     place = _on_main(lambda: files.begin(step), mesh, group)
     writer = CheckpointWriter(place)
@@ -296,7 +296,7 @@ def _write(
 
 
 def _on_main(work: Callable[[], T], mesh: ParallelMesh, group: dist.ProcessGroup | None) -> T:
-    """What the main rank's work gives, or why it failed, on all ranks: none waits for one that has failed."""
+    """Run ``work`` on the main rank; return its result or raise its error on all ranks, so that none waits for ever."""
     done: tuple[Any, Exception | None] = None, None
     if mesh.is_main:
         try:
@@ -309,21 +309,21 @@ def _on_main(work: Callable[[], T], mesh: ParallelMesh, group: dist.ProcessGroup
     return value
 
 
-# -- what is in a checkpoint ----------------------------------------------------------------------------------------
+# -- contents of a checkpoint ---------------------------------------------------------------------------------------
 
 
 def _everything(
     step: int, model: nn.Module, optimizer: Optimizer, mesh: ParallelMesh, state: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """What this rank saves, by name, in the memory where it is."""
+    """Return the tensors that this rank saves, by name, without copies."""
     optimizer.wait_parameters()
     sharded = {f"model.{name}" for name in optimizer.order}
     tensors = {name: tensor for name, tensor in model_tensors(model, mesh) if name not in sharded}
-    # Of what is sharded, each rank saves its own values: the same boxes, in the model's type.
+    # Of sharded parameters, each rank saves the values it updates: the same boxes, in the model's type.
     tensors |= {f"model.{shard.name}": _values_of(shard, mesh) for shard in optimizer.shards()}
     tensors |= dict(_optimizer_tensors(optimizer, mesh)) | _random_states(mesh)
     order = _order_of_all_stages(optimizer, mesh)
-    # The text is rank 0's and all ranks must plan with equal shapes, so only rank 0 has it in its dict.
+    # Only rank 0 includes the JSON text, because all ranks must plan with equal shapes.
     if mesh.is_main:
         about = {"step": step, "updates": optimizer.updates, "world_size": mesh.world_size}
         tensors[JSON_NAME] = json_tensor(**about, order=order, state=dict(state))
@@ -331,14 +331,14 @@ def _everything(
 
 
 def _order_of_all_stages(optimizer: Optimizer, mesh: ParallelMesh) -> list[str]:
-    """The order of an optimizer's parameters, stage by stage. Every rank must call it."""
+    """Return the order of an optimizer's parameters, stage by stage. Every rank must call it."""
     orders = of_all(optimizer.order, mesh.pp, mesh.group("pp"))
-    # What is on two stages has a bucket of its own on both, wherever its name comes.
+    # A parameter on two stages has its own bucket on both, so its place in the list does not matter.
     return list(dict.fromkeys(name for order in orders for name in order))
 
 
 def _copy(tensor: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
-    """The same on the CPU, in the memory of a former copy if that fits."""
+    """Copy a tensor to the CPU, into the memory of a former copy if that fits."""
     if isinstance(tensor, ChunkedTensor):
         former = into if isinstance(into, ChunkedTensor) and into.boxes == tensor.boxes else None
         parts = {box: _copy(tensor.read(box), None if former is None else former.read(box)) for box in tensor.boxes}
@@ -349,13 +349,14 @@ def _copy(tensor: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
 
 
 def model_tensors(model: nn.Module, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:
-    """A model's parameters by global name, each as what this rank has of the whole. Copies of it are written once.
-    Buffers that belong to the model's state, such as running statistics, are those of one rank.
+    """Yield a model's parameters by global name, each as this rank's part of the whole. Copies are written once.
+
+    Persistent buffers, such as running statistics, are those of one rank.
     """
     for name, p in model.named_parameters():
         here = local_tensor(p)
         if not here.is_contiguous():
-            here.data = here.data.contiguous()  # what is read into a flat view of it must arrive
+            here.data = here.data.contiguous()  # a flat view must share its memory when it is filled
         yield f"model.{name}", _values_of(Shard(name, p, 0, {"values": here.detach().flatten()}), mesh)
     for prefix, module in model.named_modules(prefix="model"):
         for name, buffer in module.named_buffers(recurse=False):
@@ -366,7 +367,7 @@ def model_tensors(model: nn.Module, mesh: ParallelMesh) -> Iterator[tuple[str, t
 def _optimizer_tensors(optimizer: Optimizer, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:
     for shard in optimizer.shards():
         for kind, tensor in whole_tensors(shard, mesh).items():
-            # A master value that is no more precise than the model's own is not worth a second copy.
+            # A master value of the model's own precision needs no second copy.
             if kind != "master" or shard.parameter.dtype.itemsize < 4:
                 yield f"optimizer.{shard.name}.{kind}", tensor
 
@@ -376,7 +377,7 @@ def _values_of(shard: Shard, mesh: ParallelMesh) -> torch.Tensor:
 
 
 def _random_states(mesh: ParallelMesh) -> dict[str, torch.Tensor]:
-    """The states of torch's generators, one name per rank."""
+    """Return the states of torch's generators, one name per rank."""
     states = {f"random.{mesh.global_rank}.cpu": torch.get_rng_state()}
     if mesh.device.type == "cuda":
         states[f"random.{mesh.global_rank}.cuda"] = torch.cuda.get_rng_state(mesh.device)

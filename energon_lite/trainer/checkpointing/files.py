@@ -1,12 +1,12 @@
-"""Where checkpoints are: folders on a local disk or under any URL that fsspec knows, whole or not there.
+"""Storage of checkpoints: folders on a local disk or under any fsspec URL, which appear atomically.
 
     <root>/step-00000200/                a checkpoint
-    <root>/step-00000200/manifest.json   its files with their sizes and checksums; written last, so it is whole
+    <root>/step-00000200/manifest.json   its files with sizes and checksums; written last: marks it complete
     <root>/latest                        the name of the newest one
 
-On a local disk a checkpoint is written under another name, ``.saving-00000300``, and gets its own by a rename. What a
-crash leaves under such a name is not read, and the next save removes it before it begins. Object stores have no rename
-for folders; there an empty object ``.saving-00000300`` stands beside the files until the manifest is written. So a
+On a local disk, a checkpoint is written under a temporary name, ``.saving-00000300``, and then renamed. Remains of a
+crash under such a name are not read, and the next save removes them before it begins. Object stores cannot rename
+folders; there, an empty object ``.saving-00000300`` exists next to the files until the manifest is written. So a
 checkpoint without a manifest was either never finished, or has lost it since.
 """
 
@@ -33,7 +33,7 @@ FileSum = tuple[int, int]
 
 _MANIFEST = "manifest.json"
 _LATEST = "latest"
-#: What was saved and where it is, as torch names it.
+#: File with the index of the tensors, as torch names it.
 INDEX = ".metadata"
 
 
@@ -48,14 +48,14 @@ class CheckpointFiles:
         self.root = os.fspath(root)
         self.fs, self.base = fsspec.core.url_to_fs(self.root)
         self.is_local = isinstance(self.fs, LocalFileSystem)
-        self._release: Callable[[], object] = lambda: None  # what is being written, for others to remove
+        self._release: Callable[[], object] = lambda: None  # releases the lock of the save in progress
 
     def place(self, name: str) -> Path | str:
-        """Path or URL of something under the root."""
+        """Return the path or URL of a name under the root."""
         return Path(self.base) / name if self.is_local else f"{self.root.rstrip('/')}/{name}"
 
     def begin(self, step: int) -> Path | str:
-        """An empty place for the files of a checkpoint. What ended saves have left behind goes: it takes the room.
+        """Make an empty place for the files of a checkpoint, and remove remains of former saves to free their space.
 
         Raises:
             StateError: another process is saving the same step here.
@@ -76,23 +76,23 @@ class CheckpointFiles:
         return self.place(self._unfinished(step))
 
     def abandon(self, step: int) -> None:
-        """Remove what was written since :meth:`begin`: the save has failed, and the next one needs the room."""
+        """Remove the files written since :meth:`begin`, after the save has failed, to free their space."""
         if self.is_local:
             shutil.rmtree(self.place(self._unfinished(step)), ignore_errors=True)
         self._release()
 
     def publish(self, step: int, files: Mapping[str, FileSum]) -> Path | str:
-        """Make what was written since :meth:`begin` a checkpoint, and the latest one. Each is one atomic change.
+        """Publish the files written since :meth:`begin` as a checkpoint, and as the latest one; each change is atomic.
 
         Args:
-            step: its number.
-            files: all of its files.
+            step: number of the step.
+            files: size and checksum of all of its files.
         """
         name, unfinished = f"step-{step:08d}", self._unfinished(step)
         manifest = {"files": {file: list(known) for file, known in sorted(files.items())}}
         self._put(f"{unfinished}/{_MANIFEST}", json.dumps(manifest))
         if self.is_local:
-            # The same step again, e.g. after a crash before it became the latest.
+            # The step may exist already, e.g. after a crash before it became the latest.
             replaced = self._hide(name, "replaced") if Path(self.base, name).exists() else None
             Path(self.base, unfinished).rename(Path(self.base, name))
             _flush_folder(Path(self.base))
@@ -105,28 +105,30 @@ class CheckpointFiles:
         return self.place(name)
 
     def is_one(self) -> bool:
-        """True if the root is itself a checkpoint, and not a folder of them."""
+        """Return whether the root is itself a checkpoint, and not a folder of them."""
         return bool(self.fs.exists(f"{self.base}/{_MANIFEST}"))
 
     def names(self) -> list[str]:
-        """Checkpoints whose files are all there in full length, oldest first."""
+        """Return the checkpoints whose files all exist in full length, oldest first."""
         return [name for name in self._finished() if self.damage(name, sums=False) is None]
 
     def newest_first(self) -> list[str]:
-        """All that were finished once, whatever has become of them, newest first; what ``latest`` names before all
-        others."""
+        """Return all checkpoints that were once finished, even if damaged since, newest first.
+
+        The one that ``latest`` names comes before all others.
+        """
         latest = self._latest()
-        # Without it: a crash just before it was written.
+        # ``latest`` is missing after a crash just before it was written.
         newest_first = reversed(self._finished())
         return sorted(newest_first, key=lambda name: name != latest)
 
     def damage(self, name: str, *, sums: bool = True, share: slice = slice(None)) -> str | None:
-        """What is wrong with a checkpoint, in words; None if nothing.
+        """Return a description of the damage of a checkpoint; None if it is intact.
 
         Args:
-            name: of the checkpoint.
+            name: name of the checkpoint.
             sums: compare checksums too, which reads all of it; otherwise sizes only.
-            share: which of the files, in the order of their names.
+            share: the files to check, in the order of their names.
         """
         folder = f"{self.base}/{name}"
         try:
@@ -140,69 +142,69 @@ class CheckpointFiles:
             return f"the manifest of {name} is damaged: there is no {INDEX} in it"
         for file, size, crc in known[share]:
             try:
-                found = self.fs.size(f"{folder}/{file}")
+                actual = self.fs.size(f"{folder}/{file}")
             except FileNotFoundError:
                 return f"{name}/{file} is missing"
-            if found != size:
-                return f"{name}/{file} has {found} bytes instead of {size}"
+            if actual != size:
+                return f"{name}/{file} has {actual} bytes instead of {size}"
             if sums and self._checksum(f"{folder}/{file}") != crc:
                 return f"{name}/{file} is damaged: its checksum is another one"
         return None
 
     def prune(self, keep: int, every: int = 0) -> None:
-        """Remove checkpoints. Those behind the latest, which the run has passed over and will replace, do not count.
+        """Remove old checkpoints. Those after the latest, which the run will replace, do not count.
 
         Args:
-            keep: this many stay, the newest.
-            every: so does the first one at or after each multiple of this number of steps; 0: no other one.
+            keep: number of newest checkpoints to keep.
+            every: also keep the first one at or after each multiple of this number of steps; 0 for none.
         """
         latest, names, permanent = self._latest(), self.names(), dict[int, str]()
         names = names[: names.index(latest) + 1] if latest in names else names
         for name in names if every else ():
             permanent.setdefault(int(name.removeprefix("step-")) // every, name)
-        permanent.pop(0, None)  # before the first multiple
+        permanent.pop(0, None)  # steps before the first multiple
         for name in names[:-keep]:
             if name not in permanent.values():
                 self._forget(name)
 
     def _finished(self) -> list[str]:
-        """Checkpoints that were written to their end once, oldest first."""
+        """Return the checkpoints that were completely written once, oldest first."""
         self.fs.invalidate_cache()
         if not self.fs.exists(self.base):
             return []
-        found = {os.path.basename(path.rstrip("/")) for path in self.fs.ls(self.base, detail=False)}
-        steps = sorted(int(name[5:]) for name in found if re.fullmatch(r"step-\d{8,}", name))
+        names = {os.path.basename(path.rstrip("/")) for path in self.fs.ls(self.base, detail=False)}
+        steps = sorted(int(name[5:]) for name in names if re.fullmatch(r"step-\d{8,}", name))
         return [
             name
             for step, name in ((step, f"step-{step:08d}") for step in steps)
-            if self.is_local or self._mark(step) not in found or self.fs.exists(f"{self.base}/{name}/{_MANIFEST}")
+            if self.is_local or self._mark(step) not in names or self.fs.exists(f"{self.base}/{name}/{_MANIFEST}")
         ]
 
     def _latest(self) -> str:
-        """What ``latest`` names; nothing, if it is not there."""
+        """Return the name in ``latest``; an empty text if that does not exist."""
         try:
             return str(self.fs.cat_file(f"{self.base}/{_LATEST}").decode(errors="replace").strip())
         except (FileNotFoundError, NotADirectoryError):
             return ""
 
     def _remove_remains(self) -> None:
-        """Of saves that have ended, on a local disk."""
+        """Remove the remains of saves that are no longer running, on a local disk."""
         for remains in Path(self.base).glob(".*-*"):
-            with suppress(FileNotFoundError):  # its save has just come to its end
+            with suppress(FileNotFoundError):  # its save has just finished
                 if (descriptor := _locked(remains)) is not None:
                     shutil.rmtree(remains, ignore_errors=True)
                     _unlock(descriptor)
 
     def _mark(self, step: int) -> str:
-        """What says in a store that a checkpoint is being written."""
+        """Return the name of the marker of an unfinished checkpoint in a store."""
         return f".saving-{step:08d}"
 
     def _unfinished(self, step: int) -> str:
-        """The name under which a checkpoint is written."""
+        """Return the name under which a checkpoint is written."""
         return self._mark(step) if self.is_local else f"step-{step:08d}"
 
     def _forget(self, name: str) -> None:
-        """Remove a checkpoint. First out of sight: one that is half removed must not look whole."""
+        """Remove a checkpoint. It is hidden first: one that is partly removed must not look complete."""
         if self.is_local:
             shutil.rmtree(self._hide(name, "deleted"))
             return
@@ -212,14 +214,14 @@ class CheckpointFiles:
         self.fs.rm(f"{self.base}/{name}", recursive=True)
 
     def _hide(self, name: str, why: str) -> Path:
-        """Give a local checkpoint a name by which it is none; returns its path."""
+        """Rename a local checkpoint to a hidden name; returns its path."""
         hidden = Path(self.base, f".{why}-{name}")
         shutil.rmtree(hidden, ignore_errors=True)
         Path(self.base, name).rename(hidden)
         return hidden
 
     def _put(self, name: str, text: str) -> None:
-        """Write a file that is there whole or not at all."""
+        """Write a file atomically."""
         if not self.is_local:
             self.fs.pipe_file(f"{self.base}/{name}", text.encode())
             return
@@ -241,9 +243,9 @@ class CheckpointFiles:
 
 
 def _locked(folder: Path) -> int | None:
-    """A descriptor of a folder that this process alone may write now; None: another one does, and lives.
+    """Lock a folder for this process and return its descriptor; None if another live process holds the lock.
 
-    Where a file system has no locks, every folder is free.
+    On a file system without locks, every folder counts as free.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -258,7 +260,7 @@ def _locked(folder: Path) -> int | None:
 
 def _unlock(descriptor: int) -> None:
     with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile may have it open still
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may still have it open
     os.close(descriptor)
 
 

@@ -1,6 +1,6 @@
-"""The checkpoint that a run goes on from: the newest that is whole. What is passed over for it is said.
+"""Selection of the checkpoint that a run resumes from: the newest complete one. Skipped ones are logged.
 
-If there are checkpoints and none is whole, that is an error: to begin at step 0 again is for the user to decide.
+If checkpoints exist and none is complete, that is an error: the user must decide whether to restart at step 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Place = Path | str
 
 
 def latest_checkpoint(root: str | os.PathLike[str]) -> Place | None:
-    """The newest checkpoint under ``root`` whose files are all there, or None if there is none. Contents are not read.
+    """Return the newest checkpoint under ``root`` whose files all exist, or None if there is none.
+
+    Contents are not read.
 
     Each that is passed over is reported as a warning.
 
@@ -36,8 +38,9 @@ def latest_checkpoint(root: str | os.PathLike[str]) -> Place | None:
 
 
 def find_checkpoint(root: str | os.PathLike[str], mesh: ParallelMesh) -> Place | None:
-    """The newest checkpoint that is not damaged, or None if there is none. Every rank must call it, and reads a share
-    of the files.
+    """Return the newest undamaged checkpoint, or None if there is none.
+
+    Every rank must call it, and reads a share of the files.
 
     Each that is passed over is reported as a warning, by the main rank.
 
@@ -56,12 +59,12 @@ def find_checkpoint(root: str | os.PathLike[str], mesh: ParallelMesh) -> Place |
 def _first_whole(
     files: CheckpointFiles, names: list[str], damage: Callable[[str], str | None], *, tell: bool
 ) -> Place | None:
-    """The first that has no damage, or None if there are no names."""
+    """Return the first checkpoint without damage, or None if there are no names."""
     wrong: list[str] = []
     for name in names:
-        if (found := damage(name)) is None:
+        if (problem := damage(name)) is None:
             break
-        wrong.append(found)
+        wrong.append(problem)
     else:
         if wrong:
             raise StateError(
@@ -79,16 +82,16 @@ def _first_whole(
 
 
 def of_main(value: T, mesh: ParallelMesh, group: dist.ProcessGroup | None = None) -> T:
-    """The main rank's value. Every rank (of a group of all of them) must call it."""
-    told = [value]
+    """Return the main rank's value. Every rank (of a group of all of them) must call it."""
+    values = [value]
     if mesh.world_size > 1:
-        dist.broadcast_object_list(told, src=0, group=group)
-    return told[0]
+        dist.broadcast_object_list(values, src=0, group=group)
+    return values[0]
 
 
 def of_all(value: T, ranks: int, group: dist.ProcessGroup | None = None) -> list[T]:
-    """The values of so many ranks."""
-    told = [value] * ranks
+    """Gather the values of all ranks."""
+    values = [value] * ranks
     if ranks > 1:
-        dist.all_gather_object(told, value, group=group)
-    return told
+        dist.all_gather_object(values, value, group=group)
+    return values

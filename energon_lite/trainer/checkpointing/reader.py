@@ -1,4 +1,4 @@
-"""Reading a checkpoint's index and its JSON without ever unpickling an object that could run code."""
+"""Reading of a checkpoint's index and JSON, without unpickling objects that could run code."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from energon_lite.errors import StateError
 from energon_lite.trainer.parallel.shards import Box
 
-#: What this version writes and reads.
+#: Format version that is written and read.
 FORMAT = 2
-#: Name of the tensor whose bytes are everything that is no tensor.
+#: Name of the tensor whose bytes hold all data other than tensors, as JSON.
 JSON_NAME = "state.json"
 
 
 class _Streams(FileSystem):
-    """Files of an fsspec file system, for reading: some versions of torch's own remove one that cannot be read."""
+    """fsspec files for reading: some versions of torch's own class remove a file that cannot be read."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
@@ -35,10 +35,10 @@ class _Streams(FileSystem):
 
 
 class CheckpointReader(dcp.FileSystemReader):
-    """A reader of a path or URL, whose index is read without giving a pickle the power to run code.
+    """Reader of a checkpoint at a path or URL; unpickling its index cannot run code.
 
-    torch loads with it into tensors that are there. It can also be asked for the boxes in which a tensor was saved, one
-    after the other, with no model in memory; then it keeps a file open, and is to be closed.
+    torch uses it to load into existing tensors. It can also return the boxes in which a tensor was saved, one after the
+    other, without a model in memory; in this case it keeps a file open, and must be closed.
 
     Args:
         place: a checkpoint's folder or URL.
@@ -65,12 +65,12 @@ class CheckpointReader(dcp.FileSystemReader):
 
     @cached_property
     def index(self) -> Metadata:
-        """What was saved, and where it is."""
+        """Index of the saved tensors and their places."""
         return self.read_metadata()
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Global shapes of all saved tensors by their names, in the order of the index."""
+        """Global shapes of all saved tensors by name, in the order of the index."""
         saved = self.index.state_dict_metadata.items()
         return {name: tuple(tensor.size) for name, tensor in saved if isinstance(tensor, TensorStorageMetadata)}
 
@@ -79,11 +79,11 @@ class CheckpointReader(dcp.FileSystemReader):
         return dtype
 
     def boxes(self, name: str) -> list[Box]:
-        """The boxes in which a tensor was saved; together they are the whole."""
+        """Return the boxes in which a tensor was saved; together they cover it."""
         return [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in self._tensor(name).chunks]
 
     def read(self, name: str, box: Box) -> torch.Tensor:
-        """The values of one of :meth:`boxes`."""
+        """Read the values of one of :meth:`boxes`."""
         info = self.index.storage_data[MetadataIndex(name, box.offsets)]
         if info.relative_path != self._open:
             self.close()
@@ -109,7 +109,7 @@ class CheckpointReader(dcp.FileSystemReader):
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Makes only the record types that the index of a distributed checkpoint is built of."""
+    """Unpickler restricted to the record types of a distributed checkpoint's index."""
 
     _RECORDS = {
         "torch.distributed.checkpoint.metadata": {
@@ -137,13 +137,13 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def json_tensor(**content: Any) -> torch.Tensor:
-    """All of a checkpoint that is no tensor, as the bytes of its JSON."""
+    """Return all data of a checkpoint other than tensors, as the bytes of their JSON."""
     text = json.dumps({"format": FORMAT, **content}, allow_nan=False).encode()
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def read_content(reader: CheckpointReader, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON of a checkpoint.
+    """Read the JSON of a checkpoint.
 
     Raises:
         StateError: not a checkpoint, or one of another format.

@@ -1,4 +1,4 @@
-"""Tensors to and from storage by ``torch.distributed.checkpoint``, by all ranks or one, with any torch since 2.6."""
+"""Saving and loading of tensors by ``torch.distributed.checkpoint``, on all ranks or one, for torch 2.6 and later."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 from energon_lite.errors import StateError
 
-#: Of torch 2.6, only the former functions can be told that one rank among many works alone.
+#: In torch 2.6, only the deprecated functions support one rank among many working alone.
 _TELLS = "no_dist" in inspect.signature(dcp.save).parameters
-_SAVE, _LOAD = (dcp.save, dcp.load) if _TELLS else (dcp.save_state_dict, dcp.load_state_dict)
+_SAVE = dcp.save if _TELLS else dcp.save_state_dict
+_LOAD = dcp.load if _TELLS else dcp.load_state_dict
 
 
 def save_tensors(
@@ -27,10 +28,10 @@ def save_tensors(
     """Write tensors.
 
     Args:
-        tensors: by their names; each rank gives what it has.
-        writer: where to.
-        alone: this process writes all, and does not wait for other ranks.
-        group: those ranks; None for all.
+        tensors: this rank's part of each tensor, by name.
+        writer: the storage.
+        alone: True if this process writes all tensors, without waiting for other ranks.
+        group: the ranks that write; None for all.
 
     Raises:
         StateError, OSError: on all ranks: one of them could not write.
@@ -39,20 +40,20 @@ def save_tensors(
         with _silence():
             _SAVE(tensors, storage_writer=writer, process_group=group, no_dist=alone)
     except CheckpointException as error:
-        # It says where in torch, at length; the first rank's own error says why.
+        # The exception holds long tracebacks; the first rank's own error has the reason.
         why, _ = next(iter(error.failures.values()))
         raise (why if isinstance(why, (OSError, StateError)) else error) from error
 
 
 def load_tensors(tensors: dict[str, torch.Tensor], reader: StorageReader, *, alone: bool) -> None:
-    """Read tensors into memory that is there already; ``alone``: without waiting for other ranks."""
+    """Read values into existing tensors; with ``alone``, without waiting for other ranks."""
     with _silence():
         _LOAD(tensors, storage_reader=reader, no_dist=alone)
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """torch warns where there is no process group, even when it is told that none is wanted, and of the older names."""
+    """Suppress torch's warnings about a missing process group and deprecated function names."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         warnings.filterwarnings("ignore", message="`(save|load)_state_dict` is deprecated")

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint without its history: where another run begins."""
+"""Weights of a checkpoint without its training state, to start another run from."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ logger = logging.getLogger(__name__)
 
 
 def find_weights(place: str | os.PathLike[str], mesh: ParallelMesh | None = None, *, whole: bool = True) -> Place:
-    """The checkpoint that is meant. Every rank must call it, and reads a share of the files.
+    """Find a checkpoint for its weights. Every rank must call it, and reads a share of the files.
 
     Args:
-        place: a checkpoint, or a folder of checkpoints, of which the newest is meant.
+        place: a checkpoint, or a folder of checkpoints, of which the newest is used.
         mesh: the ranks; None for this process alone.
-        whole: read all of it, to see that it is; otherwise look at sizes only. What it says of itself can be looked at
-            before hours of that.
+        whole: verify checksums of all files; otherwise only sizes. Its configuration can then be checked before the
+            hours that a full read may take.
 
     Raises:
-        StateError: there is none, or it is damaged. None before it is used: another model would be taken silently.
+        StateError: there is none, or it is damaged. An older one is not used instead: that would silently be another
+            model.
     """
     named = os.fspath(place).rstrip("/")
     root, _, last = named.rpartition("/")
@@ -66,25 +67,25 @@ def load_weights(
     """Fill a model with the weights of a checkpoint of any layout. Every rank must call it.
 
     Args:
-        place: as :func:`find_weights`.
+        place: see :func:`find_weights`.
         model: filled in place.
         mesh: the ranks.
-        optimizer: one that was made for the model; its master values follow.
-        may_lack: patterns of names of parameters that stay as they are if the checkpoint has none of them.
+        optimizer: optimizer of the model; its master values are set too.
+        may_lack: name patterns of parameters that stay unchanged if the checkpoint has none of them.
 
     Returns:
         The checkpoint that was read.
 
     Raises:
-        StateError: there is no whole checkpoint.
+        StateError: there is no complete checkpoint.
         StateMismatchError: a tensor is missing or has another shape: it is of another model.
 
     Example:
         >>> load_weights("checkpoints/llama-3-8b", model, mesh, optimizer, may_lack=["vision.*"])
     """
-    found = find_weights(place, mesh)
-    reader = CheckpointReader(found)
-    read_content(reader, found)  # is it one of ours?
+    checkpoint = find_weights(place, mesh)
+    reader = CheckpointReader(checkpoint)
+    read_content(reader, checkpoint)  # checks that it is a checkpoint of this trainer
     if optimizer is not None:
         optimizer.wait_parameters()
     tensors = dict(model_tensors(model, mesh))
@@ -92,25 +93,25 @@ def load_weights(
     for pattern in may_lack:
         fitting = {name for name in tensors if fnmatch.fnmatchcase(name.removeprefix("model."), pattern)}
         if fitting and not fitting & saved:
-            logger.info("%s has no %s: they begin as new", found, pattern)
+            logger.info("%s has no %s: they begin as new", checkpoint, pattern)
             for name in fitting:
                 del tensors[name]
-    read_tensors(reader, tensors, mesh, found)
+    read_tensors(reader, tensors, mesh, checkpoint)
     for shard in optimizer.shards() if optimizer is not None else ():
         shard.take_values()
-    return found
+    return checkpoint
 
 
 def write_weights(root: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Place:
-    """Write a checkpoint of step 0, which has weights only, from one process.
+    """Write a checkpoint of step 0 with weights only, from one process.
 
-    A :class:`ChunkedTensor` may make the values of a box when they are asked for, and the writer keeps none of them; so
-    a model of any size passes through the memory of its largest box.
+    A :class:`ChunkedTensor` may compute the values of a box on demand, and the writer keeps none of them; so a model of
+    any size needs only the memory of its largest box.
 
     Args:
         root: folder or URL of the checkpoints.
-        tensors: by their global names, as ``model.norm.weight``.
-        state: what else to keep, as JSON can hold it.
+        tensors: tensors by their global names, such as ``model.norm.weight``.
+        state: further values to keep, as JSON can hold them.
 
     Returns:
         The path or URL of the checkpoint.

@@ -1,4 +1,4 @@
-"""Writing the tensors of a checkpoint for ``torch.distributed.checkpoint``, and saying so where there is no room."""
+"""Writing of a checkpoint's tensors for ``torch.distributed.checkpoint``, with clear errors if storage is full."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.files import INDEX, FileSum
 from energon_lite.trainer.parallel.neighbours import neighbours
 
-#: Bytes after which the next file is begun. Ranks share the work of checking by files.
+#: Bytes after which a new file is started. Ranks divide the files among them when they verify a checkpoint.
 FILE_BYTES = 4 << 30
-#: Bytes that torch's archive of a tensor takes beside its values, about.
+#: Approximate overhead of torch's archive per tensor in bytes.
 _ARCHIVE_BYTES = 1500
-#: There is no room: on the disk, in a quota, or in a file of limited size.
+#: Error numbers for lack of space: on the disk, in a quota, or in a file of limited size.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def told(error: OSError, place: str | os.PathLike[str], needed: int = 0) -> OSError | StateError:
-    """An error of writing a checkpoint; for want of room, one that says how much there was.
+    """Return an error of writing a checkpoint; for lack of space, one that states the space needed and available.
 
     Args:
-        error: of the system.
-        place: the checkpoint's, with what is written of it.
-        needed: its size in bytes; 0: not known.
+        error: error of the system.
+        place: folder of the unfinished checkpoint.
+        needed: size of the checkpoint in bytes; 0 if unknown.
     """
     if error.errno not in _NO_ROOM:
         return error
@@ -60,10 +60,10 @@ def told(error: OSError, place: str | os.PathLike[str], needed: int = 0) -> OSEr
 
 
 class CheckpointWriter(StorageWriter):
-    """Writes a checkpoint's tensors to a path or URL, box by box, and remembers the size and checksum of each file.
+    """Writer of a checkpoint's tensors to a path or URL, box by box, with size and checksum of each file.
 
-    torch's own keeps all that it has written until it closes a file; this one keeps nothing. Files are as torch's
-    readers expect them.
+    torch's own writer keeps all written data in memory until it closes a file; this one keeps nothing. The file format
+    is the one that torch's readers expect.
 
     Args:
         place: an empty folder.
@@ -75,7 +75,7 @@ class CheckpointWriter(StorageWriter):
         self._needed = 0  # bytes of all ranks' tensors
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Tell the ranks their numbers, which are in the names of their files, and how much all of them write."""
+        """Give each rank its number, which is part of its file names, and the total number of bytes."""
         needed = sum(_nbytes(item) + _ARCHIVE_BYTES for plan in plans for item in plan.items)
         return [dataclasses.replace(plan, storage_data=(rank, needed)) for rank, plan in enumerate(plans)]
 
@@ -88,10 +88,10 @@ class CheckpointWriter(StorageWriter):
                 for item in items:
                     offset = file.size
                     values = planner.resolve_data(item).detach().cpu()  # type: ignore[union-attr]
-                    # Of a view, the memory of all would be written.
+                    # torch.save would write the whole memory behind a view.
                     whole = values.untyped_storage().size() == values.nbytes
                     torch.save(values if whole else values.clone(), file)  # type: ignore[arg-type]
-                    del values  # before the next one is made: two of the largest would be in memory
+                    del values  # free it before the next one is made, to hold only one in memory
                     length = file.size - offset
                     results.append(WriteResult(item.index, length, _StorageInfo(name, offset, length)))
         future: Future[list[WriteResult]] = Future()
@@ -99,8 +99,8 @@ class CheckpointWriter(StorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the index: what was saved, and where it is."""
-        metadata.storage_data = {one.index: one.storage_data for part in results for one in part}
+        """Write the index of the saved tensors and their places."""
+        metadata.storage_data = {result.index: result.storage_data for part in results for result in part}
         with self._writing(INDEX) as file:
             pickle.dump(metadata, file)
 
@@ -111,16 +111,16 @@ class CheckpointWriter(StorageWriter):
             with self._fs.open(f"{self._folder}/{name}", "wb") as file.stream:
                 yield file
                 file.stream.flush()
-                # A stream to a server is there when it is closed.
+                # A remote stream is complete when it is closed.
                 if isinstance(self._fs, LocalFileSystem):
                     os.fsync(file.stream.fileno())
         except (OSError, RuntimeError) as error:
-            # What torch says of a file that could not be written is about its archive, not about the disk.
+            # torch's error is about its archive; the system's own error has the reason.
             why = file.error or error
             raise (told(why, self._folder, self._needed) if isinstance(why, OSError) else why) from error
         self.sums[name] = (file.size, file.known)
 
-    # What torch asks for, and nothing is to be done about.
+    # Methods that torch's interface requires and that have nothing to do.
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None: ...
 
@@ -135,12 +135,12 @@ class CheckpointWriter(StorageWriter):
 
 
 def _nbytes(item: WriteItem) -> int:
-    assert item.tensor_data is not None  # there is nothing else in our checkpoints
+    assert item.tensor_data is not None  # checkpoints contain tensors only
     return math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
 
 
 class _SummedFile:
-    """Passes on what is written, and sums it up; remembers why it could not."""
+    """Stream wrapper that counts the bytes, updates the checksum, and keeps the first error."""
 
     stream: Any
 
@@ -159,4 +159,4 @@ class _SummedFile:
         return view.nbytes
 
     def flush(self) -> None:
-        """The file is flushed when all is written."""
+        """Do nothing: the file is flushed at its end."""

@@ -1,1 +1,1 @@
-"""Weights of other libraries made ours, and ours made theirs, tensor by tensor."""
+"""Conversion of weights to and from other libraries, tensor by tensor."""

@@ -1,4 +1,4 @@
-"""The language models of Hugging Face that our decoder can be, each by what sets it apart from Llama."""
+"""Hugging Face's language model architectures that our decoder covers, each by its differences from Llama."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from energon_lite.errors import ConfigError, StateError
 from energon_lite.trainer.models.config import ModelConfig
 
-#: Settings that a kind of models has or has not, whatever their sizes.
+#: Settings that a kind of models has or lacks, at any size.
 _TRAITS = ("qkv_bias", "qk_norm")
 
 
@@ -18,12 +18,12 @@ class Architecture:
     """A kind of language model.
 
     Args:
-        name: of its class, as ``architectures`` in ``config.json`` has it.
-        model_type: the same by its short name.
-        traits: settings of :class:`ModelConfig` that all its models have.
-        window_keys: keys that are about a sliding window; none if it has no such thing.
-        defaults: what keys mean that are missing. (The file of a model has all its sizes; what it says of a part of a
-            larger model leaves out those that are these.)
+        name: name of its class, as in ``architectures`` of ``config.json``.
+        model_type: its short name.
+        traits: settings of :class:`ModelConfig` that are on in all its models.
+        window_keys: keys of the sliding window; empty if it has none.
+        defaults: values of missing keys. (The file of a model has all its sizes; the section of a part of a larger
+            model omits defaults.)
     """
 
     name: str
@@ -33,7 +33,7 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def window(self, values: Mapping[str, Any], where: str) -> int | None:
-        """The sliding window of a model.
+        """Return the sliding window of a model in tokens, or None.
 
         Raises:
             ConfigError: only some of its layers have one.
@@ -55,16 +55,16 @@ class Architecture:
         return window
 
     def window_settings(self, config: ModelConfig) -> dict[str, Any]:
-        """The keys about the sliding window for a model of ours."""
+        """Return the keys of the sliding window for a model of ours."""
         window = config.sliding_window
         ours = {"sliding_window": window, "use_sliding_window": window is not None}
         ours["max_window_layers"] = config.num_layers if window is None else 0
         return {key: ours[key] for key in self.window_keys if key in ours}
 
     def fits(self, config: ModelConfig) -> bool:
-        """True if a model of ours can be one of this kind."""
+        """Return whether a model of ours can be exported as this kind."""
         same = all(getattr(config, trait) == (trait in self.traits) for trait in _TRAITS)
-        # Transformers' Llama takes any width of heads, but counts them into the hidden size first.
+        # Transformers' Llama takes any width of heads, but first requires that heads divide the hidden size.
         counted = self.model_type != "llama" or config.hidden_size % config.num_heads == 0
         return same and counted and (config.sliding_window is None or bool(self.window_keys))
 
@@ -76,7 +76,7 @@ _QWEN = _COMMON | {"intermediate_size": 22016, "vocab_size": 151936, "num_key_va
 _QWEN |= {"sliding_window": 4096, "max_window_layers": 28}
 _QWEN_WINDOW = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
 
-#: The first that fits a model is what it is exported as, if nothing says otherwise.
+#: Supported kinds; by default, a model is exported as the first one that fits.
 ARCHITECTURES = (
     Architecture("LlamaForCausalLM", "llama", defaults=_LLAMA),
     Architecture("Qwen2ForCausalLM", "qwen2", ("qkv_bias",), _QWEN_WINDOW, _QWEN),
@@ -86,14 +86,14 @@ ARCHITECTURES = (
 
 
 def architecture_of(values: Mapping[str, Any], where: str) -> Architecture:
-    """What kind of model a ``config.json`` describes.
+    """Return the kind of model that a ``config.json`` describes.
 
     Raises:
-        ConfigError: one that cannot be converted.
+        ConfigError: the kind cannot be converted.
     """
     classes = [str(kind) for kind in values.get("architectures") or []]
     for kind in ARCHITECTURES:
-        if values.get("model_type") == kind.model_type and all(one == kind.name for one in classes):
+        if values.get("model_type") == kind.model_type and all(name == kind.name for name in classes):
             return kind
     known = [kind.name for kind in ARCHITECTURES]
     named = ", ".join(classes) or values.get("model_type")
@@ -102,15 +102,15 @@ def architecture_of(values: Mapping[str, Any], where: str) -> Architecture:
 
 
 def architecture_for(config: ModelConfig, former: str | None = None, *, where: str | None = None) -> Architecture:
-    """As what kind a model of ours is exported.
+    """Return the kind as which a model of ours is exported.
 
     Args:
-        config: its shape.
-        former: the short name of the kind it was made from, which it stays if it can.
-        where: the checkpoint, for messages.
+        config: the model's shape.
+        former: short name of the kind that it was converted from, which is kept if it fits.
+        where: the checkpoint, for error messages.
 
     Raises:
-        StateError: there is none; with what of it can be exported.
+        StateError: no kind fits; the message says which part can be exported.
     """
     if config.norm != "rms_norm":
         what = f"no model of Hugging Face that we know has norm={config.norm!r}"

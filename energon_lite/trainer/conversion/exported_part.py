@@ -1,4 +1,4 @@
-"""What of a model becomes a folder of Hugging Face: a language model, an image encoder, or both and what joins them."""
+"""The exported part of a model: a language model, an image encoder, or both with the projector."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ class ExportedPart:
 
     Args:
         kind: ``language``, ``vision`` or ``llava``.
-        config: of the model; of a language model, without images.
+        config: configuration of the model; for a language model, without images.
     """
 
     kind: str
     config: ModelConfig
 
     def has(self, name: str) -> bool:
-        """True if a weight, by our name, belongs to it."""
+        """Return whether a weight, by our name, belongs to the part."""
         part = name.split(".")[0]
         return {"language": part not in ("vision", "projector"), "vision": part == "vision"}.get(self.kind, True)
 
     def shapes(self, *, padded: bool = False) -> dict[str, tuple[int, ...]]:
-        """Shapes of its weights by our names."""
+        """Return the shapes of its weights by our names."""
         return {name: shape for name, shape in model_shapes(self.config, padded=padded).items() if self.has(name)}
 
     def values(
         self, stored: torch.dtype, base: Mapping[str, Any] | None, *, where: str, max_length: int | None
     ) -> dict[str, Any]:
-        """Its ``config.json``; arguments as for :func:`huggingface_config`."""
+        """Return its ``config.json``; arguments as for :func:`huggingface_config`."""
         if self.kind == "vision":
             return encoder_config(self.config, stored, base, where=where)
         if self.kind == MODEL_TYPE:
             return llava_config(self.config, stored, base, where=where, max_length=max_length)
         if base is not None and base.get("model_type") == MODEL_TYPE:
-            # Of a part, that leaves out what is the default, the rest follows from our configuration.
+            # The section of a part omits defaults; everything else follows from our configuration.
             max_length = max_length or (base.get("text_config") or {}).get("max_position_embeddings")
             base = None
         return huggingface_config(self.config, stored, base, where=where, max_length=max_length)
@@ -56,10 +56,10 @@ class ExportedPart:
 def exported_part(
     config: ModelConfig, *, text_only: bool = False, vision_only: bool = False, where: str | None = None
 ) -> ExportedPart:
-    """What is to be exported.
+    """Select the part of a model to export.
 
     Raises:
-        StateError: Hugging Face has no such model, or this one has no image encoder.
+        StateError: Hugging Face has no such model, or the model has no image encoder.
     """
     if vision_only:
         if config.vision is None:

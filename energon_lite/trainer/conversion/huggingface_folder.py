@@ -1,7 +1,7 @@
-"""A model's folder in the manner of Hugging Face: weights in some safetensors files, ``config.json``, a tokenizer.
+"""Model folders in Hugging Face's format: weights in safetensors files, ``config.json``, a tokenizer.
 
-Beside a converted checkpoint, all that are not weights are kept in a folder ``huggingface``, with a list of which
-tensor was in which file. From that, the same files can be made again.
+Next to a converted checkpoint, the other files of the folder are kept in a folder ``huggingface``, with a list of the
+tensors of each file, from which the same files can be made again.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile, Te
 from energon_lite.trainer.parallel.neighbours import neighbours
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-#: The list of which tensor was in which file.
+#: File with the list of the tensors of each file.
 DIVISION = "energon_lite_files.json"
-#: The folder of what are no weights, beside checkpoints.
+#: Folder next to checkpoints with the files other than weights.
 COMPANION = "huggingface"
-#: In it, that of an image encoder from another folder.
+#: Its subfolder for an image encoder from another folder.
 VISION = "vision"
 
-#: What of a folder is copied: configurations, tokenizers, templates, texts. No code, and no weights of other formats.
+#: Suffixes of copied files: configurations, tokenizers, templates, texts. No code, and no weights of other formats.
 _COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".md")
 
 
 class WeightFile(NamedTuple):
-    """What is in a file of weights.
+    """Contents of a file of weights.
 
     Args:
-        tensors: their names, in the order of their bytes.
+        tensors: names of its tensors, in the order of their bytes.
         metadata: the texts of its header.
     """
 
@@ -49,34 +49,34 @@ Division = dict[str, WeightFile]
 
 
 class HuggingFaceFolder:
-    """A folder of a model that is read.
+    """Reader of a model's folder.
 
     Args:
         path: the folder, on a local disk.
 
     Attributes:
         config: the content of ``config.json``.
-        tensors: the file of each tensor, by their name, without what can be computed.
-        division: how all of them are divided among files.
+        tensors: the file of each tensor by name, without tensors that can be computed.
+        division: division of all tensors among files.
 
     Raises:
-        UsageError: no such folder, or weights of another format only.
-        StateError: a file is missing, cut off or not in the index.
+        UsageError: there is no such folder, or it has only weights of another format.
+        StateError: a file is missing, truncated or not in the index.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self.config = read_json(self.path / CONFIG)
         index = self.path / INDEX
-        told = _weight_map(index) if index.is_file() else None
-        if told is None and not (self.path / WEIGHTS).is_file():
+        indexed = _weight_map(index) if index.is_file() else None
+        if indexed is None and not (self.path / WEIGHTS).is_file():
             raise self._no_weights()
-        names = [WEIGHTS] if told is None else sorted(set(told.values()))
+        names = [WEIGHTS] if indexed is None else sorted(set(indexed.values()))
         files = {name: SafetensorsFile(self.path / name) for name in names}
         self.tensors = {name: file for file in files.values() for name in file.entries if not name.endswith(COMPUTED)}
         self.division = {name: WeightFile(tuple(file.entries), file.metadata) for name, file in files.items()}
-        if told is not None:
-            self._check_index(told)
+        if indexed is not None:
+            self._check_index(indexed)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: file.entries[name].shape for name, file in self.tensors.items()}
@@ -90,7 +90,7 @@ class HuggingFaceFolder:
         )
 
     def _check_index(self, told: Mapping[str, str]) -> None:
-        """Each tensor must be in one file, and the index must name that."""
+        """Check that each tensor is in one file, and that the index names that file."""
         found: dict[str, str] = {}
         for file, content in self.division.items():
             for name in content.tensors:
@@ -106,15 +106,15 @@ class HuggingFaceFolder:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a file.
+    """Read a JSON object from a file.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the file has no JSON object.
     """
     document = load_yaml(path)
-    document.entries()  # it is an object
-    found: dict[str, Any] = document.plain()
-    return found
+    document.entries()  # raises if it is not an object
+    content: dict[str, Any] = document.plain()
+    return content
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -125,7 +125,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def keep_companions(folder: HuggingFaceFolder, root: str | os.PathLike[str], *, part: str = "") -> None:
-    """Copy what are no weights beside the checkpoints of ``root``, a folder or URL, or into a ``part`` of that."""
+    """Copy files other than weights next to the checkpoints of ``root``, a folder or URL, or into its ``part``."""
     fs, base = fsspec.core.url_to_fs(os.fspath(root))
     base = f"{base}/{COMPANION}/{part}".rstrip("/")
     fs.makedirs(base, exist_ok=True)
@@ -135,7 +135,7 @@ def keep_companions(folder: HuggingFaceFolder, root: str | os.PathLike[str], *, 
 
 
 def companions_of(place: str | os.PathLike[str]) -> dict[str, bytes]:
-    """What is kept beside a checkpoint, by name of the file, or what a model's folder has; nothing if it has nothing.
+    """Return the files kept next to a checkpoint, or in a model's folder, by name; empty if there are none.
 
     Args:
         place: a folder of :func:`keep_companions`, or of a model.
@@ -144,8 +144,8 @@ def companions_of(place: str | os.PathLike[str]) -> dict[str, bytes]:
     if not fs.isdir(base):
         return {}
     paths = sorted(entry["name"] for entry in fs.ls(base, detail=True) if entry["type"] != "directory")
-    found = {os.path.basename(path): path for path in paths if path.endswith(_COPIED)}
-    return {name: fs.cat_file(path) for name, path in found.items() if not name.startswith(".")}
+    paths_by_name = {os.path.basename(path): path for path in paths if path.endswith(_COPIED)}
+    return {name: fs.cat_file(path) for name, path in paths_by_name.items() if not name.startswith(".")}
 
 
 def _division_json(division: Division) -> bytes:
@@ -153,25 +153,25 @@ def _division_json(division: Division) -> bytes:
 
 
 def division_of(content: bytes, where: str) -> Division:
-    """A division as it was kept."""
+    """Read a division that was kept."""
     try:
         said = json.loads(content)
         if any(os.path.basename(name) != name for name in said):
             raise ValueError("it names files of other folders")
-        return {name: WeightFile(tuple(one["tensors"]), one["metadata"]) for name, one in said.items()}
+        return {name: WeightFile(tuple(file["tensors"]), file["metadata"]) for name, file in said.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateError(f"the list of files cannot be read: {error}", where=where, fix="remove it") from error
 
 
 def divide(tensors: Mapping[str, TensorType], most_bytes: int) -> Division:
-    """Files of at most so many bytes, or of one tensor, as transformers names them.
+    """Divide tensors into files of at most ``most_bytes`` bytes, or of one tensor, named like transformers'.
 
     Args:
-        tensors: by name, in the order of the model.
-        most_bytes: of a file.
+        tensors: tensors by name, in the order of the model.
+        most_bytes: the largest size of a file in bytes.
     """
     groups = neighbours(((name, tensor.nbytes) for name, tensor in tensors.items()), most_bytes)
-    # Within a file as the safetensors library has it: wide types first, then by name.
+    # The order within a file is that of the safetensors library: wide types first, then by name.
     ordered = [sorted(group, key=lambda name: (-tensors[name].dtype.itemsize, name)) for group in groups]
     names = (
         [WEIGHTS]
@@ -182,11 +182,11 @@ def divide(tensors: Mapping[str, TensorType], most_bytes: int) -> Division:
 
 
 def index_json(where: Mapping[str, str], nbytes: int, parameters: int) -> bytes:
-    """The content of an index file.
+    """Return the content of an index file.
 
     Args:
         where: the file of each tensor.
-        nbytes, parameters: of all of them.
+        nbytes, parameters: numbers of bytes and of parameters of all tensors.
     """
     metadata = {"total_parameters": parameters, "total_size": nbytes}
     return (json.dumps({"metadata": metadata, "weight_map": dict(where)}, indent=2, sort_keys=True) + "\n").encode()

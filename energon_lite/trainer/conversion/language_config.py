@@ -1,7 +1,7 @@
-"""``config.json`` of Hugging Face's language models as a :class:`ModelConfig`, and back.
+"""Conversion between ``config.json`` of Hugging Face's language models and :class:`ModelConfig`.
 
-What our model cannot do is refused by name. So is a key that nobody here knows, unless it is off: a model that is
-silently another one is worse than a conversion that stops.
+Features that our model lacks are errors that name the key. So are unknown keys, unless they are off: an error is better
+than a model that silently differs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from energon_lite.errors import ConfigError
 from energon_lite.trainer.conversion.architectures import ARCHITECTURES, Architecture, architecture_for, architecture_of
 from energon_lite.trainer.models.config import DTYPES, ModelConfig, RopeScaling, model_changes
 
-#: Keys that are about how a model is used or was trained, not about what it computes.
+#: Keys about the use or training of a model, not about its computation.
 _HARMLESS = """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _name_or_path add_cross_attention
     attention_dropout auto_map begin_suppress_tokens bos_token_id chunk_size_feed_forward eos_token_id id2label
@@ -32,18 +32,18 @@ _PLAIN = {
     "vocab_size": "vocab_size",
     "rms_norm_eps": "norm_eps",
 }
-#: Keys that may be missing: then our own defaults are theirs.
+#: Keys that may be missing: our defaults then apply.
 _OPTIONAL = {
     "num_key_value_heads": "num_kv_heads",
     "tie_word_embeddings": "tie_embeddings",
     "initializer_range": "init_std",
 }
-#: Others that are read, or refused by what they say.
+#: Other keys that are read, or refused depending on their values.
 _READ = """
     architectures attention_bias dtype head_dim hidden_act mlp_bias model_type rope_parameters rope_scaling rope_theta
     torch_dtype
 """
-#: Keys of a former configuration that are said in another way, or follow from others.
+#: Keys of a former configuration that are replaced by other keys, or follow from them.
 _REPLACED = {"rope_parameters", "dtype", *(key for kind in ARCHITECTURES for key in kind.window_keys)}
 _SCALING = {
     "factor": "factor",
@@ -62,18 +62,18 @@ def model_config(
     ignore: Collection[str] = (),
     whole: bool = True,
 ) -> ModelConfig:
-    """Our configuration of their model.
+    """Convert a Hugging Face configuration to ours.
 
     Args:
         values: the content of ``config.json``, of transformers 4 or 5.
         where: its path, for messages.
-        dtype: what to compute in; None for what it says, float32 if it says nothing.
+        dtype: type to compute in; None for that of the file, or float32.
         vocab_multiple: see :class:`ModelConfig`.
         ignore: keys that may have any value.
-        whole: False for a part of a larger model's configuration, which leaves out what is the default.
+        whole: False for a part of a larger model's configuration, which omits defaults.
 
     Raises:
-        ConfigError: another architecture, or something that ours cannot do; with the key.
+        ConfigError: another architecture, or a feature that ours lacks; with the key.
     """
     kind = architecture_of(values, where)
     _refuse(values, kind, where, ignore)
@@ -81,19 +81,19 @@ def model_config(
     missing = [key for key in _PLAIN if key not in values]
     if missing:
         raise ConfigError(f"{missing[0]!r} is missing", file=where, fix="use the config.json that came with the model")
-    found: dict[str, Any] = {ours: values[theirs] for theirs, ours in _PLAIN.items()}
-    found |= {ours: values[theirs] for theirs, ours in _OPTIONAL.items() if values.get(theirs) is not None}
+    settings: dict[str, Any] = {ours: values[theirs] for theirs, ours in _PLAIN.items()}
+    settings |= {ours: values[theirs] for theirs, ours in _OPTIONAL.items() if values.get(theirs) is not None}
     width = values.get("head_dim")
     if width and width * values["num_attention_heads"] != values["hidden_size"]:
-        found["head_dim"] = width
-    found |= dict.fromkeys(kind.traits, True) | {"sliding_window": kind.window(values, where)}
+        settings["head_dim"] = width
+    settings |= dict.fromkeys(kind.traits, True) | {"sliding_window": kind.window(values, where)}
     said = dtype or str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
     if said not in DTYPES:
         raise ConfigError(
             f"the trainer does not compute in {said}", file=where, at="dtype", fix="give --dtype bfloat16 or float32"
         )
     theta, scaling = _rope(values, where)
-    return ModelConfig(**found, vocab_multiple=vocab_multiple, rope_theta=theta, rope_scaling=scaling, dtype=said)
+    return ModelConfig(**settings, vocab_multiple=vocab_multiple, rope_theta=theta, rope_scaling=scaling, dtype=said)
 
 
 def huggingface_config(
@@ -105,23 +105,23 @@ def huggingface_config(
     max_length: int | None = None,
     whole: bool = True,
 ) -> dict[str, Any]:
-    """Their configuration of our model, as transformers 4 and 5 both read it.
+    """Convert our configuration to Hugging Face's, for transformers 4 and 5.
 
     Args:
         config: the model.
         stored: type of the weights.
-        base: a ``config.json`` it was made from; keys that we do not know are kept, and if it describes this model,
-            it is the answer.
+        base: the ``config.json`` that the model was converted from; unknown keys are kept, and if it describes this
+            model, it is returned.
         where: its path, for messages.
-        max_length: the longest row; None for what ``base`` says, or what follows from the rotary scaling, or 2048.
+        max_length: the longest row; None for that of ``base``, or what follows from the rotary scaling, or 2048.
         whole: False for a part of a larger model's configuration.
 
     Raises:
-        StateError: Hugging Face has no such model, or none that we know.
+        StateError: Hugging Face has no such model among the supported kinds.
     """
     kind = architecture_for(config, None if base is None else base.get("model_type"))
-    told = str(stored).removeprefix("torch.")
-    if base is not None and max_length is None and _describes(base, config, told, where, whole):
+    stored_name = str(stored).removeprefix("torch.")
+    if base is not None and max_length is None and _describes(base, config, stored_name, where, whole):
         return dict(base)
     values: dict[str, Any] = {"hidden_act": "silu", "attention_dropout": 0.0, "use_cache": True}
     values |= {"attention_bias": False, "mlp_bias": False} if kind.model_type == "llama" else {}
@@ -134,7 +134,7 @@ def huggingface_config(
         "head_dim": config.head_width,
         "rope_theta": config.rope_theta,
         "rope_scaling": None if scaling is None else {k: getattr(scaling, v) for k, v in _SCALING.items()},
-        "torch_dtype": told,
+        "torch_dtype": stored_name,
     }
     values |= {"architectures": [kind.name], "model_type": kind.model_type} | kind.window_settings(config)
     if scaling is not None:
@@ -145,14 +145,14 @@ def huggingface_config(
 
 
 def _describes(base: Mapping[str, Any], config: ModelConfig, stored: str, where: str, whole: bool) -> bool:
-    """True if a ``config.json`` is one of this model, with weights of this type."""
+    """Return whether a ``config.json`` describes this model, with weights of this type."""
     said = str(base.get("dtype") or base.get("torch_dtype") or stored).removeprefix("torch.")
     theirs = model_config(base, where=where, dtype=config.dtype, ignore=base.keys(), whole=whole)
     return said == stored and not model_changes(theirs, config, ignore=["patch_size"])
 
 
 def _refuse(values: Mapping[str, Any], kind: Architecture, where: str, ignore: Collection[str]) -> None:
-    """Raise for what our decoder cannot do."""
+    """Raise an error for features that our decoder lacks."""
 
     def refuse(key: str, what: str, fix: str = "such a model cannot be converted") -> None:
         if key not in ignore:
@@ -170,7 +170,7 @@ def _refuse(values: Mapping[str, Any], kind: Architecture, where: str, ignore: C
 
 
 def _rope(values: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
-    """Base of the rotary frequencies and their scaling."""
+    """Return the base of the rotary frequencies, and their scaling."""
     said = (values.get("rope_parameters") or {}) | (values.get("rope_scaling") or {})
     theta = said.pop("rope_theta", None) or values.get("rope_theta", 10000.0)
     kind, old_kind = (said.pop(key, None) for key in ("rope_type", "type"))

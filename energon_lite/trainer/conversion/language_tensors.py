@@ -1,4 +1,4 @@
-"""The tensors of a language model: their names here and there, and their shapes."""
+"""Tensors of a language model: their names in both formats, and their shapes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from energon_lite.errors import StateMismatchError
 from energon_lite.trainer.models.config import ModelConfig
 
-EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-#: Rows of these are tokens, and ours have some more, so that they can be cut evenly.
+#: Names of the embedding table and of the output layer.
+EMBEDDING = "embed_tokens.weight"
+HEAD = "lm_head.weight"
+#: Tensors whose rows are tokens; ours are padded with further rows, for even sharding.
 PADDED = (EMBEDDING, HEAD)
-#: In old files, and computed from the configuration: nobody reads these.
+#: Ends of names of tensors in old files that are computed from the configuration, and ignored.
 COMPUTED = ("rotary_emb.inv_freq", "embeddings.position_ids")
 
+#: Tensors listed in a message before it is abbreviated.
 _MOST_SHOWN = 5
 
 
 def language_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of all weights by our names, in their order, the vocabulary without padding."""
+    """Return the shapes of all weights by our names, in order, the vocabulary without padding."""
     hidden, inner, rows = config.hidden_size, config.ffn_size, config.vocab_size
     width = config.head_width
     queries, keys = config.num_heads * width, config.kv_heads * width
@@ -49,13 +52,13 @@ def language_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def native_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The same in our checkpoints, the vocabulary padded."""
+    """Return the shapes in our checkpoints, the vocabulary with padding."""
     rows = config.padded_vocab_size
     return {name: (rows, *shape[1:]) if name in PADDED else shape for name, shape in language_shapes(config).items()}
 
 
 def huggingface_name(name: str) -> str:
-    """Their name for a weight of ours."""
+    """Return Hugging Face's name for a weight of ours."""
     return name if name == HEAD else f"model.{name}"
 
 
@@ -63,7 +66,7 @@ def check_tensors(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tup
     """Compare names and shapes.
 
     Raises:
-        StateMismatchError: some are missing, unexpected, or of another shape; with their names.
+        StateMismatchError: some tensors are missing, unexpected, or of another shape; with their names.
     """
     wrongs = {
         "missing": [name for name in wanted if name not in found],

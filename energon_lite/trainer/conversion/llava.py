@@ -1,6 +1,6 @@
-"""``config.json`` of Hugging Face's ``LlavaForConditionalGeneration`` as a :class:`ModelConfig`, and back.
+"""Conversion between ``config.json`` of ``LlavaForConditionalGeneration`` and :class:`ModelConfig`.
 
-Liu et al., arXiv:2310.03744: an image encoder, two layers, and a language model in whose rows images stand.
+Liu et al., arXiv:2310.03744: an image encoder, a projector of two layers, and a language model with images in its rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from energon_lite.trainer.models.config import ModelConfig, model_changes
 
 MODEL_TYPE = "llava"
 
-#: Keys that are about how a model is used, or read elsewhere.
+#: Keys about the use of a model, or read elsewhere.
 _HARMLESS = """
     _name_or_path architectures bos_token_id dtype eos_token_id ignore_index image_seq_length image_token_id
     image_token_index model_type pad_token_id text_config tie_word_embeddings torch_dtype transformers_version
@@ -35,10 +35,10 @@ def any_model_config(
     vocab_multiple: int = 64,
     ignore: Collection[str] = (),
 ) -> ModelConfig:
-    """Our configuration of their model, with images or without; see :func:`model_config`.
+    """Convert a Hugging Face configuration to ours, with images or without; see :func:`model_config`.
 
     Raises:
-        ConfigError: another architecture, or something that ours cannot do; with the key.
+        ConfigError: another architecture, or a feature that ours lacks; with the key.
     """
     if values.get("model_type") != MODEL_TYPE:
         return model_config(values, where=where, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
@@ -72,7 +72,7 @@ def llava_config(
     where: str = "config.json",
     max_length: int | None = None,
 ) -> dict[str, Any]:
-    """Their configuration of our model with images.
+    """Convert our configuration of a model with images to Hugging Face's.
 
     Args:
         config, stored, base, where, max_length: as for :func:`huggingface_config`.
@@ -82,12 +82,12 @@ def llava_config(
     """
     check_is_llava(config)
     assert config.vision is not None
-    told = str(stored).removeprefix("torch.")
+    stored_name = str(stored).removeprefix("torch.")
     ours = base is not None and base.get("model_type") == MODEL_TYPE and max_length is None
-    if base is not None and ours and _describes(base, config, told, where):
+    if base is not None and ours and _describes(base, config, stored_name, where):
         return dict(base)
     language = dataclasses.replace(config, image_size=0, vision=None)
-    # What it was made from may be the language model alone.
+    # The former model may be the language model alone.
     former = {} if base is None or base.get("model_type") != MODEL_TYPE else base
     text = former.get("text_config") if former else base
     values = {key: value for key, value in former.items() if key not in ("dtype", "image_token_id")}
@@ -103,15 +103,15 @@ def llava_config(
         "vision_feature_layer": config.vision.feature_layer,
         "vision_feature_select_strategy": _strategy(config.vision.kind),
         "tie_word_embeddings": config.tie_embeddings,
-        "torch_dtype": told,
+        "torch_dtype": stored_name,
     }
 
 
 def check_is_llava(config: ModelConfig, *, where: str | None = None) -> None:
-    """Refuse a model whose images LLaVA would treat otherwise.
+    """Raise an error for a model that LLaVA cannot represent.
 
     Raises:
-        StateError: it has; with what of it can be exported.
+        StateError: LLaVA would treat its images differently; the message says which part can be exported.
     """
     vision = config.vision
     wrong = None
@@ -133,12 +133,12 @@ def check_is_llava(config: ModelConfig, *, where: str | None = None) -> None:
 
 
 def _describes(base: Mapping[str, Any], config: ModelConfig, stored: str, where: str) -> bool:
-    """True if a ``config.json`` is one of this model, with weights of this type."""
+    """Return whether a ``config.json`` describes this model, with weights of this type."""
     assert config.vision is not None
     said = str(base.get("dtype") or base.get("torch_dtype") or stored).removeprefix("torch.")
     theirs = any_model_config(base, where=where, dtype=config.dtype, ignore=_all_keys(base))
     assert theirs.vision is not None
-    # How pixels are evened out is not in this file.
+    # The normalization of pixels is not in this file.
     pixels = {name: getattr(config.vision, name) for name in ("image_mean", "image_std")}
     theirs = dataclasses.replace(theirs, vision=dataclasses.replace(theirs.vision, **pixels))
     same_token = theirs.vision is not None and theirs.vision.image_token == config.vision.image_token
@@ -151,12 +151,12 @@ def _all_keys(values: Mapping[str, Any]) -> set[str]:
 
 
 def _strategy(kind: str) -> str:
-    """Which features LLaVA takes: of CLIP all but the class token, of SigLIP, which has none, all."""
+    """Return LLaVA's selection of features: without CLIP's class token; all of SigLIP's, which has none."""
     return "default" if kind == "clip" else "full"
 
 
 def _refuse(values: Mapping[str, Any], kind: str, where: str, ignore: Collection[str]) -> None:
-    """Raise for what ours has not."""
+    """Raise an error for features that ours lacks."""
     check_encoder(kind, where)
     wanted = {
         "projector_hidden_act": ("gelu", "gelu"),

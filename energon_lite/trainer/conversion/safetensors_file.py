@@ -1,7 +1,7 @@
-"""Files of the safetensors format, read and written in any part and order.
+"""Reading and writing of safetensors files in any part and order.
 
-The library of that name maps a file into memory or writes one from tensors that are all in memory. A conversion wants
-neither: it reads some rows, and writes some columns of a tensor whose others come later. The format
+The safetensors library maps a file into memory, or writes one from tensors that are all in memory. A conversion needs
+neither: it reads some rows, and writes some columns of a tensor before others. The format
 (https://github.com/huggingface/safetensors) is eight bytes with the length of a JSON header, the header, and the bytes.
 """
 
@@ -21,7 +21,7 @@ import torch
 from energon_lite.errors import StateError, UsageError
 from energon_lite.trainer.parallel.shards import Box
 
-#: The names of types in the format.
+#: Data types by their names in the format.
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -35,7 +35,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-#: A header beyond this is no header (the library's own bound).
+#: The largest valid length of a header in bytes (the library's own bound).
 _MOST_HEADER = 100_000_000
 
 
@@ -53,18 +53,18 @@ class TensorType:
 
 @dataclass(frozen=True)
 class TensorEntry(TensorType):
-    """What a header says of a tensor.
+    """Type, shape and offset of a tensor in a file.
 
     Args:
-        dtype, shape: its own.
-        start: where its bytes begin, counted from the end of the header.
+        dtype, shape: those of the tensor.
+        start: offset of its first byte, from the end of the header.
     """
 
     start: int
 
 
 class SafetensorsFile:
-    """A file that is read in parts.
+    """Reader of a file in parts.
 
     Args:
         path: the file.
@@ -74,7 +74,7 @@ class SafetensorsFile:
         metadata: the texts of its header.
 
     Raises:
-        StateError: not such a file, or one that is cut off.
+        StateError: not a safetensors file, or a truncated one.
 
     Example:
         >>> file = SafetensorsFile("model.safetensors")
@@ -91,10 +91,10 @@ class SafetensorsFile:
             try:
                 header: dict[str, Any] = json.loads(stream.read(length))
                 self.metadata: dict[str, str] | None = header.pop("__metadata__", None)
-                found = [_entry(name, said, self) for name, said in header.items()]
+                entries = [_entry(name, said, self) for name, said in header.items()]
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise self._broken(f"its header cannot be read: {error}") from error
-        self.entries = dict(sorted(found, key=lambda item: item[1].start))
+        self.entries = dict(sorted(entries, key=lambda item: item[1].start))
         self._first = 8 + length
         end = 0
         for name, entry in self.entries.items():
@@ -105,7 +105,7 @@ class SafetensorsFile:
             raise self._broken(f"it has {size} bytes instead of {self._first + end}")
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Entries ``[start, stop)`` along a tensor's first dimension, in memory of their own. A scalar has one row."""
+        """Read rows ``[start, stop)`` of a tensor's first dimension into new memory. A scalar has one row."""
         entry = self.entries[name]
         row = entry.nbytes // max(entry.shape[0], 1) if entry.shape else entry.nbytes
         shape = (stop - start, *entry.shape[1:]) if entry.shape else ()
@@ -133,11 +133,11 @@ def _entry(name: str, said: dict[str, Any], file: SafetensorsFile) -> tuple[str,
 
 
 class SafetensorsWriter:
-    """A file that is written in rectangles of its tensors, in any order. It has its name when it is whole.
+    """Writer of a file by rectangles of its tensors, in any order. It gets its final name when complete.
 
     Args:
-        path: the file to be.
-        tensors: type and shape of each, by name, in the order in which their bytes are to follow.
+        path: path of the new file.
+        tensors: type and shape of each tensor, by name, in the order of their bytes.
         metadata: texts for the header.
 
     Example:
@@ -169,7 +169,7 @@ class SafetensorsWriter:
         self._file.truncate(self._first + end)
 
     def put(self, name: str, box: Box, values: torch.Tensor) -> None:
-        """Write a rectangle of a tensor. Each element must come once."""
+        """Write a rectangle of a tensor. Each element must be written once."""
         entry = self.entries[name]
         view, size = _bytes_of(values.to(entry.dtype).contiguous()), entry.dtype.itemsize
         done = 0
@@ -180,10 +180,10 @@ class SafetensorsWriter:
         self._missing[name] -= done
 
     def finish(self) -> None:
-        """Give the file its name.
+        """Give the file its final name.
 
         Raises:
-            StateError: something was not written, or twice.
+            StateError: an element was not written, or written twice.
         """
         wrong = [name for name, missing in self._missing.items() if missing]
         if wrong:
@@ -198,13 +198,13 @@ class SafetensorsWriter:
         self.partial.rename(self.path)
 
     def close(self) -> None:
-        """Close the file; what was not finished keeps its partial name."""
+        """Close the file; an unfinished one keeps its partial name."""
         self._file.close()
 
 
 def _runs(shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
-    """The rectangle as runs of the flattened tensor: the first element and how many follow, in order."""
-    whole = len(shape)  # dimensions from here on are whole
+    """Yield the rectangle as runs of the flattened tensor: first element and length, in order."""
+    whole = len(shape)  # first of the last dimensions that are whole
     while whole and box.sizes[whole - 1] == shape[whole - 1]:
         whole -= 1
     strides = [math.prod(shape[place + 1 :]) for place in range(len(shape))]

@@ -1,4 +1,4 @@
-"""From a checkpoint of ours, of any layout, to one file of our own names."""
+"""Conversion of a checkpoint of any layout to one safetensors file with our names."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def native_to_file(source: str | os.PathLike[str], target: str | os.PathLike[str
     """Write the weights of a checkpoint of any layout to one safetensors file, by the names of the parameters.
 
     Args:
-        source: a checkpoint, or a folder of checkpoints, of which the newest is meant.
-        target: the file, on a local disk; it must not be there yet.
-        optimizer: also what the optimizer has, as ``optimizer.<parameter>.exp_avg``.
+        source: a checkpoint, or a folder of checkpoints, of which the newest is used.
+        target: path of the file, on a local disk; it must not exist.
+        optimizer: also write the optimizer's state, as ``optimizer.<parameter>.exp_avg``.
 
     Returns:
         The file. The text ``energon_lite`` of its header is JSON with ``step`` and the ``model``'s configuration.
 
     Raises:
-        StateError: no whole checkpoint.
-        UsageError: the file is there already.
+        StateError: there is no complete checkpoint.
+        UsageError: the file exists already.
 
     Example:
         >>> native_to_file("output/run/checkpoints", "weights.safetensors")

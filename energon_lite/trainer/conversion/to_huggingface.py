@@ -1,4 +1,4 @@
-"""From a checkpoint of ours, of any layout, to a language model of Hugging Face."""
+"""Conversion of a checkpoint of any layout to a Hugging Face model folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from energon_lite.trainer.conversion.weight_files import TargetTensor, model_con
 from energon_lite.trainer.data.tokenizer import ByteTokenizer
 from energon_lite.trainer.models.config import DTYPES, ModelConfig
 
-#: Bytes of a file of weights, as transformers divides them.
+#: The largest file of weights in bytes, as in transformers.
 SHARD_BYTES = 50 * 10**9
 
 logger = logging.getLogger(__name__)
@@ -61,27 +61,27 @@ def native_to_huggingface(
 ) -> Path:
     """Convert a checkpoint to a folder for ``AutoModelForCausalLM.from_pretrained``.
 
-    A model with images is one for ``LlavaForConditionalGeneration``. Memory is that of a part of a tensor.
-    Without a former model's tokenizer, that of the run comes along, for ``AutoTokenizer.from_pretrained``.
+    A model with images is for ``LlavaForConditionalGeneration``. The conversion needs the memory of a part of a tensor.
+    Without a former model's tokenizer, that of the run is included, for ``AutoTokenizer.from_pretrained``.
 
     Args:
-        source: a checkpoint, or a folder of checkpoints, of which the newest is meant.
-        target: a folder that is empty or not there yet, on a local disk.
-        like: a model's folder whose tokenizer, configuration and division into files are taken; None for what is kept
-            beside the checkpoint, if it was converted.
-        shard_bytes: bytes of a file; None for the division of the former model, or 50 GB.
-        dtype: of the weights, by name; None for what they have.
+        source: a checkpoint, or a folder of checkpoints, of which the newest is used.
+        target: a new or empty folder, on a local disk.
+        like: a model's folder whose tokenizer, configuration and division into files are used; None for those kept next
+            to a converted checkpoint.
+        shard_bytes: the largest file in bytes; None for the division of the former model, or 50 GB.
+        dtype: type of the weights, by name; None for their own.
         max_length: ``max_position_embeddings``; None for that of the former model.
-        text_only: of a model with images, write the language model alone.
-        vision_only: write the image encoder alone, for ``SiglipVisionModel`` or ``CLIPVisionModel``.
-        image_token: the token that stands for images alone; None for ``model.vision.image_token``, and for padding in a
-            run on bytes.
+        text_only: write only the language model of a model with images.
+        vision_only: write only the image encoder, for ``SiglipVisionModel`` or ``CLIPVisionModel``.
+        image_token: the token that stands for images only; None for ``model.vision.image_token``, or for the padding
+            token in a run on bytes.
 
     Returns:
         The folder.
 
     Raises:
-        StateError: no whole checkpoint, or a model that Hugging Face has not.
+        StateError: there is no complete checkpoint, or Hugging Face has no such model.
         StateMismatchError: tensors are missing, unexpected, or of another shape.
         UsageError: the folder is not empty.
 
@@ -91,7 +91,7 @@ def native_to_huggingface(
     named = find_weights(source, whole=False)
     config = model_config_at(named)
     config = _with_image_token(config, read_state(named)["config"].get("data"), image_token)
-    # Before all of it is read.
+    # Checked before the whole checkpoint is read.
     part = exported_part(config, text_only=text_only, vision_only=vision_only, where=str(named))
     place = find_weights(named)
     folder = _empty_folder(target)
@@ -106,7 +106,7 @@ def native_to_huggingface(
         _check(saved, part, str(place))
         files = _former_files(others, like, former)
         targets = _targets(saved, part, dtype, [name for file in files.values() for name in file.tensors])
-        stored = Counter(one.dtype for one in targets.values()).most_common(1)[0][0]
+        stored = Counter(tensor.dtype for tensor in targets.values()).most_common(1)[0][0]
         values = part.values(stored, base, where=f"{former}/{CONFIG}", max_length=max_length)
         if base is None and GENERATION in others:
             said = json.loads(others[GENERATION])
@@ -131,23 +131,23 @@ def _empty_folder(target: str | os.PathLike[str]) -> Path:
 
 
 def _beside(place: Place, part: ExportedPart) -> str:
-    """Where what was kept of a converted model is."""
+    """Return the folder next to the checkpoint with the files of the former model."""
     kept = f"{os.fspath(place).rstrip('/').rpartition('/')[0] or '.'}/{COMPANION}"
     return f"{kept}/{VISION}" if part.kind == "vision" else kept
 
 
 def _with_image_token(config: ModelConfig, data: Mapping[str, Any] | None, image_token: int | None) -> ModelConfig:
-    """The configuration, with the token that stands for images if it is known."""
+    """Return the configuration with the token of images, if it is known."""
     if config.vision is None:
         return config
     on_bytes = data is not None and data.get("tokenizer") is None
-    found = config.vision.image_token if image_token is None else image_token
-    found = ByteTokenizer.pad if found is None and on_bytes else found
-    return dataclasses.replace(config, vision=dataclasses.replace(config.vision, image_token=found))
+    token = config.vision.image_token if image_token is None else image_token
+    token = ByteTokenizer.pad if token is None and on_bytes else token
+    return dataclasses.replace(config, vision=dataclasses.replace(config.vision, image_token=token))
 
 
 def _tokenizer_of_run(place: Place) -> dict[str, bytes]:
-    """The files of the tokenizer that a checkpoint's run had; none if it was no run, or that is gone."""
+    """Return the tokenizer files of a checkpoint's run; empty if it was no run, or they no longer exist."""
     data = read_state(place)["config"].get("data")
     if data is None:
         return {}
@@ -159,18 +159,18 @@ def _tokenizer_of_run(place: Place) -> dict[str, bytes]:
 
 
 def _check(saved: CheckpointReader, part: ExportedPart, where: str) -> None:
-    """Is all there that the model has, and nothing else?"""
-    found = {n.removeprefix("model."): saved.shapes[n] for n in saved.shapes if n.startswith("model.")}
-    check_tensors({name: shape for name, shape in found.items() if part.has(name)}, part.shapes(padded=True), where)
+    """Check that the checkpoint has exactly the tensors of the part."""
+    shapes = {n.removeprefix("model."): saved.shapes[n] for n in saved.shapes if n.startswith("model.")}
+    check_tensors({name: shape for name, shape in shapes.items() if part.has(name)}, part.shapes(padded=True), where)
 
 
 def _targets(
     saved: CheckpointReader, part: ExportedPart, dtype: str | None, former: Collection[str]
 ) -> dict[str, TargetTensor]:
-    """The tensors of the new model by their names, in the order of the model.
+    """Return the tensors of the exported model by Hugging Face's names, in the order of the model.
 
     Args:
-        former: names in the model it was made from; if that had the same tensors, they keep them.
+        former: names in the former model; if that had the same tensors, they keep these names.
     """
     shapes, here = part.shapes(), {native_name(name) for name in former}
     same = here - {HEAD} == shapes.keys() - {HEAD}
@@ -179,13 +179,13 @@ def _targets(
     for name, shape in shapes.items():
         stored = DTYPES[dtype] if dtype else saved.dtype(f"model.{name}")
         targets[names[name]] = TargetTensor(stored, shape, f"model.{name}")
-    if same and HEAD in here and HEAD not in shapes:  # a copy beside tied embeddings
+    if same and HEAD in here and HEAD not in shapes:  # a copy in addition to tied embeddings
         targets[next(filter(is_head, former))] = targets[names[EMBEDDING]]
     return targets
 
 
 def _former_files(others: Mapping[str, bytes], like: str | os.PathLike[str] | None, where: str) -> Division:
-    """How the former model was divided; nothing if there was none."""
+    """Return the former model's division into files; empty if there was no such model."""
     if like is not None and DIVISION not in others:
         former = HuggingFaceFolder(like).division
     elif DIVISION in others:
@@ -205,7 +205,7 @@ def _write_texts(
     division: Division,
     targets: Mapping[str, TargetTensor],
 ) -> None:
-    """Write all that are no weights; the configuration last."""
+    """Write all files other than weights; the configuration last."""
     config, index = others.pop(CONFIG, b""), others.pop(INDEX, b"")
     others.pop(DIVISION, None)
     for name, content in others.items():

@@ -1,4 +1,4 @@
-"""From a Hugging Face folder straight into a model, whatever layout of ranks that has: each rank reads its own part."""
+"""Loading of a Hugging Face folder into a model of any layout of ranks: each rank reads its own part."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ logger = logging.getLogger(__name__)
 
 
 def is_huggingface(place: str | os.PathLike[str]) -> bool:
-    """True for a model's folder of Hugging Face, which our checkpoints are not."""
+    """Return whether a place is a model folder of Hugging Face, as opposed to a checkpoint."""
     return (Path(place) / CONFIG).is_file()
 
 
 def huggingface_model_config(
     place: str | os.PathLike[str], *, dtype: str | None = None, vocab_multiple: int = 64, ignore: Collection[str] = ()
 ) -> ModelConfig:
-    """Our configuration of the model of a folder; arguments and errors as for :func:`huggingface_to_native`."""
+    """Return our configuration of a folder's model; arguments and errors as for :func:`huggingface_to_native`."""
     values, where = read_json(Path(place) / CONFIG), str(Path(place) / CONFIG)
     return any_model_config(values, where=where, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
 
@@ -47,15 +47,15 @@ def load_huggingface(
     *,
     may_lack: Sequence[str] = (),
 ) -> None:
-    """Fill a model with the weights of a folder. In memory is a box of a tensor at a time, of those that are needed.
+    """Fill a model with the weights of a folder, with one needed box of a tensor in memory at a time.
 
     Args:
-        place: a folder with ``config.json`` and safetensors files, which all ranks see.
+        place: a folder with ``config.json`` and safetensors files, visible to all ranks.
         model: filled in place.
-        config: what :func:`huggingface_model_config` made of the folder.
+        config: result of :func:`huggingface_model_config` for the folder.
         mesh: the ranks.
-        optimizer: one that was made for the model; its master values follow.
-        may_lack: patterns of names of parameters that stay as they are if the folder has none of them.
+        optimizer: optimizer of the model; its master values are set too.
+        may_lack: name patterns of parameters that stay unchanged if the folder has none of them.
 
     Raises:
         StateError: a file is missing or damaged.
@@ -64,28 +64,29 @@ def load_huggingface(
     Example:
         >>> load_huggingface("models/llama-3-8b", model, huggingface_model_config("models/llama-3-8b"), mesh)
     """
-    found = native_tensors(HuggingFaceFolder(place), config)
+    sources = native_tensors(HuggingFaceFolder(place), config)
     if optimizer is not None:
         optimizer.wait_parameters()
     for name, target in model_tensors(model, mesh):
         assert isinstance(target, ChunkedTensor)
-        if name not in found and any(fnmatch.fnmatchcase(name.removeprefix("model."), one) for one in may_lack):
+        ours = name.removeprefix("model.")
+        if name not in sources and any(fnmatch.fnmatchcase(ours, pattern) for pattern in may_lack):
             logger.info("%s has no %s: it begins as new", place, name)
             continue
-        if name not in found or found[name].shape != target.shape:
-            has = f"shape {list(found[name].shape)}" if name in found else "nothing"
+        if name not in sources or sources[name].shape != target.shape:
+            has = f"shape {list(sources[name].shape)}" if name in sources else "nothing"
             raise StateMismatchError(
                 f"the folder has {has} for {name}, the model has shape {list(target.shape)}",
                 where=place,
                 fix="take the folder's own settings with model.preset=init_from",
             )
-        _copy(found[name], target)
+        _copy(sources[name], target)
     for shard in optimizer.shards() if optimizer is not None else ():
         shard.take_values()
 
 
 def _copy(source: ChunkedTensor, target: ChunkedTensor) -> None:
-    """Fill the boxes of a tensor from another division of the same one into boxes; what is not needed is not read."""
+    """Fill the boxes of a tensor from another division of it into boxes; unneeded boxes are not read."""
     for box in source.boxes:
         common = [(mine, both) for mine in target.boxes if (both := _overlap(box, mine)) is not None]
         values = source.read(box) if common else None
@@ -102,5 +103,5 @@ def _overlap(one: Box, other: Box) -> Box | None:
 
 
 def _within(whole: Box, part: Box) -> tuple[slice, ...]:
-    """Where a part of a box is in its values."""
+    """Return the slices of a part within the values of a box."""
     return tuple(slice(a - b, a - b + size) for a, b, size in zip(part.offsets, whole.offsets, part.sizes, strict=True))

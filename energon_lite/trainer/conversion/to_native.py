@@ -1,4 +1,4 @@
-"""From a language model of Hugging Face to a checkpoint of ours, which any layout of ranks can read."""
+"""Conversion of a Hugging Face model to a checkpoint that any layout of ranks can read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from energon_lite.trainer.conversion.vision_tensors import (
 from energon_lite.trainer.models.config import DTYPES, ModelConfig
 from energon_lite.trainer.parallel.shards import Box, ChunkedTensor
 
-#: Bytes of a tensor that are read, and written, at a time.
+#: Bytes of a tensor that are read and written at a time.
 READ_BYTES = 64 << 20
 
 logger = logging.getLogger(__name__)
@@ -45,27 +45,27 @@ def huggingface_to_native(
     vision: str | os.PathLike[str] | None = None,
     read_bytes: int = READ_BYTES,
 ) -> Place:
-    """Convert a model. Memory is that of one box of a tensor.
+    """Convert a Hugging Face model to a checkpoint, with one box of a tensor in memory at a time.
 
     Args:
         source: a folder with ``config.json`` and safetensors files.
-        target: folder or URL of the checkpoint to be; give it to the trainer as ``train.init_from``. Tokenizer and
-            configuration files are kept in its folder ``huggingface``.
-        dtype: of the model and its weights, by name; None for what they have.
+        target: folder or URL of the new checkpoint, for the trainer's ``train.init_from``. Tokenizer and configuration
+            files are kept in its folder ``huggingface``.
+        dtype: type of the model and its weights, by name; None for their own.
         vocab_multiple: the vocabulary is padded to a multiple of this, with zeros.
         ignore: keys of ``config.json`` that may have any value.
         vision: a folder of an image encoder (``SiglipVisionModel``, ``CLIPVisionModel``, or a whole SigLIP or CLIP
-            model) that the model is to have; the projector between them begins as new where training begins.
+            model) to add to the model; the projector gets random weights when training starts.
         read_bytes: bytes of a tensor that are read at a time.
 
     Returns:
         The path or URL of the checkpoint.
 
     Raises:
-        ConfigError: an architecture that we do not know, or one with parts that ours has not.
+        ConfigError: an unknown architecture, or one with parts that ours lacks.
         StateError: a file is missing or damaged.
         StateMismatchError: tensors are missing, unexpected, or of another shape.
-        UsageError: the target has checkpoints already, or the source no safetensors files.
+        UsageError: the target has checkpoints already, or the source has no safetensors files.
 
     Example:
         >>> huggingface_to_native("models/llama-3-8b", "checkpoints/llama-3-8b")
@@ -100,24 +100,24 @@ def native_tensors(
     dtype: torch.dtype | None = None,
     read_bytes: int = READ_BYTES,
 ) -> dict[str, ChunkedTensor]:
-    """The tensors of a folder by the names that they have in our checkpoints, none of them read yet.
+    """Return the tensors of a folder by their names in our checkpoints, not read yet.
 
     Args:
-        folder: of a model.
-        config: what its ``config.json`` says.
-        dtype: of the tensors; None for what they have.
-        read_bytes: bytes of a tensor that are one box, and read at a time.
+        folder: the model's folder.
+        config: configuration from its ``config.json``.
+        dtype: type of the tensors; None for their own.
+        read_bytes: bytes of a tensor in one box, which are read at a time.
 
     Raises:
         StateMismatchError: tensors are missing, unexpected, or of another shape.
     """
-    found, wanted = folder.shapes(), model_shapes(config)
-    names = their_names(wanted, found, llava=config.vision is not None)
-    head = next(filter(is_head, found), None)
-    if config.tie_embeddings and head is not None and names[EMBEDDING] in found:
+    shapes, wanted = folder.shapes(), model_shapes(config)
+    names = their_names(wanted, shapes, llava=config.vision is not None)
+    head = next(filter(is_head, shapes), None)
+    if config.tie_embeddings and head is not None and names[EMBEDDING] in shapes:
         _check_copy(folder, names[EMBEDDING], head)
-        del found[head]
-    check_tensors(found, {names[name]: shape for name, shape in wanted.items()}, str(folder.path))
+        del shapes[head]
+    check_tensors(shapes, {names[name]: shape for name, shape in wanted.items()}, str(folder.path))
     return {
         f"model.{name}": _unread(folder, names[name], shape, dtype, read_bytes)
         for name, shape in model_shapes(config, padded=True).items()
@@ -127,24 +127,24 @@ def native_tensors(
 def encoder_tensors(
     folder: HuggingFaceFolder, config: ModelConfig, *, dtype: torch.dtype | None = None, read_bytes: int = READ_BYTES
 ) -> dict[str, ChunkedTensor]:
-    """The same of a folder of an image encoder, which becomes that of a model."""
-    found = {name: shape for name, shape in folder.shapes().items() if belongs_to_encoder(name)}
+    """Return the tensors of an image encoder's folder, by their names in a checkpoint with that encoder."""
+    shapes = {name: shape for name, shape in folder.shapes().items() if belongs_to_encoder(name)}
     wanted = {name: shape for name, shape in vision_shapes(config).items() if name.startswith("vision.")}
-    names = their_names(wanted, found, llava=False)
-    check_tensors(found, {names[name]: shape for name, shape in wanted.items()}, str(folder.path))
+    names = their_names(wanted, shapes, llava=False)
+    check_tensors(shapes, {names[name]: shape for name, shape in wanted.items()}, str(folder.path))
     return {f"model.{name}": _unread(folder, names[name], shape, dtype, read_bytes) for name, shape in wanted.items()}
 
 
 def _unread(
     folder: HuggingFaceFolder, name: str, shape: tuple[int, ...], dtype: torch.dtype | None, read_bytes: int
 ) -> ChunkedTensor:
-    """A tensor of a folder, in boxes of whole rows, and zeros behind its end."""
+    """Make an unread tensor of a folder, in boxes of whole rows, with zeros after its end."""
     file = folder.tensors[name]
     entry = file.entries[name]
     wanted, rows = dtype or entry.dtype, entry.shape[0]
     row_bytes = max(1, math.prod(shape[1:]) * max(wanted.itemsize, entry.dtype.itemsize))
     step = max(1, read_bytes // row_bytes)
-    # Padding has a rectangle of its own: then the others are rows of the file, and nothing else.
+    # Padding has its own rectangle, so that the others are rows of the file only.
     starts = [*range(0, rows, step), *range(rows, shape[0], step)]
     stops = [*starts[1:], shape[0]]
     boxes = [
@@ -161,10 +161,10 @@ def _unread(
 
 
 def _check_copy(folder: HuggingFaceFolder, table: str, head: str) -> None:
-    """A head beside tied embeddings must be the same table.
+    """Check that an output layer stored in addition to tied embeddings equals the embedding table.
 
     Raises:
-        StateMismatchError: it is another one.
+        StateMismatchError: it differs.
     """
     shapes = folder.shapes()
     first, second = (_unread(folder, name, shapes[name], None, READ_BYTES) for name in (table, head))

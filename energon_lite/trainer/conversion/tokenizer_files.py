@@ -1,4 +1,4 @@
-"""The tokenizer of a training run as files that ``transformers.AutoTokenizer.from_pretrained`` loads."""
+"""Export of a run's tokenizer as files for ``transformers.AutoTokenizer.from_pretrained``."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from energon_lite.trainer.data.tokenizer import ByteTokenizer, FileTokenizer, To
 
 GENERATION = "generation_config.json"
 
-_MAIN, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
-#: What may stand beside the tokenizer itself.
+#: Files of the tokenizer and of its settings.
+_MAIN = "tokenizer.json"
+_SETTINGS = "tokenizer_config.json"
+#: Optional files next to the tokenizer.
 _BESIDE = (
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model"),
     *("chat_template.jinja", GENERATION),
 )
-#: Without it, transformers would take a tokenizer of the model's kind, whatever the file says.
+#: Class of the tokenizer. Without it, transformers would use that of the model's kind, whatever the file says.
 _CLASS = {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
 def has_tokenizer(names: Collection[str]) -> bool:
-    """Whether files of these names have one among them."""
+    """Return whether there is a tokenizer among files of these names."""
     return any(name.startswith("tokenizer.") for name in names)
 
 
 def run_tokenizer_files(data: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files of a run's tokenizer, by name.
+    """Return the files of a run's tokenizer, by name.
 
     Args:
         data: the ``data`` section of the run's configuration.
 
     Raises:
-        UsageError: the tokenizer is not there any more, or cannot be looked at without the package tokenizers.
-        DatasetError: it is none.
+        UsageError: the tokenizer no longer exists, or the package tokenizers is missing.
+        DatasetError: the file is no tokenizer.
     """
     path = data.get("tokenizer")
     if path is None:
@@ -50,9 +52,9 @@ def run_tokenizer_files(data: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def byte_tokenizer_files() -> dict[str, bytes]:
-    """The same of :class:`~energon_lite.trainer.training.ByteTokenizer`: each byte is a token, between begin and end.
+    """Return the files of :class:`~energon_lite.trainer.training.ByteTokenizer`: bytes between begin and end tokens.
 
-    It is a byte-level BPE without merges.
+    It is represented as byte-level BPE without merges.
     """
     ours = ByteTokenizer()
     names = {"<s>": ours.bos, "</s>": ours.eos, "<pad>": ours.pad}
@@ -88,7 +90,7 @@ def byte_tokenizer_files() -> dict[str, bytes]:
         "bos_token": "<s>",
         "eos_token": "</s>",
         "pad_token": "<pad>",
-        # A text that has the name of a special token has its bytes.
+        # A text that contains the name of a special token is encoded as bytes.
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
     }
@@ -97,13 +99,13 @@ def byte_tokenizer_files() -> dict[str, bytes]:
 
 
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Keys of ``generation_config.json`` and ``config.json``."""
-    found = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.pad}
-    return {key: number for key, number in found.items() if number is not None}
+    """Return the special tokens as keys of ``generation_config.json`` and ``config.json``."""
+    tokens = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.pad}
+    return {key: number for key, number in tokens.items() if number is not None}
 
 
 def _byte_characters() -> dict[int, str]:
-    """The character by which byte-level tokenizers write each byte: itself if it can be seen, else one from 256 on."""
+    """Return the characters of bytes in byte-level tokenizers: itself if printable, else one from 256 on."""
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in seen]
     return {byte: chr(byte if byte in seen else 256 + hidden.index(byte)) for byte in range(256)}

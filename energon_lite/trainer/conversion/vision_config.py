@@ -1,4 +1,4 @@
-"""The configurations of Hugging Face's ``SiglipVisionModel`` and ``CLIPVisionModel`` as ours, and back."""
+"""Conversion between the configurations of ``SiglipVisionModel`` and ``CLIPVisionModel`` and ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from energon_lite.trainer.models.vision_config import CHOICES, VisionConfig
 
 PREPROCESSOR = "preprocessor_config.json"
 
-#: Their keys, with ours.
+#: Hugging Face's keys, with ours.
 _PLAIN = {
     "hidden_size": "hidden_size",
     "num_hidden_layers": "num_layers",
@@ -29,20 +29,20 @@ _SIGLIP: dict[str, Any] = {"hidden_size": 768, "num_hidden_layers": 12, "num_att
 _SIGLIP |= {"intermediate_size": 3072, "layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"}
 _SIGLIP |= {"image_size": 224, "patch_size": 16}
 _CLIP = _SIGLIP | {"patch_size": 32, "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"}
-#: By model_type: our kind, the name of the class, and what keys mean that are missing.
+#: For each model_type: our kind, the name of the class, and values of missing keys.
 _KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "siglip_vision_model": ("siglip", "SiglipVisionModel", _SIGLIP),
     "clip_vision_model": ("clip", "CLIPVisionModel", _CLIP),
 }
-#: Keys that are about how a model is used or was trained.
+#: Keys about the use or training of a model.
 _HARMLESS = """
     _name_or_path architectures attention_dropout dropout dtype initializer_factor initializer_range model_type
     output_attentions output_hidden_states projection_dim return_dict torch_dtype transformers_version vocab_size
     vision_use_head num_channels image_size patch_size
 """
-#: Settings of :class:`VisionConfig` that are ours alone.
+#: Settings of :class:`VisionConfig` without a counterpart in Hugging Face.
 _OURS = ("feature_layer", "pooling", "projector", "image_token", "tp", "recompute")
-#: How CLIP's images are evened out; SigLIP's are by 0.5.
+#: Mean and deviation of pixels for CLIP; SigLIP's are 0.5.
 CLIP_PIXELS = {
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
     "image_std": (0.26862954, 0.26130258, 0.27577711),
@@ -52,16 +52,16 @@ CLIP_PIXELS = {
 def vision_settings(
     values: Mapping[str, Any], *, where: str, ignore: Collection[str] = (), **settings: Any
 ) -> dict[str, Any]:
-    """The settings of :class:`ModelConfig` that are about images.
+    """Return the settings of :class:`ModelConfig` about images.
 
     Args:
         values: a ``config.json`` of an image encoder, or of a whole SigLIP or CLIP model.
-        where: its path, for messages; beside it may be :data:`PREPROCESSOR`.
+        where: its path, for messages; :data:`PREPROCESSOR` may be next to it.
         ignore: keys that may have any value.
-        settings: of :class:`VisionConfig`, that are not theirs.
+        settings: settings of :class:`VisionConfig` without a counterpart in the file.
 
     Raises:
-        ConfigError: another architecture, or something that ours cannot do; with the key.
+        ConfigError: another architecture, or a feature that ours lacks; with the key.
     """
     whole = values.get("model_type")
     if whole in ("siglip", "clip"):
@@ -78,17 +78,17 @@ def vision_settings(
     if values["hidden_act"] not in CHOICES["activation"]:
         what = f"the activation is {values['hidden_act']!r}"
         raise ConfigError(what, file=where, at="hidden_act", fix=f"ours has {', '.join(CHOICES['activation'])}")
-    found = {ours: values[theirs] for theirs, ours in _PLAIN.items()} | _pixels(kind, Path(where).parent)
-    found |= {"head": kind == "siglip" and values.get("vision_use_head", True)}
-    vision = VisionConfig(kind, **(found | settings))
+    plain = {ours: values[theirs] for theirs, ours in _PLAIN.items()} | _pixels(kind, Path(where).parent)
+    plain |= {"head": kind == "siglip" and values.get("vision_use_head", True)}
+    vision = VisionConfig(kind, **(plain | settings))
     return {"image_size": values["image_size"], "patch_size": values["patch_size"], "vision": vision}
 
 
 def check_encoder(model_type: object, where: str) -> None:
-    """Refuse an image encoder that ours cannot be.
+    """Raise an error for an unsupported kind of image encoder.
 
     Raises:
-        ConfigError: it is such.
+        ConfigError: the kind is not supported.
     """
     if model_type not in _KINDS:
         what = f"the image encoder is a {model_type!r}"
@@ -98,22 +98,22 @@ def check_encoder(model_type: object, where: str) -> None:
 def encoder_config(
     config: ModelConfig, stored: torch.dtype, base: Mapping[str, Any] | None = None, *, where: str = "config.json"
 ) -> dict[str, Any]:
-    """Their configuration of a model's image encoder alone; arguments as for :func:`huggingface_config`."""
-    told = str(stored).removeprefix("torch.")
+    """Return Hugging Face's configuration of the image encoder alone; arguments as for :func:`huggingface_config`."""
+    stored_name = str(stored).removeprefix("torch.")
     if base is not None and base.get("model_type") in _KINDS:
         assert config.vision is not None
         ours = dataclasses.asdict(config.vision)
         mine = {name: ours[name] for name in (*_OURS, "image_mean", "image_std")}
         settings = vision_settings(base, where=where, ignore=base.keys(), **mine)
         same = all(getattr(config, name) == value for name, value in settings.items())
-        said = str(base.get("dtype") or base.get("torch_dtype") or told).removeprefix("torch.")
-        if same and said == told:
+        said = str(base.get("dtype") or base.get("torch_dtype") or stored_name).removeprefix("torch.")
+        if same and said == stored_name:
             return dict(base)
-    return huggingface_vision_config(config) | {"torch_dtype": told}
+    return huggingface_vision_config(config) | {"torch_dtype": stored_name}
 
 
 def huggingface_vision_config(config: ModelConfig) -> dict[str, Any]:
-    """Their configuration of a model's image encoder, as a part of a larger one."""
+    """Return Hugging Face's configuration of the image encoder, as a part of a larger one."""
     vision = config.vision
     assert vision is not None
     model_type = f"{vision.kind}_vision_model"
@@ -124,7 +124,7 @@ def huggingface_vision_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def preprocessor_json(config: ModelConfig) -> bytes:
-    """What transformers' image processor does to images as our encoder wants them, bytes evened out."""
+    """Return settings of transformers' image processor that prepare images as our encoder expects."""
     vision = config.vision
     assert vision is not None
     values = {
@@ -140,8 +140,8 @@ def preprocessor_json(config: ModelConfig) -> bytes:
 
 
 def _pixels(kind: str, folder: Path) -> dict[str, tuple[float, ...]]:
-    """Mean and deviation of pixels that a folder says, or those that its kind has."""
-    found: dict[str, tuple[float, ...]] = dict(CLIP_PIXELS) if kind == "clip" else {}
+    """Return mean and deviation of pixels from a folder, or the defaults of its kind."""
+    pixels: dict[str, tuple[float, ...]] = dict(CLIP_PIXELS) if kind == "clip" else {}
     path = folder / PREPROCESSOR
     said = json.loads(path.read_bytes()) if path.is_file() else {}
-    return found | {key: tuple(map(float, said[key])) for key in CLIP_PIXELS if len(said.get(key) or ()) == 3}
+    return pixels | {key: tuple(map(float, said[key])) for key in CLIP_PIXELS if len(said.get(key) or ()) == 3}

@@ -1,4 +1,4 @@
-"""The tensors of models with images: their names here and there, and their shapes."""
+"""Tensors of models with images: their names in both formats, and their shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.vision_transformer import Projector, VisionTransformer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
-#: What their names begin with, as several versions of transformers have written them, and ours instead.
+#: Prefixes of Hugging Face's names, as several versions of transformers write them, and our replacements.
 _BEGINNINGS = (
     (r"(model\.)?vision_tower\.(vision_model\.)?", "vision."),
     (r"vision_model\.", "vision."),
@@ -20,12 +20,12 @@ _BEGINNINGS = (
     (r"(model\.)?multi_modal_projector\.", "projector."),
     (r"(language_model\.model|model\.language_model|language_model|model)\.", ""),
 )
-#: Parts of whole SigLIP and CLIP models that are not their image encoders.
+#: Prefixes of parts of SigLIP and CLIP models other than their image encoders.
 _OTHERS = ("text_model.", "text_projection.", "visual_projection.", "logit_scale", "logit_bias")
 
 
 def vision_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights of a model's image encoder and projector by our names; none of a model without."""
+    """Return the shapes of the weights of the image encoder and projector by our names; empty without images."""
     if config.vision is None:
         return {}
     nowhere = ParallelMesh(device=torch.device("meta"))
@@ -34,7 +34,7 @@ def vision_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def model_shapes(config: ModelConfig, *, padded: bool = False) -> dict[str, tuple[int, ...]]:
-    """Shapes of all weights by our names, the vocabulary without or with our padding."""
+    """Return the shapes of all weights by our names, the vocabulary without or with our padding."""
     shapes = language_shapes(config) | vision_shapes(config)
     if padded:
         shapes |= {name: (config.padded_vocab_size, *shapes[name][1:]) for name in PADDED if name in shapes}
@@ -42,37 +42,37 @@ def model_shapes(config: ModelConfig, *, padded: bool = False) -> dict[str, tupl
 
 
 def native_name(theirs: str) -> str:
-    """Our name for a weight of theirs.
+    """Return our name for a weight of Hugging Face.
 
     Example:
         >>> native_name("vision_tower.vision_model.post_layernorm.bias")
         'vision.post_layernorm.bias'
     """
     for beginning, ours in _BEGINNINGS:
-        if (found := re.match(beginning, theirs)) is not None:
-            return found.expand(ours) + theirs[found.end() :]
+        if (match := re.match(beginning, theirs)) is not None:
+            return match.expand(ours) + theirs[match.end() :]
     return theirs
 
 
 def their_names(ours: Collection[str], found: Collection[str] = (), *, llava: bool) -> dict[str, str]:
-    """Their names for weights of ours.
+    """Return Hugging Face's names for weights of ours.
 
     Args:
         ours: our names.
-        found: names of theirs that are there, or were; what is among them keeps its name.
-        llava: of a model with images; otherwise of a language model, or of an image encoder alone.
+        found: existing names of Hugging Face, which weights among them keep.
+        llava: True for a model with images; False for a language model, or an image encoder alone.
     """
     here = {native_name(name): name for name in found}
     return {name: here.get(name) or _written(name, llava=llava) for name in ours}
 
 
 def belongs_to_encoder(theirs: str) -> bool:
-    """False for weights of whole SigLIP and CLIP models that are not of their image encoders."""
+    """Return False for weights of SigLIP and CLIP models outside their image encoders."""
     return not theirs.startswith(_OTHERS)
 
 
 def _written(ours: str, *, llava: bool) -> str:
-    """Their name for a weight of ours, as on the Hugging Face Hub, which transformers 4 wrote and 5 reads."""
+    """Return the name of a weight on the Hugging Face Hub, as transformers 4 writes and 5 reads it."""
     part, _, rest = ours.partition(".")
     if part == "vision":
         return f"vision_tower.vision_model.{rest}" if llava else f"vision_model.{rest}"
@@ -82,5 +82,5 @@ def _written(ours: str, *, llava: bool) -> str:
 
 
 def is_head(theirs: str) -> bool:
-    """True for the output layer's weight."""
+    """Return whether a name is that of the output layer's weight."""
     return native_name(theirs) == HEAD

@@ -1,4 +1,4 @@
-"""From the tensors of a checkpoint, saved in rectangles, to safetensors files."""
+"""Writing of a checkpoint's tensors, saved in rectangles, to safetensors files."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from energon_lite.trainer.parallel.shards import Box
 
 @dataclass(frozen=True)
 class TargetTensor(TensorType):
-    """A tensor of a file, and where its values come from.
+    """A tensor of an output file, and the source of its values.
 
     Args:
-        dtype, shape: in the file; rows that the source has behind these are padding, and left out.
-        source: its name in the checkpoint.
+        dtype, shape: those in the file; further rows of the source are padding, and left out.
+        source: name of the tensor in the checkpoint.
     """
 
     source: str
 
 
 def write_files(saved: CheckpointReader, folder: Path, division: Division, targets: Mapping[str, TargetTensor]) -> None:
-    """Write each file of a division. In memory is one rectangle at a time."""
+    """Write each file of a division, with one rectangle in memory at a time."""
     for file, (names, metadata) in division.items():
         tensors = {name: (targets[name].dtype, targets[name].shape) for name in names}
         with closing(SafetensorsWriter(folder / file, tensors, metadata)) as writer:
@@ -40,15 +40,15 @@ def write_files(saved: CheckpointReader, folder: Path, division: Division, targe
                     if (kept := _without_padding(box, target.shape)) is not None:
                         values = saved.read(target.source, box)
                         writer.put(name, kept, values[: kept.sizes[0]] if kept.sizes else values)
-                        del values  # before the next one is read
+                        del values  # free it before the next one is read
             writer.finish()
 
 
 def model_config_at(place: str | os.PathLike[str]) -> ModelConfig:
-    """The configuration of a checkpoint's model.
+    """Return the configuration of a checkpoint's model.
 
     Raises:
-        StateError: it has none.
+        StateError: the checkpoint has none.
     """
     state = read_state(place)
     if "config" not in state:
@@ -57,7 +57,7 @@ def model_config_at(place: str | os.PathLike[str]) -> ModelConfig:
 
 
 def _without_padding(box: Box, shape: tuple[int, ...]) -> Box | None:
-    """The part of a rectangle that is inside of a shape with fewer rows; None if nothing is."""
+    """Return the part of a rectangle inside a shape with fewer rows; None if it is empty."""
     if not shape:
         return box
     rows = min(box.sizes[0], shape[0] - box.offsets[0])

@@ -1,1 +1,1 @@
-"""From samples to the rows of tokens that a model takes."""
+"""Loading of training data: from samples to the rows of tokens of the model."""

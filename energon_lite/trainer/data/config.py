@@ -1,4 +1,4 @@
-"""Where the samples of a run come from, and how many go into a step."""
+"""Configuration of a run's data: sources, task encoder and micro-batches of a step."""
 
 from __future__ import annotations
 
@@ -11,36 +11,35 @@ from energon_lite.errors import require, require_at_least
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where the samples come from, and how many go into a step.
+    """Data section of a configuration: sources, task encoder and micro-batches of a step.
 
     Args:
-        path: a prepared folder or a metadataset YAML; its ``train`` split is trained on.
-        val_path: likewise, for the ``val`` split; None to evaluate on that of ``path``, or on ``val`` alone.
-        val: further sets to evaluate on, by the names that they have in the metrics.
+        path: a prepared folder or a metadataset YAML, whose ``train`` split is the training data.
+        val_path: the same for the ``val`` split; None to evaluate on that of ``path``, or on ``val`` alone.
+        val: further validation sets, by their names in the metrics.
         task_encoder: ``module:Class`` of the task encoder, or a function that makes it; None for the trainer's, see
-            :class:`MultimodalTaskEncoder`. It runs in the loader's processes.
+            :class:`MultimodalTaskEncoder`. It runs in the loader's worker processes.
         task_encoder_args: keyword arguments for it.
         micro_batch_size: samples in one forward and backward pass.
         micro_batches_per_step: micro-batches of an optimizer step, over *all* data-parallel ranks together. Each rank
-            gets its equal share, so a run on another layout takes the same steps.
+                gets an equal share, so a run on another layout takes the same steps.
         workers: loader processes per rank; 0 loads in the training process.
-        share: ``load``: all ranks of a model replica that need a batch load it; ``broadcast``: one loads it and sends
-            it to the others.
-        shuffle_buffer_size: samples among which runs are mixed; None for a full permutation.
-        max_samples_per_sequence: neighbours on disk that stay together before mixing; None for single samples.
-        max_length: tokens of a row; a longer caption is cut, from a longer text a window is taken.
+        share: ``load``: all ranks of a model replica that need a batch load it; ``broadcast``: one rank loads it and
+            sends it to the others.
+        shuffle_buffer_size: window in samples within which sequences are mixed; None for a full permutation.
+        max_samples_per_sequence: neighbours on disk that stay together in the order; None for single samples.
+        max_length: tokens of a row; a longer caption is truncated, from a longer text a random window is taken.
         tokenizer: a folder with ``tokenizer.json``, or that file; None for the bytes of UTF-8.
-        batching: how micro-batches are made by the tokens of their samples, as a strategy's document, for example
-            ``{strategy: best_fit, capacity: 4096}``; ``micro_batch_size`` has no meaning then. None: of equally many
-            samples.
-        length_column: the measured column that has the tokens of each sample, for ``batching``.
-        costs: file of a cost model (``energon-lite profile`` writes one): the micro-batches of a step are even in all
-            kinds of work that it knows, see ``ByTokens.costs``. None: they are as ``batching`` makes them.
-        max_images: images that a packed micro-batch may hold; None for any number.
-        prefetch_factor: micro-batches that each worker is ahead; None for as many as make up a whole step of the rank,
-            and 2 at least, so that loading hides behind computation whatever is accumulated.
-        repeat: False: the run ends when it has seen all data once, or an epoch of a ``blend_epochized``.
-        skip_steps: steps, counted from 1, whose micro-batches are passed over; the steps take those that follow.
+        batching: strategy that groups samples into micro-batches by tokens, as a document such as ``{strategy:
+            best_fit, capacity: 4096}``; ``micro_batch_size`` is then ignored. None: equal numbers of samples.
+        length_column: the measured column with the tokens of each sample, for ``batching``.
+        costs: file of a cost model (from ``energon-lite profile``): the micro-batches of a step are balanced in all
+            kinds of work that it includes, see ``ByTokens.costs``. None: no balance beyond ``batching``.
+        max_images: the most images of a packed micro-batch; None for no limit.
+        prefetch_factor: micro-batches that each worker loads ahead; None for those of a whole step of the rank, and at
+            least 2, so that loading overlaps computation with any gradient accumulation.
+        repeat: False: the run ends after one epoch of all data, or of a ``blend_epochized``.
+        skip_steps: steps, counted from 1, whose micro-batches are passed over; the steps use the next ones instead.
     """
 
     path: str

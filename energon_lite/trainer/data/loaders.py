@@ -1,4 +1,4 @@
-"""The loaders of a run, made from its configuration, and the micro-batches that a step takes of them."""
+"""Loaders of a run, made from its configuration, and the micro-batches of a step."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 
 class StepData(NamedTuple):
-    """Where the data of a step comes from.
+    """Origin of the data of a step.
 
     Args:
-        numbers: what ``data.skip_steps`` calls it: the step's own number, if no other was passed over before.
-        restore_keys: of this rank's micro-batches; ``loader.restore_sample`` makes each again.
-        digest: of the samples in them, modulo 2**64; see ``loader.digest``.
-        micro_batches: how many there are, over all data-parallel ranks.
-        position: how many the loader's pass had up to the end of the step, over all of them.
+        numbers: the step's numbers for ``data.skip_steps``: its own number, if no other was passed over before.
+        restore_keys: restore keys of this rank's micro-batches; ``loader.restore_sample`` makes each again.
+        digest: digest of the samples in them, modulo 2**64; see ``loader.digest``.
+        micro_batches: number of micro-batches, over all data-parallel ranks.
+        position: number of micro-batches in the loader's pass up to the end of the step, over all data-parallel ranks.
     """
 
     numbers: list[int]
@@ -36,18 +36,18 @@ class StepData(NamedTuple):
 
 
 class RunData:
-    """The training loader of a run, its validation loaders, and what a step takes of them.
+    """Training loader and validation loaders of a run.
 
     Args:
         data, model: the sections of the run's configuration.
         mesh: the ranks.
-        seed: of the order of samples.
+        seed: seed of the order of samples.
         eval_batches: micro-batches of each validation set, over all data-parallel ranks together; 0: all of them; None:
-            there is no evaluation.
+            no evaluation.
 
     Attributes:
-        train_loader: has this rank's micro-batches.
-        val_loaders: by the names of the sets; "" is that of ``val_path``.
+        train_loader: loader of this rank's micro-batches.
+        val_loaders: validation loaders by the names of the sets; "" is that of ``val_path``.
 
     Raises:
         TopologyError: the micro-batches of a step cannot be shared evenly by the ranks.
@@ -58,31 +58,31 @@ class RunData:
     ):
         self.data, self.model, self.mesh, self.seed, self.eval_batches = data, model, mesh, seed, eval_batches or 0
         self.micro_batches = _share_of_step(data.micro_batches_per_step, mesh)
-        # A step takes all of its micro-batches at once: so many are to be ready while the one before it is computed.
+        # A step takes all of its micro-batches at once, so they must be ready while the previous step is computed.
         ahead = data.prefetch_factor or max(2, -(-self.micro_batches // max(1, data.workers)))
-        # Loader steps, of which each has a micro-batch for every data-parallel rank.
+        # Loader steps; each has one micro-batch for every data-parallel rank.
         skipped = [(step - 1) * self.micro_batches + i for step in data.skip_steps for i in range(self.micro_batches)]
         self.train_loader = get_savable_loader(self._dataset(None), prefetch_factor=ahead, skip_steps=skipped)
         sets = dict(data.val or {"": data.path}) | ({} if data.val_path is None else {"": data.val_path})
         sets = {} if eval_batches is None else sets
         self.val_loaders = {name: get_loader(self._dataset(path)) for name, path in sets.items()}
         for loader in (self.train_loader, *self.val_loaders.values()):
-            loader.to(mesh.device)  # batches are copied ahead, beside the step before
+            loader.to(mesh.device)  # batches are copied ahead, during the previous step
         self._restore_keys: list[tuple[Any, ...]] = []  # of the last step's micro-batches
-        self._taken = 0  # how many these are, on all ranks together
-        self._digest = 0  # of the samples in them, on this rank
+        self._taken = 0  # their number on all ranks together
+        self._digest = 0  # digest of the samples in them, on this rank
 
     def take_step(self, batches: Iterator[Any]) -> list[MultimodalBatch | None]:
-        """This rank's micro-batches of the next step, on its device; None for each on a stage that needs none.
+        """Return this rank's micro-batches of the next step, on its device; None for each on a stage without data.
 
-        All of them at once: the loss needs the number of tokens before the first backward pass. There are fewer, but
-        equally many on all ranks, where the data ends; and none behind that.
+        All of them are returned at once, because the loss needs the number of tokens before the first backward pass. At
+        the end of the data there are fewer, in equal numbers on all ranks; and none after that.
         """
         fetched, digest = list[Any](), 0
         for batch in itertools.islice(batches, self.micro_batches):
             fetched.append(batch)
             digest += self.train_loader.digest
-        # A loader that was restored to the end of its data begins with it again.
+        # A loader that was restored to the end of its data starts from the beginning.
         if not self.data.repeat and self.train_loader.state_dict()["pass_number"]:
             fetched = []
         self._taken, self._digest = len(fetched) * self.mesh.dp, digest
@@ -90,20 +90,20 @@ class RunData:
         return fetched
 
     def validation(self) -> Iterator[tuple[str, Iterator[MultimodalBatch | None]]]:
-        """Each validation set: its name, and this rank's micro-batches of it."""
+        """Yield each validation set: its name, and this rank's micro-batches of it."""
         for name, loader in self.val_loaders.items():
             yield name, self._first(iter(loader))
 
     def _first(self, batches: Iterator[Any]) -> Iterator[MultimodalBatch | None]:
-        """Those of the first ``eval_batches`` that are this rank's: in each loader step, each replica has one."""
+        """Yield this rank's share of the first ``eval_batches``; in each loader step, each replica has one."""
         for number, batch in enumerate(batches):
             if not self.eval_batches or number * self.mesh.dp + self.mesh.rank("dp") < self.eval_batches:
                 yield batch
 
     def last_step(self) -> StepData:
-        """Where the data of the last step comes from."""
+        """Return the origin of the data of the last step."""
         share, stop = self.data.micro_batches_per_step, self.train_loader.state_dict()["position"]
-        # Two numbers where a step takes parts of two, because micro_batches_per_step was another one before.
+        # Two numbers if a step takes parts of two, because micro_batches_per_step has changed.
         numbers = list(range((stop - self._taken) // share + 1, (stop - 1) // share + 2))
         return StepData(numbers, self._restore_keys, self._digest, self._taken, stop)
 
@@ -114,7 +114,7 @@ class RunData:
                 stack.callback(loader.close)
 
     def _dataset(self, validation: str | None) -> Any:
-        """That of training, or the one of a path, to be gone through once."""
+        """Make the training data set, or the validation set of a path, to be read once."""
         data, mesh = self.data, self.mesh
         settings: dict[str, Any] = {"num_workers": data.workers, "seed_offset": self.seed}
         if mesh.device_mesh is None:
@@ -137,7 +137,7 @@ class RunData:
 
 
 def _share_of_step(micro_batches: int, mesh: ParallelMesh) -> int:
-    """Micro-batches of a step for each data-parallel rank."""
+    """Return the number of micro-batches of a step for each data-parallel rank."""
     if micro_batches % mesh.dp:
         sizes = ", ".join(str(dp) for dp in range(1, micro_batches + 1) if micro_batches % dp == 0)
         raise TopologyError(

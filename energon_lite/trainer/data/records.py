@@ -1,4 +1,4 @@
-"""Samples of records that do not say what they are: lines of JSONL, and the files of a sample in a tar."""
+"""Cooker for records without a declared type: lines of JSONL, and the parts of a sample in a tar."""
 
 from __future__ import annotations
 
@@ -18,46 +18,48 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.errors import SampleError
-from energon_lite.tokenizing.task_encoder import TokenizedSample
+from energon_lite.trainer.tokenizing.task_encoder import TokenizedSample
 
-#: What keeps an image's place in a text.
+#: Placeholder of an image in a text.
 IMAGE_MARK = "<image>"
 
 _IMAGES = ("jpg", "jpeg", "png", "webp")
-_CHATS, _TEXTS = ("messages", "conversations"), ("text", "content", "caption")
-#: Who speaks, by the names of others.
+#: Names of fields with a chat, and with a text.
+_CHATS = ("messages", "conversations")
+_TEXTS = ("text", "content", "caption")
+#: Chat roles by other common names.
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 
 
 @cooker
 @stateless(restore_seeds=False)
 def cook_record(sample: CrudeSample) -> Sample:
-    """The sample that a record stands for, by its fields.
+    """Make the sample of a record, by the names of its fields.
 
     * ``tokens.npy``, and ``mask.npy`` if there is one: what ``energon-lite tokenize`` wrote.
     * ``messages`` (or ``conversations``), a list of ``{role, content}`` (or ``{from, value}``): a chat. ``content`` is
-      a text, in which ``<image>`` keeps an image's place, or a list of ``{type: text, text}`` and ``{type: image}``.
+      a text, in which ``<image>`` stands for an image, or a list of ``{type: text, text}`` and ``{type: image}``.
     * ``prompt`` and ``response``: a chat of two messages.
     * ``text``, ``content`` or ``caption``, or the file ``txt``: a text.
 
-    Fields are those of the part ``json``. Files ``jpg``, ``png`` and ``webp`` are images of the chat or the text.
+    Fields are those of the part ``json``. The parts ``jpg``, ``png`` and ``webp`` are images of the chat or the text.
 
     Raises:
-        SampleError: none of these.
+        SampleError: the record has none of these fields.
     """
     base = basic_sample_keys(sample)
     if "tokens.npy" in sample:
         mask = sample.get("mask.npy")
         tokens = torch.as_tensor(sample["tokens.npy"])
         return TokenizedSample(**base, tokens=tokens, mask=None if mask is None else torch.as_tensor(mask))
-    found = sample.get("json")
-    fields: Mapping[str, Any] = found if isinstance(found, dict) else {}
+    record = sample.get("json")
+    fields: Mapping[str, Any] = record if isinstance(record, dict) else {}
     images = [sample[name] for name in _IMAGES if name in sample]
     said = next((fields[name] for name in _CHATS if name in fields), None)
     if said is None and "prompt" in fields and "response" in fields:
         said = [{"role": "user", "content": fields["prompt"]}, {"role": "assistant", "content": fields["response"]}]
     if isinstance(said, list) and said:
-        return ChatSample(**base, messages=[_message(one) for one in said], images=images)
+        return ChatSample(**base, messages=[_message(message) for message in said], images=images)
     text = next((fields[name] for name in _TEXTS if name in fields), sample.get("txt"))
     if isinstance(text, str) and len(images) <= 1:
         return CaptioningSample(**base, image=images[0], caption=text) if images else TextSample(**base, text=text)
@@ -70,13 +72,13 @@ def cook_record(sample: CrudeSample) -> Sample:
 
 
 def _message(said: Any) -> dict[str, Any]:
-    """Role and content, whatever they are called there."""
+    """Read role and content under any of their names."""
     if isinstance(said, dict):
         role, content = said.get("role", said.get("from")), said.get("content", said.get("value"))
         if isinstance(content, list):
-            kinds = [one.get("type") if isinstance(one, dict) else None for one in content]
+            kinds = [item.get("type") if isinstance(item, dict) else None for item in content]
             known = all(kind in ("text", "image") for kind in kinds)
-            content = "".join(one.get("text") or IMAGE_MARK for one in content) if known else None
+            content = "".join(item.get("text") or IMAGE_MARK for item in content) if known else None
         if isinstance(role, str) and isinstance(content, str):
             return {"role": _ROLES.get(role, role), "content": content}
     raise SampleError(f"no message with a role and a text: {str(said)[:80]}", fix="give {role: user, content: Hi}")

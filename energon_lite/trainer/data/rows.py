@@ -1,4 +1,4 @@
-"""From the batches of any task encoder to the rows that the model takes."""
+"""Conversion of the batches of any task encoder into the rows of the model."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from typing import Any, NoReturn
 import torch
 import torch.nn.functional as F
 
-from energon_lite import AugmentTaskEncoder, FatalSampleError, PackedBatch, PaddedBatch, TaskEncoder, pad_sequences
+from energon_lite import TaskEncoder, pad_sequences
+from energon_lite.batching import PackedBatch, PaddedBatch
+from energon_lite.errors import FatalSampleError
+from energon_lite.hooks import AugmentTaskEncoder
 from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 
 
 class RowsTaskEncoder(AugmentTaskEncoder[Any, Any, Any, Any]):
-    """A task encoder, yours or the trainer's, whose batches become the rows that a model takes.
+    """Wrapper of a task encoder, yours or the trainer's, that converts its batches into the rows of a model.
 
-    Its ``batch`` (or ``encode_batch``) returns a :class:`MultimodalBatch`, or what :func:`pad_sequences` or
-    :func:`pack_sequences` return. Images of sequences are ``media["image"]``, each at the position in its sequence
-    that ``media["image_starts"]`` says, where tokens keep its place. Labels below 0, as -100, do not count. Batches
-    for ranks that have no samples left are made here, so that ``empty_batch`` need not be written.
-
+    The wrapped ``batch`` (or ``encode_batch``) returns a :class:`MultimodalBatch`, or a result of :func:`pad_sequences`
+    or :func:`pack_sequences`. Images of sequences are ``media["image"]``, each at the position in its sequence given by
+    ``media["image_starts"]``, where tokens hold its place. Labels below 0, such as -100, do not count. Batches for
+    ranks without samples are made here, so ``empty_batch`` need not be implemented.
     Args:
-        task_encoder: the other one.
-        model: that the rows are for.
+        task_encoder: the wrapped task encoder.
+        model: the model that the rows are for.
     """
 
     def __init__(self, task_encoder: TaskEncoder, model: ModelConfig):
@@ -45,17 +47,17 @@ class RowsTaskEncoder(AugmentTaskEncoder[Any, Any, Any, Any]):
         return rows_of(pad_sequences([], pad=0), image_size=self.rows_model.image_size)
 
     def _checked(self, batch: MultimodalBatch) -> MultimodalBatch:
-        """The batch, with labels that do not count made harmless."""
+        """Check the batch; set labels that do not count to 0."""
         shape = tuple(batch.tokens.shape)
         for name in ("tokens", "labels", "loss_mask", "documents"):
-            one = getattr(batch, name)
-            if one is not None and (len(shape) != 2 or tuple(one.shape) != shape):
+            tensor = getattr(batch, name)
+            if tensor is not None and (len(shape) != 2 or tuple(tensor.shape) != shape):
                 fix = "give tokens, labels and loss_mask (and documents) one entry for each position of [rows, length]"
-                self._refuse(f"made {name} of shape {list(one.shape)} beside tokens {list(shape)}", fix)
+                self._refuse(f"made {name} of shape {list(tensor.shape)} beside tokens {list(shape)}", fix)
         if bool((ignored := batch.labels < 0).any()):
             batch.loss_mask = batch.loss_mask.masked_fill(ignored, 0.0)
             batch.labels = batch.labels.masked_fill(ignored, 0)
-        largest = max((int(one.max()) for one in (batch.tokens, batch.labels) if one.numel()), default=0)
+        largest = max((int(ids.max()) for ids in (batch.tokens, batch.labels) if ids.numel()), default=0)
         if largest >= self.rows_model.vocab_size or (shape[1] and shape[0] and int(batch.tokens.min()) < 0):
             fix = f"the model has {self.rows_model.vocab_size} tokens: is the tokenizer the model's?"
             self._refuse(f"made a token {min(int(batch.tokens.min()), 0) or largest}", fix)
@@ -65,7 +67,7 @@ class RowsTaskEncoder(AugmentTaskEncoder[Any, Any, Any, Any]):
         return batch
 
     def _check_places(self, batch: MultimodalBatch, rows: int, length: int) -> None:
-        """Images end within their rows: behind them, a GPU would only say that it has failed."""
+        """Check that images end within their rows; otherwise a GPU would fail without a clear message."""
         sizes = sizes_of_images(batch.image, batch.image_sizes)
         places = zip(batch.image_rows.tolist(), batch.image_starts.tolist(), sizes, strict=True)
         for number, (row, start, size) in enumerate(places):
@@ -83,22 +85,22 @@ class RowsTaskEncoder(AugmentTaskEncoder[Any, Any, Any, Any]):
 
 
 def rows_of(batch: PaddedBatch | PackedBatch, *, image_size: int = 0) -> MultimodalBatch:
-    """Padded or packed sequences as the model takes them.
+    """Convert padded or packed sequences into the model's rows.
 
     Rotary positions count from a row's first token. Only their differences matter, so a packed document need not begin
-    at 0; but ``position_ids`` that do not count up by one within a sequence would be lost, and are refused.
+    at 0; but ``position_ids`` that do not count up by one within a sequence cannot be represented, and are an error.
 
     Args:
-        batch: of sequences.
-        image_size: of the images, if there are none.
+        batch: the batch of sequences.
+        image_size: size of images for a batch without images.
 
     Raises:
-        FatalSampleError: such ``position_ids``.
+        FatalSampleError: the batch has such ``position_ids``.
     """
     rows = batch.media_samples.get("image", torch.zeros(0, dtype=torch.int64))
     starts = batch.media.get("image_starts", torch.zeros_like(rows))
     image, sizes = stack_images(batch.media.get("image", ()), image_size)
-    assert isinstance(starts, torch.Tensor)  # numbers
+    assert isinstance(starts, torch.Tensor)  # positions are integers
     documents = None
     if isinstance(batch, PackedBatch):
         documents = batch.segment_ids.to(torch.int64)
@@ -125,11 +127,11 @@ def rows_of(batch: PaddedBatch | PackedBatch, *, image_size: int = 0) -> Multimo
 def stack_images(
     images: torch.Tensor | Sequence[torch.Tensor], size: int
 ) -> tuple[torch.Tensor, list[tuple[int, int]] | None]:
-    """Images as one tensor, and their heights and widths if these differ, as :class:`MultimodalBatch` has them.
+    """Stack images into one tensor, with heights and widths if these differ, as in :class:`MultimodalBatch`.
 
     Args:
-        images: ``[3, height, width]`` each.
-        size: of the images, if there are none.
+        images: images ``[3, height, width]``.
+        size: height and width of the result if there are no images.
     """
     if isinstance(images, torch.Tensor) or not len(images):
         return (images if isinstance(images, torch.Tensor) else torch.zeros(0, 3, size, size)), None

@@ -1,4 +1,4 @@
-"""The task encoder of a run: the trainer's, or the one that the run's configuration names."""
+"""Task encoder of a run: the trainer's, or the one that the run's configuration names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from energon_lite import ConcatSplit, TaskEncoder, UsageError, strategy_from_dict
-from energon_lite.errors import ConfigError
+from energon_lite import ConcatSplit, TaskEncoder
+from energon_lite.batching import strategy_from_dict
+from energon_lite.errors import ConfigError, UsageError
 from energon_lite.named_object import find_named
 from energon_lite.trainer.data.config import DataConfig
 from energon_lite.trainer.data.rows import RowsTaskEncoder
@@ -17,11 +18,11 @@ from energon_lite.trainer.models.config import ModelConfig
 
 
 def make_task_encoder(data: DataConfig, model: ModelConfig, *, training: bool = True) -> RowsTaskEncoder:
-    """The task encoder that a run's data section asks for, for a model.
+    """Make the task encoder of a run's data section, for a model.
 
-    ``data.task_encoder`` is called with ``data.task_encoder_args``, and with those arguments of
-    :class:`MultimodalTaskEncoder` that it names as its own. Batches by tokens are packed where the capacity counts
-    tokens without padding (``packed_tokens`` and ``cost``).
+    ``data.task_encoder`` is called with ``data.task_encoder_args``, and with the arguments of
+    :class:`MultimodalTaskEncoder` that its signature names. Batches by tokens are packed if the capacity counts tokens
+    without padding (``packed_tokens`` and ``cost``).
 
     Raises:
         ConfigError: the tokenizer has more tokens than the model, or the arguments do not fit.
@@ -45,7 +46,7 @@ def make_task_encoder(data: DataConfig, model: ModelConfig, *, training: bool = 
 
 
 def _called(data: DataConfig, offered: Mapping[str, Callable[[], Any]]) -> TaskEncoder:
-    """The encoder, made of its arguments."""
+    """Make the encoder from its arguments."""
     made: Any = MultimodalTaskEncoder
     if (text := data.task_encoder) is not None:
         wanted = "a class derived from energon_lite.TaskEncoder"
@@ -53,9 +54,9 @@ def _called(data: DataConfig, offered: Mapping[str, Callable[[], Any]]) -> TaskE
         made = find_named(text, option="data.task_encoder", form="module:Class", example=example, wanted=wanted)
     if callable(made) and not isinstance(made, TaskEncoder):
         names, given = inspect.signature(made).parameters, dict(data.task_encoder_args or {})
-        # One that is derived from the trainer's, and passes on what it does not name, has all of its arguments.
+        # A class derived from the trainer's that passes on keyword arguments takes all of its arguments.
         passes_on = inspect.isclass(made) and issubclass(made, MultimodalTaskEncoder)
-        passes_on &= any(one.kind is one.VAR_KEYWORD for one in names.values())
+        passes_on &= any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
         taken = {name for name in offered if (passes_on or name in names) and name not in given}
         given = {name: value() for name, value in offered.items() if name in taken} | given
         try:

@@ -1,4 +1,4 @@
-"""From samples to rows of tokens: the task encoder of the trainer."""
+"""Task encoder of the trainer: from samples to rows of tokens."""
 
 from __future__ import annotations
 
@@ -13,48 +13,46 @@ from energon_lite import (
     ChatSample,
     Cooker,
     InterleavedSample,
-    SampleDecoder,
     SkipSample,
     TaskEncoder,
     TextSample,
-    TokenizedTaskEncoder,
-    TokenSequence,
     VQASample,
-    next_token_pairs,
     pack_sequences,
     pad_sequences,
     stateless,
 )
+from energon_lite.batching import TokenSequence, next_token_pairs
 from energon_lite.errors import SampleError
-from energon_lite.tokenizing.task_encoder import TokenizedSample
+from energon_lite.storage import SampleDecoder
+from energon_lite.trainer import TokenizedTaskEncoder
 from energon_lite.trainer.data.records import IMAGE_MARK, cook_record
 from energon_lite.trainer.data.rows import rows_of
 from energon_lite.trainer.data.tokenizer import ByteTokenizer, Tokenizer
 from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.tokenizing.task_encoder import TokenizedSample
 
-#: In a list of tokens: an image, whatever number of places it takes.
+#: Placeholder of an image in a list of tokens, whatever its number of tokens.
 _IMAGE = -1
 
 
 class MultimodalTaskEncoder(TaskEncoder):
-    """Makes a sequence of each sample, whatever it is, and batches of them.
+    """Encoder of samples of any type into token sequences, and of sequences into batches.
 
-    What the loss counts: of a text, a caption (which follows its image) and texts among images, everything; of a chat
-    and a question about an image, what the assistant says; of stored tokens, what was stored. Records without a type,
-    as those of JSONL, are taken by the names of their fields (:func:`cook_record`).
+    The loss counts everything in a text, a caption (which follows its image) and texts among images; the assistant's
+    words in a chat and in a question about an image; and the stored mask of stored tokens. Records without a type, such
+    as those of JSONL, are recognized by the names of their fields (:func:`cook_record`).
 
-    The length of a sample is that of its ``tokens``, those that keep an image's place included, and it says what else
-    decides its cost. So this is also the encoder to measure data with, for ``data.batching``. One of yours may be
-    derived from it.
+    The length of a sample is that of its ``tokens``, including placeholders of images, and it reports the other inputs
+    of the cost model. So this encoder can also measure data for ``data.batching``. Custom encoders may derive from it.
 
     Args:
-        max_length: most tokens of a sample, the image's not counted.
-        image_size: height and width that images are brought to, in pixels; 0 refuses images.
+        max_length: the most tokens of a sample, without those of images.
+        image_size: height and width that images are resized to, in pixels; 0 makes images an error.
         patch_size: height and width of a patch, in pixels; each patch of an image is a token.
         pooled: an image is one token.
-        image_token: the token that keeps an image's place; None for that which rows are padded with.
-        training: take a random window of a text that is too long; otherwise, its start.
-        packed: put the samples of a batch one behind the other in one row; otherwise, each in a row of its own.
+        image_token: placeholder token of images; None for the padding token.
+        training: take a random window of a text that is too long; otherwise, its beginning.
+        packed: pack the samples of a batch into one row; otherwise, each has its own row.
         tokenizer: None for the bytes of UTF-8.
 
     Example:
@@ -87,12 +85,12 @@ class MultimodalTaskEncoder(TaskEncoder):
 
     @stateless(restore_seeds=False)
     def encode_sample(self, sample: Any) -> TokenSequence:
-        """The sequence of a sample; no label counts where an image is.
+        """Encode a sample; labels at images do not count.
 
         Raises:
-            SkipSample: no sample that a row can be made of, an image for a model without images, or nothing in it that
-                the loss would count.
-            SampleError: the text of a chat has places for another number of images than there are.
+            SkipSample: the sample's type has no rows, it has an image and the model takes none, or the loss would count
+                none of its tokens.
+            SampleError: the text of a chat has placeholders for another number of images than there are.
         """
         if isinstance(sample, TokenizedSample):
             return self._row(sample, sample.tokens.to(torch.int64), sample.mask)
@@ -103,14 +101,14 @@ class MultimodalTaskEncoder(TaskEncoder):
             raise SkipSample("an image for a model that takes none")
         tokens = torch.tensor([token for piece, _ in pieces for token in piece], dtype=torch.int64)
         counted = [answers and token != _IMAGE for piece, answers in pieces for token in piece]
-        # What is over is cut at the end, and tokens behind which nothing is learned are of no use.
+        # Surplus tokens are cut at the end, as are tokens after the last one that the loss counts.
         kept = (tokens != _IMAGE).cumsum(0) <= self.max_length + 1
         last = max((place for place in range(int(kept.sum())) if counted[place]), default=-1)
         return self._row(sample, tokens[: last + 1], torch.tensor(counted[: last + 1]), images)
 
     @stateless(restore_seeds=False)
     def sample_costs(self, encoded: TokenSequence) -> dict[str, Any]:
-        """What a sample costs beside its tokens, for the columns by which :class:`CostModel` has times."""
+        """Return the costs of a sample other than its tokens, as columns for :class:`CostModel`."""
         images = 0 if encoded.media is None else len(encoded.media["image"])
         patches = [(self.image_size // self.patch_size) ** 2] * images
         mask = encoded.loss_mask
@@ -118,12 +116,12 @@ class MultimodalTaskEncoder(TaskEncoder):
             "loss_tokens": len(encoded.tokens) if mask is None else int(torch.count_nonzero(mask)),
             "images": images,
             "patches": sum(patches),
-            "squared_patches": sum(one**2 for one in patches),
+            "squared_patches": sum(number**2 for number in patches),
             "image_patches": patches,
         }
 
     def _pieces(self, sample: Any) -> tuple[list[tuple[list[int], bool]], list[torch.Tensor]]:
-        """Tokens, and whether the loss counts them, with -1 for each image; and the images."""
+        """Return pieces of tokens, with -1 for each image, and whether the loss counts them; and the images."""
         begin, end = ([] if token is None else [token] for token in (self.tokenizer.bos, self.tokenizer.eos))
         if isinstance(sample, CaptioningSample):
             text = self.tokenizer.encode_plain(sample.caption)
@@ -153,7 +151,7 @@ class MultimodalTaskEncoder(TaskEncoder):
         counted: torch.Tensor | None = None,
         images: Sequence[torch.Tensor] = (),
     ) -> TokenSequence:
-        """The sequence of some tokens, with -1 for each image; ``counted`` of all are those that are to be learned."""
+        """Make the sequence of tokens, with -1 for each image; ``counted`` marks those that the loss counts."""
         media = None
         if images:
             at = (tokens == _IMAGE).nonzero()[:, 0]
@@ -163,8 +161,8 @@ class MultimodalTaskEncoder(TaskEncoder):
             counted = None if counted is None else counted.repeat_interleave(sizes)
             tokens = tokens.repeat_interleave(sizes)
             tokens = tokens.masked_fill(tokens == _IMAGE, self.image_token)
-        elif (surplus := len(tokens) - (self.max_length + 1)) > 0:  # a row's labels are its tokens moved by one
-            # `rng` is the sample's own generator: the same window each time this sample is made.
+        elif (surplus := len(tokens) - (self.max_length + 1)) > 0:  # a row's labels are its tokens shifted by one
+            # `rng` is the sample's own generator: the window is the same whenever this sample is made.
             start = int(self.rng.integers(surplus + 1)) if self.training and counted is None else 0
             part = slice(start, start + self.max_length + 1)
             tokens, counted = tokens[part], None if counted is None else counted[part]
@@ -176,18 +174,18 @@ class MultimodalTaskEncoder(TaskEncoder):
 
     @stateless(restore_seeds=False)
     def empty_batch(self, like: MultimodalBatch, rows: int) -> MultimodalBatch:
-        """A batch of no rows, for a rank that has run out of samples before the others."""
+        """Make a batch of no rows, for a rank that has run out of samples before the others."""
         return self.batch([])
 
     @stateless(restore_seeds=False)
     def batch(self, samples: list[TokenSequence]) -> MultimodalBatch:
-        """One packed row, or rows padded to the longest one. No samples make a batch of no rows."""
+        """Make one packed row, or rows padded to the longest one. No samples make a batch of no rows."""
         make = pack_sequences if self.packed and samples else pad_sequences
         return rows_of(make(samples, pad=self.tokenizer.pad), image_size=self.image_size)
 
 
 def resize_image(image: torch.Tensor, size: int) -> torch.Tensor:
-    """Bring an image ``[3, height, width]`` in [0, 1] to ``[3, size, size]``, whatever its proportions were."""
+    """Resize an image ``[3, height, width]`` in [0, 1] to ``[3, size, size]``, ignoring its proportions."""
     if tuple(image.shape[-2:]) == (size, size):
         return image
     return F.interpolate(image[None], size=(size, size), mode="bilinear", antialias=True)[0].clamp(0.0, 1.0)

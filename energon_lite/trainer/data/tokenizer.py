@@ -1,4 +1,4 @@
-"""The tokenizers of a run: texts to tokens and back."""
+"""Tokenizers of a run: texts to tokens and back."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_lite.errors import ConfigError
-from energon_lite.tokenizing.tokenizer import HuggingFaceTokenizer
+from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
 
 
 class Tokenizer(ABC):
-    """Texts to tokens and back.
+    """Interface of a tokenizer: texts to tokens and back.
 
     Attributes:
-        bos, eos: what begins and ends a text, if the tokenizer has such.
-        pad: what rows are padded with. What it stands for is no matter, padding is not counted.
+        bos, eos: tokens that begin and end a text, if the tokenizer has them.
+        pad: the token that rows are padded with; it may have another meaning too, as the loss ignores padding.
         vocab_size: one more than the largest token.
     """
 
@@ -26,23 +26,23 @@ class Tokenizer(ABC):
     vocab_size: int
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with those that begin and end it."""
+        """Return the tokens of a text, with begin and end tokens."""
         begin, end = ([] if token is None else [token] for token in (self.bos, self.eos))
         return [*begin, *self.encode_plain(text), *end]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text up to the first end token, without other special ones."""
+        """Return the text up to the first end token, without other special tokens."""
         return self.decode_plain(list(itertools.takewhile(lambda token: token != self.eos, tokens)))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], mark: str | None = None) -> list[tuple[list[int], bool]]:
-        """The tokens of a conversation, in pieces; of each, whether the assistant says it.
+        """Return the tokens of a conversation in pieces, each with a flag for the assistant's words.
 
-        Each message is ``role``, a colon and a line end, then what is said, then a line end; what the assistant says
-        ends with the end token instead. A tokenizer with a chat template of its own has that.
+        Each message is ``role``, a colon and a line end, then the content, then a line end; the assistant's content
+        ends with the end token instead. A tokenizer with its own chat template uses that.
 
         Args:
             messages: ``{"role": "user", "content": "Hi"}`` each.
-            mark: a part of a content that stands for something else, such as an image: it becomes -1.
+            mark: a placeholder in a content, such as that of an image: it becomes -1.
         """
         pieces = [([] if self.bos is None else [self.bos], False)]
         for message in messages:

@@ -1,1 +1,1 @@
-"""Is this a place where training can run? What is wrong, and what to do."""
+"""Examination of a machine for training: findings, and what to do about them."""

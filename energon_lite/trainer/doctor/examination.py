@@ -14,11 +14,11 @@ from energon_lite.trainer.doctor.machine import accelerators, disk, launch, limi
 
 @dataclass(frozen=True)
 class Report:
-    """What was found.
+    """Findings of an examination.
 
     Args:
-        by_rank: the findings of each rank that told this one.
-        speaks: this process is the one to show them.
+        by_rank: the findings of each rank known to this one.
+        speaks: True on the process that shows them.
     """
 
     by_rank: tuple[tuple[Finding, ...], ...]
@@ -26,8 +26,8 @@ class Report:
 
     @property
     def wrong(self) -> int:
-        """How many things are wrong."""
-        return len({one for findings in self.by_rank for one in findings if one.level == "wrong"})
+        """Number of distinct findings of level ``wrong``."""
+        return len({finding for findings in self.by_rank for finding in findings if finding.level == "wrong"})
 
 
 def examine(
@@ -40,30 +40,37 @@ def examine(
     """Examine this machine, and under torchrun all ranks together. Every rank must call it.
 
     Args:
-        path: where checkpoints will be written.
-        megabytes: size of the sum by which links are measured.
+        path: folder of future checkpoints.
+        megabytes: size of the all-reduce that measures links, in MB.
         timeout: seconds to wait for other ranks.
-        environment: instead of the process' own.
+        environment: environment variables; None for those of the process.
 
     Returns:
-        Rank 0 has the findings of all ranks, the others have their own.
+        The findings of all ranks on rank 0, of the own rank on others.
 
     Example:
         >>> examine("output").wrong
         0
     """
-    told = os.environ if environment is None else environment
-    checks = (software(), accelerators(told), processors(told), shared_memory(told), limits(), disk(path))
-    mine = [*launch(told), *chain.from_iterable(checks)]
-    # After some mistakes, ranks could not meet, or not talk.
+    variables = os.environ if environment is None else environment
+    checks = (
+        software(),
+        accelerators(variables),
+        processors(variables),
+        shared_memory(variables),
+        limits(),
+        disk(path),
+    )
+    mine = [*launch(variables), *chain.from_iterable(checks)]
+    # With some faults, ranks could not connect or communicate.
     faults = {finding.topic for finding in mine if finding.level == "wrong"}
-    if faults & {"ranks", "GPU"} or int(told.get("WORLD_SIZE") or "1") == 1:
+    if faults & {"ranks", "GPU"} or int(variables.get("WORLD_SIZE") or "1") == 1:
         return Report((tuple(mine),))
     return _together(mine, megabytes, timeout)
 
 
 def _together(mine: list[Finding], megabytes: int, timeout: float) -> Report:
-    """The rest of it, for which ranks must talk."""
+    """Run the checks for which ranks must communicate."""
     import torch.distributed as dist
 
     from energon_lite.trainer.doctor.links import alike, clocks, link_speed, own_facts
@@ -73,15 +80,15 @@ def _together(mine: list[Finding], megabytes: int, timeout: float) -> Report:
     made, limit = False, timedelta(seconds=timeout)
     try:
         device, made = start_process_group(timeout=limit)
-        quiet = dist.new_group(backend="gloo", timeout=limit)  # of all ranks on the CPU, beside the default one
+        quiet = dist.new_group(backend="gloo", timeout=limit)  # of all ranks on the CPU, in addition to the default one
         world, rank = dist.get_world_size(), dist.get_rank()
         facts = [own_facts()] * world
         dist.all_gather_object(facts, facts[0], group=quiet)
         shared = [*alike(facts), *clocks(facts, quiet), *link_speed(device, megabytes)]
-        found = [tuple(mine)] * world
-        dist.all_gather_object(found, tuple(mine), group=quiet)
-        # What all know together is said once.
-        by_rank = tuple((*findings, *shared) for findings in found)
+        gathered = [tuple(mine)] * world
+        dist.all_gather_object(gathered, tuple(mine), group=quiet)
+        # Findings common to all ranks are added to each, and shown once.
+        by_rank = tuple((*findings, *shared) for findings in gathered)
         return Report(by_rank, speaks=rank == 0)
     except (RuntimeError, ValueError, OSError) as error:
         first = str(error).strip().split("\n")[0]

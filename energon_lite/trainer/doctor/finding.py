@@ -1,4 +1,4 @@
-"""What an examination finds, and how it is shown when many ranks find it."""
+"""Findings of an examination, and their text for many ranks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Level = Literal["ok", "warning", "wrong"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Args:
-        topic: what it is about, in a word or two.
-        text: what was found.
-        level: ``wrong`` if training will fail or be far too slow; ``warning`` if it may.
-        fix: what to do about it.
+        topic: subject in a word or two.
+        text: the observation.
+        level: ``wrong`` if training will fail or be far too slow; ``warning`` if it may be.
+        fix: advice.
     """
 
     topic: str
@@ -28,9 +28,10 @@ class Finding:
 
 
 def report_lines(by_rank: Sequence[Sequence[Finding]]) -> Iterator[str]:
-    """The findings of all ranks as text: each once, with the ranks that have it if not all do.
+    """Yield the findings of all ranks as lines: each once, with the ranks that have it unless all do.
 
-    What is in order is shown as the first rank found it: of a thousand ranks, each has another number of free bytes.
+    Findings of level ``ok`` are shown for the first rank only, because each rank has, for example, another number of
+    free bytes.
     """
     owners: dict[Finding, list[int]] = {}
     for rank, findings in enumerate(by_rank):
@@ -46,7 +47,7 @@ def report_lines(by_rank: Sequence[Sequence[Finding]]) -> Iterator[str]:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """Some ranks in few words."""
+    """Abbreviate a list of ranks, such as ``ranks 0-3, 7``."""
     starts = [ranks[0], *(b for a, b in pairwise(ranks) if b != a + 1)]
     ends = [*(a for a, b in pairwise(ranks) if b != a + 1), ranks[-1]]
     parts = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]

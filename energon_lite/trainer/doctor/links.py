@@ -1,4 +1,4 @@
-"""What ranks can only find out together: are they alike, do their clocks agree, how fast do they talk?"""
+"""Checks that ranks make together: equal software, equal clocks, speed of links."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import torch.distributed as dist
 from energon_lite import __version__
 from energon_lite.trainer.doctor.finding import Finding
 
-#: Clocks that differ by more make elastic rendezvous lose machines: it compares times of different machines.
+#: The largest tolerable difference of clocks in seconds: elastic rendezvous compares times of machines.
 MOST_SECONDS = 2.0
-#: Below this a link is no link for training; a network of 1 Gbit/s has 0.125 GB/s.
+#: The lowest acceptable speed of a link in GB/s; a network of 1 Gbit/s has 0.125.
 LEAST_GIGABYTES = 0.15
 
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What a rank tells the others about itself.
+    """Facts about a rank, for comparison with others.
 
     Args:
-        host: its machine.
+        host: name of its machine.
         device: the GPU it uses, or "cpu".
-        versions: of what should be equal everywhere, by name.
+        versions: versions of software that should be equal everywhere, by name.
     """
 
     host: str
@@ -37,7 +37,7 @@ class RankFacts:
 
 
 def own_facts() -> RankFacts:
-    """The facts of this process."""
+    """Return the facts of this process."""
     versions = (
         ("torch", torch.__version__),
         ("energon-lite", __version__),
@@ -49,14 +49,14 @@ def own_facts() -> RankFacts:
 
 
 def alike(facts: Sequence[RankFacts]) -> Iterator[Finding]:
-    """Do the ranks have the same software, and each a GPU of its own?"""
+    """Check that ranks have the same software, and each its own GPU."""
     hosts = {fact.host for fact in facts}
     yield Finding("machines", f"{len(hosts)} for {len(facts)} ranks")
     for name in dict(facts[0].versions):
-        found = sorted({dict(fact.versions)[name] for fact in facts})
-        if len(found) > 1:
+        distinct = sorted({dict(fact.versions)[name] for fact in facts})
+        if len(distinct) > 1:
             fix = "use one image, or one environment, on all machines"
-            yield Finding("software", f"ranks have different versions of {name}: {', '.join(found)}", "wrong", fix)
+            yield Finding("software", f"ranks have different versions of {name}: {', '.join(distinct)}", "wrong", fix)
     users: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, fact in enumerate(facts):
         if fact.device != "cpu":
@@ -68,15 +68,15 @@ def alike(facts: Sequence[RankFacts]) -> Iterator[Finding]:
 
 
 def clocks(facts: Sequence[RankFacts], group: dist.ProcessGroup | None, *, now: float | None = None) -> list[Finding]:
-    """How far the clocks of other machines are from rank 0's. Every rank must call it; rank 0 has the answer.
+    """Compare the clocks of other machines with rank 0's. Every rank must call it; rank 0 has the result.
 
-    Rank 0 asks one rank of each machine for its time, as NTP does: of some questions, the one with the quickest answer
-    counts, and what the clock said then is compared with the middle of that question.
+    Rank 0 asks one rank of each machine for its time, as in NTP: of several requests, the one with the fastest reply
+    counts, and its time is compared with the middle of that request.
 
     Args:
-        facts: of all ranks.
-        group: of all ranks, on the CPU.
-        now: what this rank's clock is to be said to show, for tests; None for what it shows.
+        facts: facts of all ranks.
+        group: group of all ranks, on the CPU.
+        now: time to report as this rank's clock, for tests; None for the actual time.
     """
     rank = dist.get_rank()
     others = {fact.host: number for number, fact in reversed(list(enumerate(facts)))}
@@ -86,16 +86,16 @@ def clocks(facts: Sequence[RankFacts], group: dist.ProcessGroup | None, *, now: 
     for other in asked if rank == 0 else [rank] * (rank in asked):
         best = (float("inf"), 0.0)
         for _ in range(8):
-            told = torch.zeros(1, dtype=torch.float64)
+            message = torch.zeros(1, dtype=torch.float64)
             if rank == 0:
                 began = time.time()
-                dist.send(told, other, group=group)
-                dist.recv(told, other, group=group)
+                dist.send(message, other, group=group)
+                dist.recv(message, other, group=group)
                 ended = time.time()
-                best = min(best, (ended - began, told.item() - (began + ended) / 2))
+                best = min(best, (ended - began, message.item() - (began + ended) / 2))
             else:
-                dist.recv(told, 0, group=group)
-                dist.send(told.fill_(time.time() if now is None else now), 0, group=group)
+                dist.recv(message, 0, group=group)
+                dist.send(message.fill_(time.time() if now is None else now), 0, group=group)
         offsets[other] = best
     if rank != 0 or not asked:
         return []
@@ -111,15 +111,15 @@ def clocks(facts: Sequence[RankFacts], group: dist.ProcessGroup | None, *, now: 
 
 
 def link_speed(device: torch.device, megabytes: int, least: float = LEAST_GIGABYTES) -> list[Finding]:
-    """Time some all-reduces. Every rank must call it; all have the same answer.
+    """Time some all-reduces. Every rank must call it; all have the same result.
 
-    The speed is that of the slowest link on the way: of n ranks, each sends and receives 2 (n - 1) / n of the bytes
-    (the "bus bandwidth" of nccl-tests).
+    The speed is that of the slowest link: each of n ranks sends and receives 2 (n - 1) / n of the bytes (the "bus
+    bandwidth" of nccl-tests).
 
     Args:
-        device: where the numbers are.
-        megabytes: size of what is summed.
-        least: gigabytes per second below which the link is called slow.
+        device: device of the numbers.
+        megabytes: size of the sum in MB.
+        least: speed in GB/s below which the link is reported as slow.
     """
     world = dist.get_world_size()
     backend = dist.get_backend()
@@ -132,10 +132,10 @@ def link_speed(device: torch.device, megabytes: int, least: float = LEAST_GIGABY
     seconds = min(_timed(values, device) for _ in range(3))
     delay = min(_timed(values[:1], device) for _ in range(10))
     speed = 2 * (world - 1) / world * values.nbytes / seconds / 1e9
-    # Ranks time it differently; all go by rank 0's.
-    told = torch.tensor([speed, delay], dtype=torch.float64, device=device)
-    dist.broadcast(told, 0)
-    speed, delay = told.tolist()
+    # Ranks measure different times; rank 0's count.
+    measured = torch.tensor([speed, delay], dtype=torch.float64, device=device)
+    dist.broadcast(measured, 0)
+    speed, delay = measured.tolist()
     text = (
         f"{speed:.2f} GB/s by {backend}, {megabytes} MB summed over {world} ranks; {delay * 1e6:.0f} us for one number"
     )

@@ -1,4 +1,4 @@
-"""What one process can see: its launcher's word, software, memory, limits, disk. Nothing here talks to other ranks."""
+"""Checks of one process: launcher, software, memory, limits, disk. They do not communicate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from energon_lite.errors import counted
 from energon_lite.trainer.doctor.finding import Finding
 
 GIB = 2**30
-#: Optional packages: what they are for, and the extra that brings them.
+#: Optional packages: purpose, and the extra that installs them.
 OPTIONAL = {
     "pillow": ("images", "image"),
     "simplejpeg": ("fast JPEG", "image"),
@@ -28,14 +28,14 @@ OPTIONAL = {
 }
 
 
-#: What torchrun sets.
+#: Environment variables that torchrun sets.
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-#: How many processes a launcher has started that sets other variables than torchrun.
+#: Variables of other launchers with the number of processes.
 _OTHERS = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE"}
 
 
 def launch(environment: Mapping[str, str]) -> list[Finding]:
-    """Ranks as the launcher counts them. Where this finds something wrong, ranks cannot meet."""
+    """Check the launcher's variables. If one is wrong, ranks cannot connect."""
     given = [name for name in NEEDED if environment.get(name)]
     if not given:
         for name, size in _OTHERS.items():
@@ -53,18 +53,18 @@ def launch(environment: Mapping[str, str]) -> list[Finding]:
     if rank >= world:
         fix = "ranks count from 0 to WORLD_SIZE - 1"
         return [Finding("ranks", f"RANK={rank} of WORLD_SIZE={world}", "wrong", fix)]
-    found = [Finding("ranks", f"{world}, meeting at {address}:{numbers['MASTER_PORT']}")]
+    findings = [Finding("ranks", f"{world}, meeting at {address}:{numbers['MASTER_PORT']}")]
     local = environment.get("LOCAL_WORLD_SIZE", str(world))
     if address in ("localhost", "127.0.0.1", "::1") and local != str(world):
-        # Nothing is wrong if several launchers were started on one machine; otherwise ranks will not meet.
+        # This is right if several launchers were started on one machine; otherwise ranks will not connect.
         what = f"MASTER_ADDR={address}, but only {local} of {world} ranks are started here"
         fix = "give the address of the first machine (--master-addr, --rdzv-endpoint)"
-        found.append(Finding("ranks", what, "warning", fix))
-    return found
+        findings.append(Finding("ranks", what, "warning", fix))
+    return findings
 
 
 def software() -> Iterator[Finding]:
-    """Versions of what is needed, and which optional packages there are."""
+    """Report versions of required software, and the installed optional packages."""
     import torch
 
     cuda, python = torch.version.cuda or "none", ".".join(map(str, sys.version_info[:3]))
@@ -89,7 +89,7 @@ def software() -> Iterator[Finding]:
 def accelerators(
     environment: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia/version")
 ) -> Iterator[Finding]:
-    """The GPUs, and whether each local rank has one."""
+    """Report the GPUs, and check that each local rank has one."""
     import torch
 
     if not torch.cuda.is_available():
@@ -119,7 +119,7 @@ def accelerators(
 
 
 def shared_memory(environment: Mapping[str, str], path: str = "/dev/shm") -> Iterator[Finding]:
-    """Room for NCCL's buffers between GPUs of a machine. Batches of loader processes do not go through it."""
+    """Check the space for NCCL's buffers between GPUs of a machine. Worker processes do not use it."""
     import torch
 
     try:
@@ -135,7 +135,7 @@ def shared_memory(environment: Mapping[str, str], path: str = "/dev/shm") -> Ite
 
 
 def limits() -> Iterator[Finding]:
-    """How many files a process may open, and how much memory it may pin."""
+    """Check the limits of open files and of pinned memory."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit, hard = ("unlimited" if number == resource.RLIM_INFINITY else str(number) for number in (soft, most))
     text, fix = f"{limit} (at most {hard})", f"ulimit -n {hard}; or LimitNOFILE= of the service"
@@ -152,7 +152,7 @@ def limits() -> Iterator[Finding]:
 
 
 def disk(path: str) -> Iterator[Finding]:
-    """Room for checkpoints below a folder that may not be there yet."""
+    """Check the space for checkpoints below a folder that need not exist yet."""
     folder = Path(path).absolute()
     while not folder.exists():
         folder = folder.parent
@@ -170,7 +170,7 @@ def disk(path: str) -> Iterator[Finding]:
 
 
 def processors(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Cores for the ranks of this machine."""
+    """Check the number of cores for the ranks of this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     local = environment.get("LOCAL_WORLD_SIZE", "1")
     ranks = int(local) if local.isdigit() else 1

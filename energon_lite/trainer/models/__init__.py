@@ -1,1 +1,1 @@
-"""The models: their shape, their layers, and the loss, cut over the ranks of a mesh."""
+"""The models: configuration, layers and loss, sharded over the ranks of a mesh."""

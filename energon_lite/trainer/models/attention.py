@@ -1,8 +1,8 @@
-"""Attention with rotary positions and grouped key heads, heads cut over the tensor-parallel ranks.
+"""Attention with rotary positions and grouped key heads; heads are sharded over the tensor-parallel ranks.
 
-With context parallelism each rank has the queries of its own positions and gathers all keys and values (as Llama 3 was
-trained, arXiv:2407.21783, section 3.3.2). With grouped heads these are small beside the rest, and gathering works with
-any mask, which passing them round in a ring does not.
+With context parallelism, each rank has the queries of its own positions and gathers all keys and values (as in the
+training of Llama 3, arXiv:2407.21783, section 3.3.2). With grouped heads these are small compared to the rest, and
+gathering works with any mask, unlike passing them around a ring.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from energon_lite.trainer.parallel.parameters import ParameterLayout, indivisibl
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Turn ``x`` ``[..., length, width]`` by its positions.
+    """Rotate ``x`` ``[..., length, width]`` by its positions.
 
-    Feature i is paired with feature i + width/2, as in Hugging Face's Llama, so that its weights fit unchanged.
+    Feature i is paired with feature i + width/2, as in Hugging Face's Llama, whose weights therefore fit unchanged.
     """
     cos, sin = rotation
     first, second = x.chunk(2, dim=-1)
@@ -35,12 +35,12 @@ class HeadNorm(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh):
         super().__init__()
         self.eps = config.norm_eps
-        # Each tensor-parallel rank norms its own heads, so the weight's gradient is a part of a sum on each.
+        # Each tensor-parallel rank norms its own heads, so each has a partial sum of the weight's gradient.
         layout = ParameterLayout((config.head_width,), mean=1.0, sum_over=("tp",))
         self.weight = new_parameter(layout, mesh, config.torch_dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[..., width]`` -> the same shape."""
+        """Norm each head: ``[..., width]`` -> the same shape."""
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
@@ -77,18 +77,18 @@ class Attention(nn.Module):
         self.o_proj = RowParallelLinear(config.num_heads * width, hidden, mesh, std=output_std, dtype=dtype)
 
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
-        """``[rows, positions, hidden]`` -> the same shape."""
+        """Attend within the rows: ``[rows, positions, hidden]`` -> the same shape."""
         made = project((self.q_proj, self.k_proj, self.v_proj), x, fused=self.fused)
         q, k, v = (self._heads(features) for features in made)
         q, k = q if self.q_norm is None else self.q_norm(q), k if self.k_norm is None else self.k_norm(k)
         q, k = rotate(q, part.rotation), rotate(k, part.rotation)
-        # Keys and values side by side, so that they are gathered at once.
+        # Keys and values are concatenated, so that one collective gathers them.
         both = gather_positions(torch.cat([k, v], dim=-1), part.mesh)
         k, v = (both if part.cache is None else part.cache.extend(self, both)).chunk(2, dim=-1)
         return self.o_proj(self._mix(q, k, v, part).transpose(1, 2).flatten(2))
 
     def _mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, part: SequencePart) -> torch.Tensor:
-        """Each run of queries with the keys up to its end."""
+        """Attend from each run of queries to the keys up to its end."""
         pieces = zip(q.split([run.length for run in part.runs], dim=2), part.runs, strict=True)
         ends = [(queries, run.start + run.length, run) for queries, run in pieces]
         mixed = [
@@ -98,5 +98,5 @@ class Attention(nn.Module):
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        """``[rows, length, heads * width]`` -> ``[rows, heads, length, width]``"""
+        """Split heads: ``[rows, length, heads * width]`` -> ``[rows, heads, length, width]``."""
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)

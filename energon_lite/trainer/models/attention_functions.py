@@ -1,7 +1,7 @@
-"""The attention functions that there are, and which of them a configuration means on a device.
+"""Built-in attention functions, and their choice for a configuration and a device.
 
-Each computes causal attention of a run of queries, which are the last of the keys' positions, and is told in its own
-way which documents of packed rows must not see each other.
+Each computes causal attention of a run of queries, which are the last of the keys' positions. Each has its own
+representation of the documents of packed rows, which must not attend to each other.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
-    """torch's scaled dot product attention. Packed documents cost a mask of ``rows x n x m`` bytes."""
+    """Attend by torch's scaled dot product attention. Packed documents cost a mask of ``rows x n x m`` bytes."""
     return _causal(q, k, v, tail=run.start > 0) if run.mask is None else _masked(q, k, v, run.mask)
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, tail: bool) -> torch.Tensor:
-    """One document; with ``tail``, the queries are the last of its positions: the diagonal ends in the lower right."""
+    """Attend within one document; with ``tail``, the queries are its last positions: the diagonal ends lower right."""
     if not tail:
         return _masked(q, k, v, None)
     if has_varlen_kernel(q.device, q.dtype):
         return _by_kernel(q, k, v, PackedBounds(*(_row_bounds(x) for x in (q, k))))
-    # As torch does without a kernel for it; its own class for such masks is nothing that can be compiled.
+    # The same as torch without a kernel for it; torch's own class for such masks cannot be compiled.
     return _masked(q, k, v, q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2]))
 
 
@@ -43,16 +43,16 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tenso
 
 
 def dense_mask(documents: torch.Tensor, start: int, length: int) -> torch.Tensor:
-    """Who sees whom, as booleans ``[rows, 1, length, start + length]``."""
+    """Return the attention mask of documents, bool ``[rows, 1, length, start + length]``."""
     end = start + length
     same = documents[:, start:end, None] == documents[:, None, :end]
     return (same & same.new_ones(length, end).tril(start))[:, None]
 
 
 def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
-    """Each document of a packed row by itself, so a row costs the squares of its documents' lengths, not of its own.
+    """Attend in each document of a packed row separately, at the cost of the squares of the documents' lengths.
 
-    For processors, where a call costs little beside its work; on a GPU, one kernel does all documents at once.
+    For CPUs, where calls are cheap; on a GPU, one kernel computes all documents at once.
     """
     if run.mask is None:
         return sdpa(q, k, v, run)
@@ -69,9 +69,9 @@ def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch
 
 
 class PackedBounds(NamedTuple):
-    """Where each document begins among the queries and among the keys of all rows, and their ends: int32 ``[n + 1]``.
+    """Start of each document among the queries and among the keys of all rows, and the ends: int32 ``[n + 1]``.
 
-    A document may have keys and no queries here.
+    A document may have keys and no queries on this rank.
     """
 
     queries: torch.Tensor
@@ -79,7 +79,7 @@ class PackedBounds(NamedTuple):
 
 
 def packed_bounds(documents: torch.Tensor, start: int, length: int) -> PackedBounds:
-    """The documents of packed rows, for queries from ``start`` on. Their number is read back: a wait for the device."""
+    """Return the bounds of packed documents, for queries from ``start`` on. Reading their number blocks."""
     rows, end = documents.shape[0], start + length
     seen = documents[:, :end]
     begins = F.pad(seen[:, 1:] != seen[:, :-1], (1, 0), value=True).flatten().nonzero().flatten()
@@ -89,13 +89,13 @@ def packed_bounds(documents: torch.Tensor, start: int, length: int) -> PackedBou
 
 
 def _row_bounds(x: torch.Tensor) -> torch.Tensor:
-    """Of ``[rows, heads, n, width]``, whose rows are one document each."""
+    """Return the bounds of the rows of ``[rows, heads, n, width]``, each one document."""
     return torch.arange(0, (x.shape[0] + 1) * x.shape[2], x.shape[2], dtype=torch.int32, device=x.device)
 
 
 @functools.cache
 def _varlen_attn() -> Callable[..., Any] | None:
-    """torch's, if there is one that knows of windows and shared heads."""
+    """Return torch's ``varlen_attn`` if it supports windows and grouped heads, else None."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -105,17 +105,17 @@ def _varlen_attn() -> Callable[..., Any] | None:
 
 
 def has_varlen_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether one kernel can do all documents of packed rows."""
+    """Return whether one kernel can compute all documents of packed rows."""
     return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _varlen_attn() is not None
 
 
 def varlen_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
-    """:func:`varlen` on a GPU, by torch's ``varlen_attn``."""
+    """Compute :func:`varlen` on a GPU, by torch's ``varlen_attn``."""
     return sdpa(q, k, v, run) if run.mask is None else _by_kernel(q, k, v, run.mask)
 
 
 def _by_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: PackedBounds) -> torch.Tensor:
-    """Queries are the last of their documents' keys; the longest document is as long as a row, at most."""
+    """Attend by one kernel; queries are the last of their documents' keys, and a document is at most a row long."""
     kernel, grouped = _varlen_attn(), q.shape[1] != k.shape[1]
     assert kernel is not None
     flat = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
@@ -124,21 +124,21 @@ def _by_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: Packed
 
 
 def document_segments(documents: torch.Tensor, start: int, length: int) -> list[list[tuple[int, int, int]]]:
-    """For each row, the documents among the queries: where each begins in the row, its first query, and its end here.
+    """Return each row's documents among the queries: start in the row, first query, and end here.
 
-    The tokens of a document are neighbours.
+    The tokens of a document are contiguous.
     """
-    found = []
+    segments = []
     for row in documents.tolist():
         begins = [at for at in range(len(row)) if at == 0 or row[at] != row[at - 1]]
         spans = zip(begins, [*begins[1:], len(row)], strict=True)
         inside = [(begin, max(begin, start), min(end, start + length)) for begin, end in spans]
-        found.append([(begin, first, last) for begin, first, last in inside if first < last])
-    return found
+        segments.append([(begin, first, last) for begin, first, last in inside if first < last])
+    return segments
 
 
 def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
-    """FlexAttention (Dong et al., arXiv:2412.05496): blocks that no query sees cost nothing. Trains on a GPU only."""
+    """Attend by FlexAttention (Dong et al., arXiv:2412.05496), which skips masked blocks. It trains on a GPU only."""
     from torch.nn.attention.flex_attention import flex_attention
 
     mask = block_mask(None, run.start, run.length, device=q.device) if run.mask is None else run.mask
@@ -146,7 +146,7 @@ def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.T
 
 
 def block_mask(documents: torch.Tensor | None, start: int, length: int, *, device: torch.device | None = None) -> Any:
-    """Who sees whom, as FlexAttention wants it."""
+    """Return the attention mask of documents as a FlexAttention block mask."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def sees(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -154,7 +154,7 @@ def block_mask(documents: torch.Tensor | None, start: int, length: int, *, devic
         return earlier if documents is None else earlier & (documents[row, query + start] == documents[row, key])
 
     rows, device = (None, device) if documents is None else (documents.shape[0], documents.device)
-    on_gpu = device is not None and device.type == "cuda"  # not compiled, it would make the whole dense mask first
+    on_gpu = device is not None and device.type == "cuda"  # without compilation, it makes the dense mask first
     return _compiled(create_block_mask, on_gpu)(sees, rows, None, length, start + length, device=device)
 
 
@@ -170,10 +170,10 @@ register_attention("flex", flex, block_mask)
 
 
 def choose_attention(config: ModelConfig, device: torch.device) -> AttentionKind:
-    """The attention function that the configuration names.
+    """Return the attention function that the configuration names.
 
-    ``auto`` takes packed documents apart in the fastest way that there is: by one kernel on a GPU, one by one on a
-    processor, and by a mask where neither can be (nor can be compiled).
+    ``auto`` separates packed documents in the fastest available way: by one kernel on a GPU, one by one on a CPU, and
+    by a mask if neither is possible (or compilable).
     """
     name = config.attention
     if name in ("auto", "varlen") and has_varlen_kernel(device, config.torch_dtype):
@@ -184,7 +184,7 @@ def choose_attention(config: ModelConfig, device: torch.device) -> AttentionKind
 
 
 def describe_attention(config: ModelConfig, device: torch.device, length: int) -> str:
-    """Which kernels compute rows of ``length`` tokens: unpacked ones, packed ones."""
+    """Return the names of the kernels for rows of ``length`` tokens, unpacked and packed."""
     kind = choose_attention(config, device)
     q, k = (
         torch.empty(1, heads, length, config.head_width, dtype=config.torch_dtype, device=device, requires_grad=True)

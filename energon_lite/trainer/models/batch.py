@@ -1,4 +1,4 @@
-"""What a model is trained on: rows of tokens, among which images keep their places."""
+"""Training batches: rows of tokens with placeholders for images."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from energon_lite import Batch, edataclass
 
 @edataclass
 class MultimodalBatch(Batch):
-    """Rows of tokens, some of which keep the place of an image.
+    """Rows of tokens, some of which are placeholders for images.
 
     Args:
         tokens: int64 ``[rows, length]``, padded at the end.
-        labels: int64 ``[rows, length]``, the token that follows each.
-        loss_mask: float32 ``[rows, length]``, how much each label counts: 1, and 0 at images and padding.
-        image: float32 ``[images, 3, height, width]`` in [0, 1]; one that is smaller is in the upper left corner.
-        image_rows: int64 ``[images]``, the row each image belongs to.
-        image_starts: int64 ``[images]``, the position in its row at which an image begins: tokens, any, keep its place.
-        image_sizes: height and width of each image; None: all are as large as ``image`` is. (No tensor, since what is
-            to be computed depends on it.)
-        documents: int64 ``[rows, length]``, which document, >= 0, of a packed row each token belongs to; a token sees
-            those of its own document only. None: of its row.
-        document_lengths: tokens of each document, one row behind the other, padding as a document of its own. (No
-            tensor: a pipeline's order depends on it.) None: not known; then a row counts as one document there.
+        labels: int64 ``[rows, length]``, the token after each.
+        loss_mask: float32 ``[rows, length]``, the weight of each label: 1, and 0 at images and padding.
+        image: float32 ``[images, 3, height, width]`` in [0, 1]; a smaller image is in the upper left corner.
+        image_rows: int64 ``[images]``, the row of each image.
+        image_starts: int64 ``[images]``, the position in its row at which an image begins; its placeholder tokens may
+            have any value.
+        image_sizes: height and width of each image; None: all have the size of ``image``. (Not a tensor, because the
+            computation depends on it.)
+        documents: int64 ``[rows, length]``, number >= 0 of the document of each token in a packed row; a token attends
+            to its own document only. None: each row is one document.
+        document_lengths: tokens of each document, row after row, with padding as a document of its own. (Not a tensor,
+            because a pipeline's order depends on it.) None: unknown; each row then counts as one document.
     """
 
     tokens: torch.Tensor
@@ -40,19 +41,19 @@ class MultimodalBatch(Batch):
 
 
 def sizes_of_images(image: torch.Tensor, sizes: Sequence[tuple[int, int]] | None) -> list[tuple[int, int]]:
-    """Height and width of each image.
+    """Return height and width of each image.
 
     Args:
-        image, sizes: of a :class:`MultimodalBatch`; their shapes only.
+        image, sizes: as in :class:`MultimodalBatch`; only shapes are used.
     """
     return [(image.shape[2], image.shape[3])] * len(image) if sizes is None else list(sizes)
 
 
 def document_lengths(documents: torch.Tensor) -> list[int]:
-    """Tokens of each document of rows, one row behind the other.
+    """Return the tokens of each document, row after row.
 
     Args:
-        documents: of a :class:`MultimodalBatch`, on the host.
+        documents: as in :class:`MultimodalBatch`, on the host.
 
     Example:
         >>> document_lengths(torch.tensor([[0, 0, 1], [2, 2, 2]]))

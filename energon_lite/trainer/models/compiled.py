@@ -1,4 +1,4 @@
-"""Compiled blocks for rows of any shape: few graphs, so that none of them falls back to eager."""
+"""Compiled blocks for rows of any shape, with few graphs, so that none falls back to eager mode."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from torch import nn
 from energon_lite.trainer.models.attention_functions import PackedBounds
 from energon_lite.trainer.models.sequence import SequencePart
 
-#: Of all blocks together, by torch's count: rows that are packed or not, in training and evaluation, for the shape that
-#: came first; and these again for all other shapes, with one row or several. Behind torch's own 8 comes eager.
+#: Limit of torch's count of graphs of all blocks: rows packed or not, in training and evaluation, for the first shape;
+#: and the same for all other shapes, with one row or several. Beyond the limit (8 by default), torch runs in eager
+#: mode.
 _MOST_GRAPHS = 16
 
 
 class CompiledBlocks:
-    """Compiles the blocks of a model, and tells the compiler which sizes change.
+    """Compiler of the blocks of a model, which declares the sizes that change.
 
-    Rows of one shape, as in pretraining, get graphs for just that shape. From the second shape on all sizes that a
-    batch has a say in are left open, at once, instead of one after the other.
+    Rows of one shape, as in pretraining, get graphs for exactly that shape. From the second shape on, all sizes that
+    depend on the batch become dynamic at once, instead of one after the other.
 
     Args:
-        blocks: all of one kind.
-        budget: the share, in 0..1, of what the compiler would keep for the backward pass that it may keep. It then
-            chooses what to compute again, the cheapest first. This and the number of graphs hold for the process.
+        blocks: the blocks, all of one kind.
+        budget: the share, 0 to 1, of the activations for the backward pass that the compiler may keep. It recomputes
+            the cheapest rest. This and the number of graphs apply to the process.
     """
 
     def __init__(self, blocks: Iterable[nn.Module], *, budget: float = 1.0):
@@ -40,7 +41,7 @@ class CompiledBlocks:
         self._vary = False
 
     def expect(self, x: torch.Tensor, part: SequencePart | None = None) -> None:
-        """Call it with what the first block is about to be called with; images have no part."""
+        """Mark dynamic sizes of the next input of the first block; images have no ``part``."""
         self._first = self._first or x.shape
         self._vary = self._vary or x.shape != self._first
         if self._vary:
@@ -55,7 +56,7 @@ class CompiledBlocks:
 
 
 def compiled_for_any_rows(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
-    """A function of tensors ``[tokens, ...]``, compiled to one graph, however many tokens there are."""
+    """Compile a function of tensors ``[tokens, ...]`` to one graph for any number of tokens."""
     compiled = torch.compile(function)
 
     def call(*parts: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""The shape of a model, as frozen dataclasses."""
+"""Configuration of a model, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from energon_lite.documents import from_plain, read
 from energon_lite.errors import ConfigError, require, require_at_least
 from energon_lite.trainer.models.vision_config import VisionConfig
 
-#: What a model may compute in.
+#: Data types that a model may compute in.
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-#: Settings of a model that decide what its weights mean. (The others are how it is computed or begun, or show in the
-#: shapes of its weights.)
+#: Settings that determine the meaning of a model's weights. (The other settings concern computation or initialization,
+#: or show in the shapes of the weights.)
 MODEL_MEANING = (
     *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_size", "vocab_size", "rope_theta", "rope_scaling"),
     *("norm_eps", "tie_embeddings", "norm", "image_size", "patch_size", "vision"),
     *("head_dim", "qkv_bias", "qk_norm", "sliding_window"),
 )
-#: What an image prefix adds to a language model; one that weights lack begins as new.
+#: Settings of an image prefix; a checkpoint without one leaves it at its initial weights.
 _PREFIX = ("image_size", "patch_size", "vision")
 
 
@@ -30,9 +30,9 @@ class RopeScaling:
     """Rotary frequencies for longer rows, by Llama 3.1's rule; see :func:`scaled_frequencies`.
 
     Args:
-        factor: how much the slowest waves are stretched.
-        low_frequency: a wave that turns less often than this in the old context is stretched by the whole factor.
-        high_frequency: one that turns more often than this is kept.
+        factor: factor by which the slowest waves are stretched.
+        low_frequency: waves with fewer turns than this in the old context are stretched by the whole factor.
+        high_frequency: waves with more turns than this are kept.
         original_length: the old context, in tokens.
     """
 
@@ -51,7 +51,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of the model: a decoder as Llama, Qwen and Mistral have it and, with ``image_size``, an image prefix.
+    """Configuration of the model: a decoder like Llama, Qwen and Mistral, with an image prefix if ``image_size`` > 0.
 
     Args:
         hidden_size: width of the residual stream.
@@ -60,32 +60,32 @@ class ModelConfig:
         num_kv_heads: key and value heads, each shared by ``num_heads / num_kv_heads`` query heads; None for one each.
         head_dim: width of a head; None for ``hidden_size / num_heads``.
         qkv_bias: add biases to queries, keys and values, as Qwen 2.5 does.
-        qk_norm: norm the queries and keys of each head before they are turned, as Qwen 3 does.
-        sliding_window: how many tokens one sees at most, itself among them, as in Mistral 7B's first version; None for
-            all. Rows that are longer cost a mask of ``sdpa``, and are computed by that.
+        qk_norm: norm the queries and keys of each head before rotation, as Qwen 3 does.
+        sliding_window: the most tokens a token attends to, itself included, as in Mistral 7B's first version; None for
+            all. Longer rows need a dense mask, and are computed by ``sdpa``.
         ffn_size: inner width of the feed-forward part.
         vocab_size: number of tokens.
-        vocab_multiple: the embedding table is padded to a multiple of this, so that it can be cut evenly.
+        vocab_multiple: the embedding table is padded to a multiple of this, so that it can be sharded evenly.
         rope_theta: base of the rotary frequencies.
-        rope_scaling: how they are changed for longer rows; None for not at all.
-        norm_eps: added to the mean square in RMSNorm.
+        rope_scaling: change of the rotary frequencies for longer rows; None for none.
+        norm_eps: constant added to the mean square in RMSNorm.
         tie_embeddings: use the embedding table as the output layer too.
         image_size: height and width of the images, in pixels; 0 for a model without images.
         patch_size: height and width of a patch, in pixels.
-        vision: the encoder that makes tokens of an image's patches; None: each patch, mapped to a vector, is one.
+        vision: the image encoder; None: each patch is mapped linearly to one token.
         init_std: standard deviation of the initial weights.
         dtype: ``float32``, ``float64`` or ``bfloat16``.
         norm, attention: names of a norm and of an attention function (:func:`register_norm`,
-            :func:`register_attention`); there are ``rms_norm``, and ``sdpa``, ``varlen``, ``flex`` and ``auto``, the
+            :func:`register_attention`). Built-in are ``rms_norm``, and ``sdpa``, ``varlen``, ``flex`` and ``auto``, the
             fastest of the device.
-        recompute: what is not kept for the backward pass but computed again: ``none``, ``selective`` (all but what
-            matrix products and attention make: a third less memory for little time) or ``full`` (all but the input of
+        recompute: activations that are recomputed in the backward pass: ``none``, ``selective`` (all except the outputs
+            of matrix products and attention: a third less memory for little time) or ``full`` (all except the input of
             each block, for a third more time; Chen et al., arXiv:1604.06174).
-        recompute_budget: with ``compile``, the share of what the compiler would keep that it may keep, 0 to 1; it
-            chooses what costs least to compute again.
+        recompute_budget: with ``compile``, the share of activations that the compiler may keep, 0 to 1; it recomputes
+            the cheapest ones.
         compile: compile each block with ``torch.compile``.
-        fuse_projections: queries, keys and values as one matrix product, and gate and up as one.
-        loss_chunk: tokens whose logits exist at a time; 0: all of a micro-batch.
+        fuse_projections: compute queries, keys and values by one matrix product, and gate and up by one.
+        loss_chunk: number of tokens whose logits exist at a time; 0: all of a micro-batch.
     """
 
     hidden_size: int = 96
@@ -137,7 +137,7 @@ class ModelConfig:
         shared = self.kv_heads >= 1 and self.num_heads % self.kv_heads == 0
         what = f"{self.num_heads} query heads cannot share {self.kv_heads} key heads evenly"
         require(shared, what, "model.num_kv_heads", f"use a divisor of {self.num_heads}")
-        if self.vision is not None:  # which leaves out what is over at the edges, as SigLIP's does
+        if self.vision is not None:  # the encoder drops pixels over at the edges, like SigLIP's
             what = f"patches of {self.patch_size} pixels do not fit into an image of {self.image_size}"
             require(self.image_size >= self.patch_size, what, "model.image_size", "give the encoder's, e.g. 224")
             return
@@ -155,11 +155,11 @@ class ModelConfig:
 
     @property
     def prefix_length(self) -> int:
-        """Number of tokens that an image of ``image_size`` becomes."""
+        """Number of tokens of an image of ``image_size``."""
         return self.image_tokens(self.image_size, self.image_size)
 
     def image_tokens(self, height: int, width: int) -> int:
-        """Number of tokens that an image of some size becomes."""
+        """Return the number of tokens of an image of the given size in pixels."""
         pooled = self.vision is not None and self.vision.pooling != "none"
         return 1 if pooled else (height // self.patch_size) * (width // self.patch_size)
 
@@ -170,7 +170,7 @@ class ModelConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding table. Not a function of the layout, so that checkpoints fit every layout."""
+        """Rows of the embedding table. They do not depend on the layout, so checkpoints fit every layout."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
@@ -179,18 +179,18 @@ class ModelConfig:
 
 
 def model_config_of(values: Mapping[str, Any]) -> ModelConfig:
-    """The model's part of a configuration as plain values; a checkpoint of weights alone has no other.
+    """Read the model section of a configuration in plain values; a weights-only checkpoint has no other.
 
     Raises:
-        ConfigError: an unknown key, or a value that cannot be.
+        ConfigError: an unknown key, or an invalid value.
     """
     return read(from_plain(values.get("model", {}), "<dict>", "model"), ModelConfig)
 
 
 def model_changes(there: ModelConfig, here: ModelConfig, ignore: Collection[str] = ()) -> list[tuple[str, Any, Any]]:
-    """Settings in which two models differ by what they compute, with both values."""
+    """Return the settings by which two models compute differently, with both values."""
     ignore = {*ignore, *(_PREFIX if there.image_size == 0 else ())}
-    # None says what follows from other settings.
+    # None stands for a value derived from other settings.
     same = {"num_kv_heads": there.kv_heads == here.kv_heads, "head_dim": there.head_width == here.head_width}
     compared = [name for name in MODEL_MEANING if name not in ignore and not same.get(name)]
     values = [(name, _meaning(there, name), _meaning(here, name)) for name in compared]
@@ -198,6 +198,6 @@ def model_changes(there: ModelConfig, here: ModelConfig, ignore: Collection[str]
 
 
 def _meaning(config: ModelConfig, name: str) -> Any:
-    """A setting; of an encoder, what of it decides what its weights mean."""
+    """Return a setting; for an encoder, only its settings that determine the meaning of its weights."""
     value = getattr(config, name)
     return value.meaning() if isinstance(value, VisionConfig) else value

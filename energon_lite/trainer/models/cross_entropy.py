@@ -1,10 +1,10 @@
-"""From hidden states to the loss, over a vocabulary that is cut over ranks: none holds a row of all logits.
+"""Output layer and loss over a vocabulary sharded over ranks: no rank holds a whole row of logits.
 
-Nor need the logits of all tokens exist at once. A row of them is as wide as the vocabulary, and the loss needs it in
-float32 and again for its gradient; for 16,384 tokens and a vocabulary of 32,000 these are gigabytes. Since the loss is
-a sum over tokens, a chunk's gradients can be had right behind its logits, which are then forgotten: nothing is
-computed twice. (Liger Kernel, Hsu et al., arXiv:2410.10989, does this with kernels of its own; here it is matrix
-products and cross-entropy as before.)
+The logits of all tokens need not exist at once either. A row of logits is as wide as the vocabulary, and the loss needs
+it in float32 and again for its gradient; for 16,384 tokens and a vocabulary of 32,000 these are gigabytes. Since the
+loss is a sum over tokens, the gradients of a chunk can be computed directly after its logits, which are then freed:
+nothing is computed twice. (Liger Kernel, Hsu et al., arXiv:2410.10989, does this with its own kernels; here it is
+matrix products and cross-entropy as before.)
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Columns(NamedTuple):
     """This rank's columns of the vocabulary.
 
     Args:
-        first: the number of the first one in the whole vocabulary.
+        first: number of the first column in the whole vocabulary.
         group: the tensor-parallel ranks.
-        vocab_size: number of real tokens; columns behind them are left out of the softmax. None: all are real.
+        vocab_size: number of real tokens; later columns are excluded from the softmax. None: all are real.
     """
 
     first: int
@@ -40,16 +40,16 @@ class Columns(NamedTuple):
 def softmax_and_loss(
     logits: torch.Tensor, labels: torch.Tensor, columns: Columns
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """This rank's columns of the softmax, and the loss of each token; no gradient flows.
+    """Compute this rank's columns of the softmax, and the loss of each token; no gradient flows.
 
     Args:
         logits: ``[..., vocabulary / tp]``.
         labels: ``[...]``, int64.
-        columns: those that are here.
+        columns: this rank's columns.
 
     Returns:
-        The softmax; for each token the column of its label, and whether that is on this rank; the losses. At least in
-        float32.
+        The softmax; for each token the column of its label, and whether that is on this rank; the losses. All in at
+        least float32.
     """
     first, group, vocab_size = columns
     end = first + logits.shape[-1]
@@ -74,12 +74,12 @@ def softmax_and_loss(
 
 
 def subtract_right(grad: torch.Tensor, column: torch.Tensor, mine: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Take each token's weight off the gradient at its label, ``[..., vocabulary / tp]``, which may change in place."""
+    """Subtract each token's weight from ``grad`` at its label, ``[..., vocabulary / tp]``; may change it in place."""
     if torch.compiler.is_compiling():
-        # A comparison for each entry, which becomes part of the kernel that makes the entry; an index would end it.
+        # A comparison per entry can be fused into the kernel that makes the entry; an index would end the fusion.
         here = torch.arange(grad.shape[-1], device=grad.device) == column.masked_fill(~mine, -1).unsqueeze(-1)
         return grad - torch.where(here, weights.unsqueeze(-1), 0.0)
-    # One entry per row, so plain indexing is exact and the same every time (scatter_add would not be, on a GPU).
+    # One entry per row, so plain indexing is exact and deterministic (scatter_add is not, on a GPU).
     rows = torch.arange(mine.numel(), device=grad.device)
     flat, columns = grad.view(-1, grad.shape[-1]), column.reshape(-1)
     flat[rows, columns] = flat[rows, columns] - (weights * mine).reshape(-1)
@@ -104,14 +104,14 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
 def vocab_parallel_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, mesh: ParallelMesh, *, vocab_size: int | None = None
 ) -> torch.Tensor:
-    """The loss of each token, in float32 (float64 for float64 logits).
+    """Return the loss of each token, in float32 (float64 for float64 logits).
 
     Args:
         logits: ``[..., vocabulary / tp]``, this rank's columns.
-        labels: ``[...]``, int64, the right tokens; equal on all tensor-parallel ranks.
+        labels: ``[...]``, int64, the target tokens; equal on all tensor-parallel ranks.
         mesh: the ranks.
-        vocab_size: number of real tokens. Columns from there on are padding: they are left out of the softmax, so that
-            padding the vocabulary changes no loss.
+        vocab_size: number of real tokens. Later columns are padding: they are excluded from the softmax, so padding the
+            vocabulary changes no loss.
 
     Returns:
         ``[...]``, equal on all tensor-parallel ranks.
@@ -121,11 +121,11 @@ def vocab_parallel_cross_entropy(
 
 
 class OutputLayer(ColumnParallelLinear):
-    """Hidden states to logits, a column-parallel layer; or, with labels, right on to the loss.
+    """Column-parallel output layer from hidden states to logits; with labels, directly to the loss.
 
     Args:
-        config: the model's shape; with ``loss_chunk``, logits of so many tokens exist at a time. With ``compile``, what
-            comes behind the logits is compiled, in chunks or not.
+        config: the model's shape. ``loss_chunk`` limits the number of tokens whose logits exist at a time. With
+            ``compile``, the computation after the logits is compiled, in chunks or not.
         mesh: the ranks.
     """
 
@@ -133,7 +133,7 @@ class OutputLayer(ColumnParallelLinear):
         rows, std, dtype = config.padded_vocab_size, config.init_std, config.torch_dtype
         super().__init__(config.hidden_size, rows, mesh, std=std, dtype=dtype)
         self.mesh, self.vocab_size, self.chunk = mesh, config.vocab_size, config.loss_chunk
-        # A collective in the midst cannot be compiled away; without one, some ten passes over the logits become three.
+        # Compilation cannot remove a collective; without one, some ten passes over the logits become three.
         self.compiled = config.compile and self.group is None
         columns = Columns(mesh.rank("tp") * len(self.weight), self.group, config.vocab_size)
         self.terms = (compiled_for_any_rows if self.compiled else partial)(chunk_terms, columns=columns)
@@ -141,10 +141,10 @@ class OutputLayer(ColumnParallelLinear):
     def forward(  # type: ignore[override]
         self, x: torch.Tensor, labels: torch.Tensor | None = None, counted: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Logits ``[..., rows / tp]`` of hidden states ``[..., hidden]``.
+        """Return logits ``[..., rows / tp]`` of hidden states ``[..., hidden]``, or the loss.
 
-        With labels, int64 ``[...]``, and their weights ``counted`` ``[...]``: the weighted sum of their losses. (Both
-        go through this method, since whoever waits for parameters waits at a module's call.)
+        With labels, int64 ``[...]``, and their weights ``counted`` ``[...]``, return the weighted sum of their losses.
+        Both are in one method, because waiting for parameters is hooked to a module's call.
         """
         if (self.chunk or self.compiled) and labels is not None and counted is not None:
             flat = self.enter(x).flatten(0, -2), self.weight, labels.flatten(), counted.flatten()
@@ -158,14 +158,14 @@ class OutputLayer(ColumnParallelLinear):
 def chunk_terms(
     logits: torch.Tensor, labels: torch.Tensor, counted: torch.Tensor, *, columns: Columns
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of a chunk's losses, each times its weight in ``counted``, and its gradient by the logits."""
+    """Return the sum of a chunk's losses, weighted by ``counted``, and its gradient by the logits."""
     softmax, column, mine, losses = softmax_and_loss(logits, labels, columns)
     weights = counted.to(softmax.dtype)
     return (losses * weights).sum(), subtract_right(softmax * weights[:, None], column, mine, weights).to(logits.dtype)
 
 
 def _wide_product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``a @ b`` of narrow numbers, in a wider type, which matrix units add up in anyway."""
+    """Return ``a @ b`` of narrow types in a wider type, in which matrix units accumulate anyway."""
     if not a.is_cuda:
         return a.to(dtype) @ b.to(dtype)
     return torch.mm(a, b, out_dtype=dtype) if hasattr(torch.ops.aten.mm, "dtype") else a @ b  # torch >= 2.8
@@ -185,7 +185,7 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         wants_x, wants_weight = (learning and wanted for wanted in ctx.needs_input_grad[:2])
         grad_x = torch.empty_like(x) if wants_x else None
-        # In bfloat16, a sum over many chunks would forget most of each.
+        # In bfloat16, a sum over many chunks would lose most of each.
         wide = torch.promote_types(weight.dtype, torch.float32)
         grad_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
         total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
@@ -204,8 +204,8 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Of a sum, all gradients are multiples of those of the sum itself.
-        found = [None if grad is None else grad.mul_(grads[0].to(grad.dtype)) for grad in ctx.grads]
-        found[1] = None if found[1] is None else found[1].to(ctx.weight_dtype)
+        # All gradients of a sum are multiples of the gradient of the sum.
+        scaled = [None if grad is None else grad.mul_(grads[0].to(grad.dtype)) for grad in ctx.grads]
+        scaled[1] = None if scaled[1] is None else scaled[1].to(ctx.weight_dtype)
         ctx.grads = None
-        return (*found, None, None, None, None, None)
+        return (*scaled, None, None, None, None, None)

@@ -1,4 +1,4 @@
-"""A Llama decoder (Touvron et al., arXiv:2302.13971) with an optional image prefix, cut over the ranks of a mesh.
+"""A Llama decoder (Touvron et al., arXiv:2302.13971) with an optional image prefix, sharded over a mesh.
 
 Modules and parameters have the names of Hugging Face's Llama (without its leading ``model.``).
 """
@@ -39,7 +39,7 @@ from energon_lite.trainer.parallel.rank_grid import layers_of_stages
 
 @dataclass(frozen=True)
 class Stream:
-    """What goes from one chunk of layers to the next.
+    """Data that one chunk of layers passes to the next.
 
     Args:
         hidden: ``[rows, positions, hidden]``, this rank's part of the rows.
@@ -51,7 +51,7 @@ class Stream:
 
 
 def rms_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:
-    """``x / rms(x) * weight`` (Zhang and Sennrich, arXiv:1910.07467). Every rank has the whole weight."""
+    """Make RMSNorm, ``x / rms(x) * weight`` (Zhang and Sennrich, arXiv:1910.07467), whole on every rank."""
     return adopt_norm(nn.RMSNorm(config.hidden_size, config.norm_eps), config, mesh)
 
 
@@ -59,7 +59,7 @@ register_norm("rms_norm", rms_norm)
 
 
 class FeedForward(nn.Module):
-    """``down(silu(gate(x)) * up(x))`` (SwiGLU; Shazeer, arXiv:2002.05202)."""
+    """Feed-forward layer ``down(silu(gate(x)) * up(x))`` (SwiGLU; Shazeer, arXiv:2002.05202)."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
@@ -99,19 +99,19 @@ class Block(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    """The decoder, this rank's part of it. Its initial weights depend on (config, seed) only, not on the layout.
+    """This rank's part of the decoder. Its initial weights depend on (config, seed) only, not on the layout.
 
     A pipeline stage has one or more chunks of layers. The first chunk of the first stage begins with the embedding, the
     last of the last ends with the loss; a tied embedding is on both stages.
 
     Args:
-        config: its shape.
-        mesh: the ranks it is cut over.
-        seed: of the initial weights.
-        drawn: patterns of names of the weights that have such values; the others are zeros, to be loaded.
+        config: the model's shape.
+        mesh: the ranks it is sharded over.
+        seed: seed of the initial weights.
+        drawn: name patterns of the weights to initialize; the others are zeros, to be loaded.
 
     Raises:
-        TopologyError: a dimension cannot be cut into ``mesh.tp`` parts, or there are fewer layers than stages.
+        TopologyError: a dimension is not divisible by ``mesh.tp``, or there are fewer layers than stages.
 
     Example:
         >>> model = LlamaModel(ModelConfig(hidden_size=64, num_layers=2), build_mesh())
@@ -130,28 +130,28 @@ class LlamaModel(nn.Module):
             self.embed_tokens = VocabParallelEmbedding(rows, hidden, mesh, std=std, dtype=dtype, sum_over=shared)
         self.vision = make_vision(config, mesh) if first else None
         self.projector = Projector(config, mesh) if config.vision is not None and first else None
-        # Layers go by their number in the whole model, so a pipeline stage that holds some of them keeps the names.
+        # Layers are named by their number in the whole model, so names are equal on all pipeline stages.
         numbers = [number for chunk in self.chunks for number in chunk]
         self.layers = nn.ModuleDict({str(number): Block(config, mesh) for number in numbers})
         self.norm = make_norm(config, mesh) if last else None
         self.lm_head = OutputLayer(config, mesh) if last else None
         if tied and self.lm_head is not None and self.embed_tokens is not None:
             self.lm_head.weight = self.embed_tokens.weight
-        #: Encodes images in place of this rank's encoder, while a step is computed (``ImageExchange``).
+        #: Encoder that replaces this rank's during a step (``ImageExchange``).
         self.exchange: Exchange | None = None
         initialize_parameters(self, seed=seed, mesh=mesh, drawn=drawn)
         self.compiled = CompiledBlocks(self.layers.values(), budget=config.recompute_budget) if config.compile else None
 
     def starts(self, chunk: int) -> bool:
-        """True if a chunk of this stage begins with the embedding."""
+        """Return whether a chunk of this stage begins with the embedding."""
         return self.mesh.is_first_stage and chunk == 0
 
     def ends(self, chunk: int) -> bool:
-        """True if a chunk of this stage ends with the loss."""
+        """Return whether a chunk of this stage ends with the loss."""
         return self.mesh.is_last_stage and chunk == self.mesh.virtual - 1
 
     def parameters_of_chunk(self, chunk: int) -> list[nn.Parameter]:
-        """Those that get gradients when a micro-batch comes back through a chunk of this stage."""
+        """Return the parameters that get gradients in the backward pass of a chunk of this stage."""
         modules: list[nn.Module | None] = [self.layers[str(number)] for number in self.chunks[chunk]]
         if self.starts(chunk):
             modules += [self.embed_tokens, self.vision, self.projector]
@@ -168,7 +168,7 @@ class LlamaModel(nn.Module):
         image_sizes: Sequence[tuple[int, int]] | None = None,
         documents: torch.Tensor | None = None,
     ) -> Stream:
-        """This rank's positions of the rows; see :class:`MultimodalBatch` for the arguments.
+        """Return this rank's positions of the embedded rows; see :class:`MultimodalBatch` for the arguments.
 
         Raises:
             UsageError: there are images and the model takes none.
@@ -192,12 +192,12 @@ class LlamaModel(nn.Module):
         return Stream(hidden, None if documents is None else pad_rows(documents, mesh, -1))
 
     def _own(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's positions of rows that it has all of."""
+        """Return this rank's positions of rows that it has completely."""
         hidden = own_positions(whole, self.mesh)
         return split_sequence(hidden, self.mesh.group("tp")) if self.mesh.sequence_cut else hidden
 
     def blocks(self, chunk: int, stream: Stream, cache: KeyValueCache | None = None) -> Stream:
-        """The layers of one of this stage's chunks; with a cache, of positions that follow those in it."""
+        """Run the layers of one of this stage's chunks; with a cache, for positions that follow those in it."""
         x, documents = stream.hidden, stream.documents
         part = sequence_part(x.shape[1], self.config, self.mesh, documents, cache)
         if self.compiled is not None:
@@ -208,9 +208,9 @@ class LlamaModel(nn.Module):
         return Stream(x, documents)
 
     def head(self, stream: Stream, batch: MultimodalBatch | None = None) -> torch.Tensor:
-        """This rank's columns and positions of the logits: ``[rows, length / cp, padded vocabulary / tp]``.
+        """Return this rank's columns and positions of the logits: ``[rows, length / cp, padded vocabulary / tp]``.
 
-        With a batch, the sum of the losses of this rank's tokens, each times its ``loss_mask``; equal on
+        With a batch, return the sum of the losses of this rank's tokens, weighted by ``loss_mask``; equal on
         tensor-parallel ranks.
         """
         assert self.norm is not None and self.lm_head is not None  # only where a chunk ends
@@ -220,15 +220,15 @@ class LlamaModel(nn.Module):
         return self.lm_head(x, own_positions(batch.labels, self.mesh), own_positions(batch.loss_mask, self.mesh))
 
     def run_chunk(self, chunk: int, batch: MultimodalBatch | None, received: Stream | None) -> Stream | torch.Tensor:
-        """One chunk of layers of this stage, with what comes before and after all layers where it belongs.
+        """Run one chunk of layers of this stage, with embedding and loss at the two ends of the model.
 
         Args:
-            chunk: which of this stage's.
-            batch: the micro-batch; needed where a chunk starts or ends.
-            received: what the chunk before has made; None where a chunk starts.
+            chunk: number of the chunk in this stage.
+            batch: the micro-batch; required by a chunk that starts or ends the model.
+            received: the output of the previous chunk; None for a chunk that starts the model.
 
         Returns:
-            What the next chunk receives; the sum of the losses where a chunk ends.
+            The input of the next chunk; the sum of the losses for a chunk that ends the model.
         """
         if self.starts(chunk):
             assert batch is not None
@@ -242,7 +242,7 @@ class LlamaModel(nn.Module):
         return self.head(made, batch)
 
     def loss_sum(self, batch: MultimodalBatch) -> torch.Tensor:
-        """The sum of the losses of a micro-batch's tokens that are here, in a model without pipeline."""
+        """Return the sum of the losses of this rank's tokens of a micro-batch, in a model without pipeline."""
         self._whole_pipeline()
         loss = self.run_chunk(0, batch, None)
         assert isinstance(loss, torch.Tensor)
@@ -256,17 +256,17 @@ class LlamaModel(nn.Module):
         image_starts: torch.Tensor | None = None,
         image_sizes: Sequence[tuple[int, int]] | None = None,
     ) -> torch.Tensor:
-        """Logits of the token that follows each of ``tokens``, in a model without pipeline and context parallelism.
+        """Return the logits of the token after each of ``tokens``, without pipeline and context parallelism.
 
         Args:
-            tokens: int64 ``[rows, length]``, padded at the end with anything.
+            tokens: int64 ``[rows, length]``, padded at the end with any values.
             image, image_rows, image_starts, image_sizes: see :class:`MultimodalBatch`; None for a batch without images.
 
         Returns:
             This rank's columns: ``[rows, length, padded vocabulary / tp]``.
 
         Raises:
-            UsageError: there are images and the model takes none; or the layers or rows are cut over ranks.
+            UsageError: there are images and the model takes none; or the layers or rows are sharded over ranks.
         """
         self._whole_pipeline()
         if self.mesh.cp > 1:
@@ -275,7 +275,7 @@ class LlamaModel(nn.Module):
         return self.head(self.blocks(0, stream))[:, : tokens.shape[1]]
 
     def all_logits(self, tokens: torch.Tensor, *images: Any) -> torch.Tensor:
-        """Logits over the real vocabulary, whole on every rank, for generation: ``[rows, length, vocab_size]``."""
+        """Return logits over the real vocabulary, whole on every rank: ``[rows, length, vocab_size]``."""
         logits = gather_parallel(self(tokens, *images), self.mesh.group("tp"))
         return logits[..., : self.config.vocab_size]
 

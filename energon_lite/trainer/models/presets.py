@@ -1,4 +1,4 @@
-"""Shapes of known models by name: ``model: {preset: 1.1B}``; any other key of the section wins over the preset's."""
+"""Shapes of known models by name: ``model: {preset: 1.1B}``; other keys of the section take precedence."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def model_preset(name: str, **changes: Any) -> ModelConfig:
-    """The configuration of a known shape.
+    """Return the configuration of a known shape.
 
     Args:
         name: one of :data:`PRESETS`.
-        changes: keys of :class:`ModelConfig` that are to be otherwise.
+        changes: keys of :class:`ModelConfig` with other values.
 
     Raises:
         ConfigError: there is no such preset.

@@ -1,4 +1,4 @@
-"""What of a block is kept for the backward pass, and what is computed again."""
+"""Activation recomputation: activations of a block that are kept for the backward pass, and the others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 
 def computed_again(function: Callable[..., torch.Tensor], *args: Any, selective: bool = False) -> torch.Tensor:
-    """``function(*args)``, of which the backward pass has the arguments only (Chen et al., arXiv:1604.06174).
+    """Return ``function(*args)``, keeping only the arguments for the backward pass (Chen et al., arXiv:1604.06174).
 
     Args:
-        function, args: a part of a model, and what it is called with.
-        selective: also keep what matrix products and attention have made. What is left costs little to compute again,
-            and is about half of the memory: norms, rotations, activations, sums.
+        function, args: a part of a model, and its arguments.
+        selective: also keep the outputs of matrix products and attention. The rest is cheap to recompute, and is about
+            half of the memory: norms, rotations, activations, sums.
     """
     if not torch.is_grad_enabled():
         return function(*args)
@@ -28,15 +28,15 @@ def computed_again(function: Callable[..., torch.Tensor], *args: Any, selective:
 
 
 def residual(x: torch.Tensor, *halves: Callable[[torch.Tensor], torch.Tensor], selective: bool) -> torch.Tensor:
-    """Each half of a block added to the stream; :func:`computed_again` by itself, before its sum over ranks ends it."""
+    """Add each half of a block to the residual stream; each may be :func:`computed_again` up to its sum over ranks."""
     for half in halves:
         x = x + (computed_again(half, x, selective=True) if selective else half(x))
     return x
 
 
 def _keep_products(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    # Attention goes by many names, of torch and of others. What batched products make grows with the square of a
-    # row's length, where attention is made of them; all else in a block is a product of two matrices.
+    # Attention has many names, in torch and elsewhere. The outputs of batched products grow with the square of a row's
+    # length if attention is made of them; all other products in a block are of two matrices.
     name = operation.name() if hasattr(operation, "name") else str(operation)
     kept = name in ("aten::mm", "aten::addmm") or "attention" in name or "attn" in name
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,7 +1,7 @@
-"""Modules that a configuration names: norms and attention functions, ours and others'.
+"""Registry of norms and attention functions that a configuration names, built-in and others.
 
-A script registers what it brings and then names it in the configuration, so a configuration by itself never imports
-code. ``examples/swap_layers.py`` takes the norm and the attention of another library.
+A script registers its own modules and then names them in the configuration, so a configuration alone never imports
+code. ``examples/swap_layers.py`` uses the norm and the attention of another library.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from energon_lite.trainer.models.sequence import Run
     from energon_lite.trainer.parallel.mesh import ParallelMesh
 
-#: Makes a module ``[..., hidden] -> [..., hidden]`` that treats each position by itself.
+#: Maker of a module ``[..., hidden] -> [..., hidden]`` that treats each position independently.
 NormFactory = Callable[["ModelConfig", "ParallelMesh"], nn.Module]
 #: Queries ``[rows, heads, n, width]``, keys and values ``[rows, kv_heads, m, width]``, their run -> like the queries.
 #: The queries are the last n of the m positions; query head i uses key head ``i * kv_heads // heads``.
 AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Run"], torch.Tensor]
-#: Documents int64 ``[rows, length]``, start and length of a run -> what the function finds as ``run.mask``.
+#: Documents int64 ``[rows, length]``, start and length of a run -> the attention function's ``run.mask``.
 DocumentMask = Callable[[torch.Tensor, int, int], Any]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """An attention function, and how it is told about packed documents."""
+    """An attention function, and the maker of its mask for packed documents."""
 
     function: AttentionFunction
     document_mask: DocumentMask
@@ -44,12 +44,12 @@ _ATTENTIONS: dict[str, AttentionKind] = {}
 
 
 def register_norm(name: str, factory: NormFactory) -> None:
-    """Make ``model.norm: <name>`` mean this module.
+    """Register a norm as ``model.norm: <name>``.
 
     Args:
-        name: a new name, or one whose meaning is to change.
+        name: a new name, or an existing one to replace.
         factory: called with the model's configuration and the mesh for each norm. The module's parameters have layouts
-            (:func:`new_parameter`), or get them from :func:`adopt_norm`.
+            (:func:`new_parameter`), or get them by :func:`adopt_norm`.
 
     Example:
         >>> register_norm("layer_norm", lambda config, mesh: adopt_norm(nn.LayerNorm(config.hidden_size), config, mesh))
@@ -58,13 +58,13 @@ def register_norm(name: str, factory: NormFactory) -> None:
 
 
 def register_attention(name: str, function: AttentionFunction, document_mask: DocumentMask | None = None) -> None:
-    """Make ``model.attention: <name>`` mean this function.
+    """Register an attention function as ``model.attention: <name>``.
 
     Args:
-        name: a new name, or one whose meaning is to change.
+        name: a new name, or an existing one to replace.
         function: computes causal attention; see :data:`AttentionFunction`.
-        document_mask: makes ``run.mask`` of the documents of packed rows. None: the function cannot keep documents
-            apart, and packed rows are refused.
+        document_mask: maker of ``run.mask`` from the documents of packed rows. None: the function cannot separate
+            documents, and packed rows are an error.
 
     Example:
         >>> register_attention("flash", lambda q, k, v, run: flash_attention(q, k, v, causal=True))
@@ -73,25 +73,25 @@ def register_attention(name: str, function: AttentionFunction, document_mask: Do
 
 
 def make_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:
-    """A norm of the kind that the configuration names."""
+    """Make a norm of the kind that the configuration names."""
     return _find(_NORMS, config.norm, "model.norm")(config, mesh)
 
 
 def find_attention(name: str) -> AttentionKind:
-    """The attention function that the configuration names."""
+    """Return the attention function registered under a name."""
     return _find(_ATTENTIONS, name, "model.attention")
 
 
 def adopt_norm(module: nn.Module, config: ModelConfig, mesh: ParallelMesh) -> nn.Module:
-    """Fit another library's norm into a model: its type, its device, and layouts for its parameters.
+    """Adapt another library's norm to a model: its type, its device, and layouts for its parameters.
 
     Args:
-        module: each of its parameters starts with one value throughout, as norms' do.
-        config, mesh: of the model.
+        module: a norm; each of its parameters has one initial value throughout.
+        config, mesh: those of the model.
 
     Raises:
-        UsageError: a parameter starts with different values. Then nobody can say what it is in another layout of ranks;
-            make it with :func:`new_parameter`.
+        UsageError: a parameter has several initial values, which have no meaning in another layout of ranks; make it
+            with :func:`new_parameter`.
     """
     module.to(device=mesh.device, dtype=config.torch_dtype)
     for name, parameter in module.named_parameters():

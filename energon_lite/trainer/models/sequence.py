@@ -1,8 +1,8 @@
-"""Which positions of a row are here: how a sequence is cut over context- and tensor-parallel ranks, and who sees whom.
+"""Sharding of sequences over context- and tensor-parallel ranks, rotary positions and attention masks.
 
-A causal row costs more towards its end, where a token sees more others. So with context parallelism a row is cut into
-``2 * cp`` chunks and rank r takes the chunks r and ``2 * cp - 1 - r``, a cheap and a dear one: equal work for all ranks
-(the zigzag of Zhu's ring-flash-attention; Megatron-Core and torchtitan cut rows the same way).
+In a causal row, later tokens cost more, because they attend to more others. So with context parallelism, a row is
+divided into ``2 * cp`` chunks and rank r takes the chunks r and ``2 * cp - 1 - r``, a cheap and an expensive one: equal
+work for all ranks (the zigzag of Zhu's ring-flash-attention; Megatron-Core and torchtitan do the same).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring queries of a row, and which keys they see.
+    """A run of neighbouring queries of a row, and the mask of their keys.
 
     Args:
-        start, length: their positions in the row; they see no key at or behind ``start + length``.
-        mask: None for all keys up to the query's own position; else what the attention function makes of documents.
-        windowed: the mask is that of ``sdpa``, whatever the attention function, since it has a sliding window in it.
+        start, length: their positions in the row; they attend to no key at or after ``start + length``.
+        mask: None for all keys up to the query's own position; else the attention function's mask of documents.
+        windowed: True if the mask is for ``sdpa``, whatever the attention function, because of a sliding window.
     """
 
     start: int
@@ -41,13 +41,13 @@ class Run:
 
 @dataclass(frozen=True)
 class SequencePart:
-    """This rank's part of the rows of a micro-batch, the same for all layers.
+    """This rank's part of the rows of a micro-batch; equal for all layers.
 
     Args:
-        rotation: for this rank's positions.
-        runs: of this rank's positions, in the order in which it holds them.
+        rotation: the rotation of this rank's positions.
+        runs: the runs of this rank's positions, in the order in which it holds them.
         mesh: the ranks.
-        cache: what former calls have computed of these rows, when text is generated; else None.
+        cache: keys and values of earlier calls for these rows in text generation; else None.
     """
 
     rotation: Rotation
@@ -63,16 +63,16 @@ def sequence_part(
     documents: torch.Tensor | None = None,
     cache: KeyValueCache | None = None,
 ) -> SequencePart:
-    """What attention must know of the rows of a micro-batch; one for all layers.
+    """Prepare the attention of a micro-batch's rows: one for all layers.
 
     Args:
         local: number of positions that this rank holds between blocks.
         config: the model's shape.
         mesh: the ranks.
-        documents: int64 ``[rows, length]`` of whole rows; tokens see earlier ones of their own document only. None: of
-            their row.
-        cache: the positions that stand before these in their rows, which are then not cut over ranks; ``documents``
-            has them too.
+        documents: int64 ``[rows, length]`` of whole rows; tokens attend to earlier ones of their own document only.
+            None: each row is one document.
+        cache: the positions before these in their rows, which are then not sharded over ranks; ``documents`` includes
+            them.
     """
     length = whole_length(local, mesh)
     runs = runs_of_rank(length, mesh) if cache is None else [(cache.length, length)]
@@ -86,7 +86,7 @@ def sequence_part(
 
 
 def _windowed(run: tuple[int, int], window: int, documents: torch.Tensor | None, mesh: ParallelMesh) -> Run:
-    """A run of a row that is longer than the sliding window: a dense mask, for whatever attention function."""
+    """Make a run of a row longer than the sliding window, with a dense mask for any attention function."""
     start, length = run
     end = start + length
     whole = torch.zeros(1, end, dtype=torch.int64, device=mesh.device) if documents is None else documents
@@ -95,18 +95,18 @@ def _windowed(run: tuple[int, int], window: int, documents: torch.Tensor | None,
 
 
 def whole_length(local: int, mesh: ParallelMesh) -> int:
-    """Length of a row of which a rank holds ``local`` positions between blocks."""
+    """Return the length of a row of which a rank holds ``local`` positions between blocks."""
     return local * mesh.cp * (mesh.tp if mesh.sequence_cut else 1)
 
 
 def local_length(length: int, mesh: ParallelMesh) -> int:
-    """How many positions of a row of this length a rank holds between blocks, with those that :func:`pad_rows` adds."""
+    """Return the number of positions of a row that a rank holds between blocks, padding included."""
     even, ranks = (2 if mesh.cp > 1 else 1), whole_length(1, mesh)
     return -(-length // (even * ranks)) * even
 
 
 def runs_of_rank(length: int, mesh: ParallelMesh) -> list[tuple[int, int]]:
-    """Start and length of the runs of positions of this rank."""
+    """Return start and length of the runs of positions of this rank."""
     if mesh.cp == 1:
         return [(0, length)]
     rank, chunk = mesh.rank("cp"), length // (2 * mesh.cp)
@@ -114,13 +114,13 @@ def runs_of_rank(length: int, mesh: ParallelMesh) -> list[tuple[int, int]]:
 
 
 def pad_rows(x: torch.Tensor, mesh: ParallelMesh, value: float = 0.0) -> torch.Tensor:
-    """Rows ``[rows, length, ...]`` made longer at their end, to the next length that can be cut over the ranks."""
+    """Pad rows ``[rows, length, ...]`` at the end to the next length that can be divided over the ranks."""
     more = whole_length(local_length(x.shape[1], mesh), mesh) - x.shape[1]
     return x if more == 0 else F.pad(x, (0, 0) * (x.dim() - 2) + (0, more), value=value)
 
 
 def own_positions(x: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
-    """This context-parallel rank's positions of whole rows: ``[rows, length, ...]`` -> ``[rows, padded / cp, ...]``."""
+    """Return this context-parallel rank's positions: ``[rows, length, ...]`` -> ``[rows, padded / cp, ...]``."""
     x = pad_rows(x, mesh)
     if mesh.cp == 1:
         return x
@@ -128,9 +128,9 @@ def own_positions(x: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
 
 
 def gather_positions(x: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
-    """Whole rows, in order, of each context-parallel rank's: ``[..., length / cp, width]`` -> ``[..., length, width]``.
+    """Gather whole rows in order: ``[..., length / cp, width]`` -> ``[..., length, width]``.
 
-    Each rank goes on differently from here, so backward sums the gradients over ranks.
+    The ranks compute different results from the rows, so backward sums the gradients over ranks.
     """
     if mesh.cp == 1:
         return x
@@ -139,9 +139,9 @@ def gather_positions(x: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
 
 
 def rotation_table(positions: torch.Tensor, config: ModelConfig) -> Rotation:
-    """Angles of rotary position embedding (Su et al., RoFormer, arXiv:2104.09864).
+    """Return the angles of rotary position embedding (Su et al., RoFormer, arXiv:2104.09864).
 
-    A packed row counts its positions through: only differences matter, and those are right within each document.
+    Positions of a packed row are not reset per document: only differences matter, and these are right in each document.
     """
     width = config.head_width
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
@@ -154,10 +154,10 @@ def rotation_table(positions: torch.Tensor, config: ModelConfig) -> Rotation:
 
 
 def scaled_frequencies(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Rotary frequencies for rows longer than those trained on, as Llama 3.1 has them (Meta, 2024).
+    """Return rotary frequencies for rows longer than those trained on, by the rule of Llama 3.1 (Meta, 2024).
 
-    Waves that fit often into the old context are kept, those longer than it are stretched by ``factor``, and between
-    the two bounds the frequency goes over smoothly.
+    Waves that are short compared to the old context are kept, those longer than it are stretched by ``factor``, and
+    between the two bounds the frequency is interpolated.
     """
     turns = scaling.original_length * frequencies / (2 * torch.pi)
     kept = (turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)

@@ -1,7 +1,7 @@
-"""Linear layers and an embedding whose weights are cut over the tensor-parallel ranks.
+"""Linear layers and an embedding with weights sharded over the tensor-parallel ranks.
 
 Weights have the shapes of ``torch.nn``: ``[out, in]`` for a linear layer, ``[vocabulary, hidden]`` for an embedding.
-If the mesh says so (:attr:`ParallelMesh.sequence_cut`), what comes in and goes out is cut along the sequence.
+With :attr:`ParallelMesh.sequence_cut`, inputs and outputs are sharded along the sequence.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from energon_lite.trainer.parallel.parameters import ParameterLayout, new_parame
 
 
 class ColumnParallelLinear(nn.Module):
-    """``y = x W^T + b`` with W cut along its outputs: each rank makes ``out_features / tp`` of the features.
+    """Linear layer ``y = x W^T + b`` sharded along its outputs: a rank makes ``out_features / tp`` features.
 
     Args:
         in_features, out_features: sizes of the whole layer.
         mesh: the ranks.
-        bias: add a bias (cut like the outputs).
+        bias: add a bias (sharded like the outputs).
         gather_output: return all features on every rank; otherwise this rank's, for a :class:`RowParallelLinear`.
         std: standard deviation of the initial weights.
         dtype: type of the weights.
@@ -59,13 +59,13 @@ class ColumnParallelLinear(nn.Module):
         self.bias = new_parameter(ParameterLayout((out_features,), 0), mesh, dtype) if bias else None
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """The input, for this layer and others of the same kind; see :func:`enter_parallel`."""
+        """Prepare the input, for this layer and others that share it; see :func:`enter_parallel`."""
         return enter_parallel(x, self.group, sequence=self.sequence)
 
     def forward(self, x: torch.Tensor, *, entered: bool = False) -> torch.Tensor:
-        """``[..., in_features]`` -> ``[..., out_features / tp]``, or all of them with ``gather_output``.
+        """Map ``[..., in_features]`` -> ``[..., out_features / tp]``, or all features with ``gather_output``.
 
-        With ``entered``, the input has gone through :meth:`enter`: layers with one input share its communication.
+        With ``entered``, the input has passed :meth:`enter`: layers with one input share its communication.
         """
         x = x if entered else self.enter(x)
         y = F.linear(x, self.weight, self.bias)
@@ -73,14 +73,14 @@ class ColumnParallelLinear(nn.Module):
 
 
 def project(layers: Sequence[ColumnParallelLinear], x: torch.Tensor, *, fused: bool) -> Sequence[torch.Tensor]:
-    """Several layers of one input, whose communication they share; ``fused``: as one matrix product.
+    """Apply several layers to one input, with shared communication; with ``fused``, as one matrix product.
 
-    The weights are put together for each call, which costs a copy of them and saves launches and passes over ``x``.
-    They stay parameters of their own, with names and checkpoints as ever. The calling module sets ``reads_children``,
-    so that whoever replaces weights behind the computation has done so before it is called.
+    The weights are concatenated for each call, which costs a copy and saves kernel launches and passes over ``x``. They
+    remain separate parameters with their names and checkpoints. The calling module sets ``reads_children``, so that an
+    optimizer that replaces weights in the background has finished before the call.
     """
     group = layers[0].group
-    if group is not None and not torch.compiler.is_compiling():  # what waits in the midst is nothing to compile
+    if group is not None and not torch.compiler.is_compiling():  # a wait cannot be compiled
         parts: list[torch.Tensor] = [layer.weight for layer in layers]
         outputs = overlapped_products(x, [torch.cat(parts)] if fused else parts, group, sequence=layers[0].sequence)
         made = outputs[0].split([len(part) for part in parts], dim=-1) if fused else outputs
@@ -89,13 +89,13 @@ def project(layers: Sequence[ColumnParallelLinear], x: torch.Tensor, *, fused: b
     if not fused:
         return [layer(x, entered=True) for layer in layers]
     weights: list[torch.Tensor] = [layer.weight for layer in layers]
-    biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]  # all, or none
+    biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]  # all or none
     made = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
     return made.split([len(weight) for weight in weights], dim=-1)
 
 
 class RowParallelLinear(nn.Module):
-    """``y = x W^T + b`` with W cut along its inputs: each rank has a part of the features, and all get the sum.
+    """Linear layer ``y = x W^T + b`` sharded along its inputs: a rank has a part of the features, all get the sum.
 
     Args:
         in_features, out_features: sizes of the whole layer.
@@ -125,13 +125,13 @@ class RowParallelLinear(nn.Module):
         self.bias = new_parameter(whole, mesh, dtype) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[..., in_features / tp]`` -> ``[..., out_features]``, equal on all ranks, or its part on each."""
+        """Map ``[..., in_features / tp]`` -> ``[..., out_features]``, equal on all ranks, or sharded by sequence."""
         y = leave_parallel(F.linear(x, self.weight), self.group, sequence=self.sequence)
         return y if self.bias is None else y + self.bias
 
 
 class VocabParallelEmbedding(nn.Module):
-    """A table of token embeddings, cut along the vocabulary.
+    """Table of token embeddings, sharded along the vocabulary.
 
     Args:
         rows: size of the table (the padded vocabulary, :attr:`ModelConfig.padded_vocab_size`).
@@ -161,7 +161,7 @@ class VocabParallelEmbedding(nn.Module):
         self.first = mesh.rank("tp") * (rows // mesh.tp)
 
     def forward(self, tokens: torch.Tensor, *, sequence: bool = False) -> torch.Tensor:
-        """Tokens ``[...]`` -> embeddings ``[..., hidden]``, equal on all ranks.
+        """Look up embeddings: tokens ``[...]`` -> ``[..., hidden]``, equal on all ranks.
 
         With ``sequence``, each rank gets its part: ``[rows, length]`` -> ``[rows, length / tp, hidden]``.
         """
@@ -170,5 +170,5 @@ class VocabParallelEmbedding(nn.Module):
         # A rank looks up the tokens it owns and adds zeros for the rest; the sum over ranks is the embedding.
         row = tokens - self.first
         mine = (row >= 0) & (row < self.weight.shape[0])
-        found = F.embedding(row.masked_fill(~mine, 0), self.weight)
-        return leave_parallel(found.masked_fill(~mine.unsqueeze(-1), 0.0), self.group, sequence=sequence)
+        embeddings = F.embedding(row.masked_fill(~mine, 0), self.weight)
+        return leave_parallel(embeddings.masked_fill(~mine.unsqueeze(-1), 0.0), self.group, sequence=sequence)

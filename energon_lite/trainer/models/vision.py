@@ -1,4 +1,4 @@
-"""Images among tokens: an encoder makes vectors of them that stand where tokens keep their place."""
+"""Insertion of encoded images into rows of tokens, at their placeholders."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from energon_lite.trainer.parallel.parameters import ParameterLayout, new_parame
 
 
 def make_vision(config: ModelConfig, mesh: ParallelMesh) -> nn.Module | None:
-    """The encoder that a model asks for: images ``[n, 3, height, width]`` -> ``[n, tokens, width]``; None for none."""
+    """Make a model's encoder: images ``[n, 3, height, width]`` -> ``[n, tokens, width]``; None for none."""
     if not config.image_size:
         return None
     return PatchEmbedding(config, mesh) if config.vision is None else VisionTransformer(config, mesh)
 
 
 class PatchEmbedding(nn.Module):
-    """Cuts images into patches and maps each to a vector, plus a learned vector for its place.
+    """Linear embedding of image patches, plus a learned vector for each position.
 
     It is small, so every rank has all of it.
 
     Args:
-        config: the model's shape; ``image_size`` and ``patch_size`` count.
+        config: the model's shape; ``image_size`` and ``patch_size`` are used.
         mesh: the ranks.
     """
 
@@ -36,7 +36,7 @@ class PatchEmbedding(nn.Module):
         super().__init__()
         self.patch_size, self.image_size = config.patch_size, config.image_size
         pixels, hidden, std = 3 * config.patch_size**2, config.hidden_size, config.init_std
-        # Pixels are not centred around zero with unit size as hidden states are; 1/sqrt(inputs) evens that out.
+        # Pixels, unlike hidden states, do not have zero mean and unit variance; 1/sqrt(inputs) compensates for that.
         projection = ParameterLayout((hidden, pixels), std=pixels**-0.5)
         self.weight = new_parameter(projection, mesh, config.torch_dtype)
         self.bias = new_parameter(ParameterLayout((hidden,)), mesh, config.torch_dtype)
@@ -44,10 +44,10 @@ class PatchEmbedding(nn.Module):
         self.position = new_parameter(positions, mesh, config.torch_dtype)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """``[n, 3, height, width]`` in [0, 1] -> ``[n, prefix, hidden]``, patches row by row.
+        """Embed ``[n, 3, height, width]`` in [0, 1] -> ``[n, prefix, hidden]``, patches row by row.
 
         Raises:
-            UsageError: images of another size than that of the model.
+            UsageError: the images have another size than that of the model.
         """
         if tuple(image.shape[-2:]) != (self.image_size, self.image_size):
             what = f"images of {image.shape[-2]} x {image.shape[-1]} pixels in a model of {self.image_size}"
@@ -56,19 +56,19 @@ class PatchEmbedding(nn.Module):
         return F.linear(patches, self.weight, self.bias) + self.position
 
 
-#: Images of a micro-batch -> the tokens of all of them, one behind the other, and how many each has.
+#: Images of a micro-batch -> the tokens of all of them, concatenated, and the number of tokens of each.
 Exchange = Callable[[torch.Tensor], tuple[torch.Tensor, list[int]]]
 
 
 def place_tokens(
     text: torch.Tensor, tokens: torch.Tensor, counts: list[int], rows: torch.Tensor, starts: torch.Tensor
 ) -> torch.Tensor:
-    """Put what images have become over the tokens that keep their places.
+    """Insert image tokens at their placeholders.
 
     Args:
         text: ``[rows, length, hidden]``
-        tokens: of all images, ``[tokens, hidden]``.
-        counts: how many of these each image has.
+        tokens: tokens of all images, ``[tokens, hidden]``.
+        counts: number of tokens of each image.
         rows, starts: see :class:`MultimodalBatch`.
 
     Returns:
@@ -90,15 +90,15 @@ def place_images(
     encoder: nn.Module,
     projector: nn.Module | None = None,
 ) -> torch.Tensor:
-    """Put what images become over the tokens that keep their places; any number of images in a row.
+    """Encode images and insert them at their placeholders; a row may have any number of images.
 
     Images of one size are encoded together.
 
     Args:
         text: ``[rows, length, hidden]``
         image, rows, starts, sizes: see :class:`MultimodalBatch`.
-        encoder: of :func:`make_vision`.
-        projector: from its width to that of the text.
+        encoder: result of :func:`make_vision`.
+        projector: map from the encoder's width to that of the text.
 
     Returns:
         ``[rows, length, hidden]``

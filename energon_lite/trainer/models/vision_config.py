@@ -1,4 +1,4 @@
-"""The shape of an image encoder, as a frozen dataclass."""
+"""Configuration of an image encoder, as a frozen dataclass."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from energon_lite.errors import ConfigError, require, require_at_least
 
-#: What may be said, by setting.
+#: Valid values, by setting.
 CHOICES: dict[str, tuple[str, ...]] = {
     "kind": ("siglip", "clip"),
     "activation": ("gelu_pytorch_tanh", "gelu", "quick_gelu"),
@@ -14,37 +14,37 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "projector": ("mlp", "linear"),
     "recompute": ("none", "selective", "full"),
 }
-#: Settings that are how it is computed or begun, not what its weights mean.
+#: Settings of computation or initialization, which do not change the meaning of the weights.
 _NO_MEANING = ("tp", "recompute", "image_token")
 
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """The shape of a vision transformer (Dosovitskiy et al., arXiv:2010.11929) and of what follows it.
+    """Configuration of a vision transformer (Dosovitskiy et al., arXiv:2010.11929) and its projector.
 
     Args:
         kind: ``siglip`` (Zhai et al., arXiv:2303.15343), or ``clip`` (Radford et al., arXiv:2103.00020), which has a
             class token, a norm before the blocks, and no bias at the patches.
         hidden_size: width of the residual stream.
         num_layers: number of blocks.
-        num_heads: of attention; they divide ``hidden_size``.
+        num_heads: number of attention heads; it divides ``hidden_size``.
         ffn_size: inner width of the feed-forward part.
-        norm_eps: added to the variance in LayerNorm.
+        norm_eps: constant added to the variance in LayerNorm.
         activation: ``gelu_pytorch_tanh`` (SigLIP's), ``gelu`` or ``quick_gelu`` (CLIP's).
-        head: there is SigLIP's pooling head, be it used or not.
-        feature_layer: whose output the features are: -1 that of the last block, -2 of the one before (LLaVA's), ...;
-            None: that of the last block, normed. What comes behind is there, for the sake of a whole encoder, but does
-            not learn.
-        pooling: ``none``: each patch is a token; ``mean``: the mean of the patches is one; ``attention``: what
-            SigLIP's head makes of them is one. CLIP's class token is left out in any case.
-        projector: from its width to that of the language model: ``mlp``, two layers with GELU between them (LLaVA
-            1.5's; Liu et al., arXiv:2310.03744), or ``linear``, one.
-        image_mean, image_std: of the pixels' three channels, in [0, 1]; the encoder evens them out by these.
-        image_token: the token that keeps an image's place in rows; None for that of padding. What transformers loads
-            must have one of its own.
-        tp: tensor-parallel ranks over which it is cut: None for those of the language model; 1: each of these has all
-            of it and sees all images, which saves messages and costs memory.
-        recompute: ``none``, ``selective`` or ``full``, as that of the language model.
+        head: True if there is SigLIP's pooling head, used or not.
+        feature_layer: block whose output is the features: -1 for the last block, -2 for the one before (LLaVA), ...;
+            None: the last block, normed. Later modules exist, to complete the encoder, but are not trained.
+        pooling: ``none``: each patch is a token; ``mean``: the mean of the patches is one token; ``attention``: the
+            output of SigLIP's head is one token. CLIP's class token is dropped in any case.
+        projector: map from the encoder's width to the language model's: ``mlp``, two layers with GELU between them
+            (LLaVA 1.5; Liu et al., arXiv:2310.03744), or ``linear``, one layer.
+        image_mean, image_std: mean and deviation of the pixels' three channels, in [0, 1]; the encoder normalizes by
+            these.
+        image_token: placeholder token of images in rows; None for the padding token. Models exported to transformers
+            need a distinct one.
+        tp: tensor-parallel ranks of the encoder: None for those of the language model; 1: each of these holds all of it
+            and encodes all images, which saves messages and costs memory.
+        recompute: ``none``, ``selective`` or ``full``, as for the language model.
 
     Example:
         >>> VisionConfig(hidden_size=1024, num_layers=24, num_heads=16, ffn_size=4096, kind="clip", feature_layer=-2)
@@ -89,9 +89,9 @@ class VisionConfig:
 
     @property
     def used_layers(self) -> int:
-        """Blocks up to the features."""
+        """Number of blocks up to the features."""
         return self.num_layers + 1 + (-1 if self.feature_layer is None else self.feature_layer)
 
     def meaning(self) -> dict[str, object]:
-        """The settings that decide what the weights mean."""
+        """Return the settings that determine the meaning of the weights."""
         return {name: value for name, value in vars(self).items() if name not in _NO_MEANING}

@@ -1,8 +1,8 @@
-"""SigLIP's and CLIP's image encoder, and the projector behind it, cut over the tensor-parallel ranks.
+"""Image encoders of SigLIP and CLIP, and the projector, sharded over the tensor-parallel ranks.
 
 Modules and parameters have the names of Hugging Face's ``SiglipVisionModel``, ``CLIPVisionModel`` and LLaVA projector.
-An image sees itself only, so neither sequence parallelism nor context parallelism cuts it: each of those ranks encodes
-the images of its rows, and its gradients are those of its own positions.
+Images do not attend to each other, so neither sequence nor context parallelism shards them: each of those ranks encodes
+the images of its rows, with the gradients of its own positions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def encoder_mesh(vision: VisionConfig, mesh: ParallelMesh) -> ParallelMesh:
-    """The ranks as the encoder sees them: its rows are never cut along the sequence."""
+    """Return the mesh for the encoder: its rows are never sharded along the sequence."""
     mesh = dataclasses.replace(mesh, sequence_parallel=False)
     if vision.tp is None:
         return mesh
@@ -41,7 +41,7 @@ def encoder_mesh(vision: VisionConfig, mesh: ParallelMesh) -> ParallelMesh:
 
 
 def _adopt(module: nn.Module, mesh: ParallelMesh, dtype: torch.dtype, *, std: float = 0.0, mean: float = 0.0) -> None:
-    """Fit a module of torch's into a model: matrices begin at random, norms at ``mean``, biases at 0."""
+    """Adapt a torch module to a model: matrices begin at random, norms at ``mean``, biases at 0."""
     module.to(device=mesh.device, dtype=dtype)
     for name, p in module.named_parameters():
         spread, value = std if p.dim() > 1 else 0.0, mean if name == "weight" and p.dim() == 1 else 0.0
@@ -49,20 +49,20 @@ def _adopt(module: nn.Module, mesh: ParallelMesh, dtype: torch.dtype, *, std: fl
 
 
 def _whole(module: nn.Module) -> None:
-    """Write on parameters that were made for one rank that every rank has all of them."""
+    """Mark parameters that were made for one rank as whole on every rank."""
     for p in module.parameters():
         p.parallel_layout = dataclasses.replace(p.parallel_layout, sharded_dim=None)  # type: ignore[attr-defined]
 
 
 def layer_norm(config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh) -> nn.LayerNorm:
-    """LayerNorm with weight and bias (Ba et al., arXiv:1607.06450), whole on every rank."""
+    """Make LayerNorm with weight and bias (Ba et al., arXiv:1607.06450), whole on every rank."""
     norm = nn.LayerNorm(vision.hidden_size, vision.norm_eps)
     _adopt(norm, mesh, config.torch_dtype, mean=1.0)
     return norm
 
 
 class PatchProjection(nn.Module):
-    """Each patch times a matrix, in the shape of a convolution's."""
+    """Linear projection of each patch, with weights in the shape of a convolution."""
 
     def __init__(self, config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh):
         super().__init__()
@@ -72,16 +72,16 @@ class PatchProjection(nn.Module):
         self.bias = new_parameter(ParameterLayout((width,)), mesh, dtype) if vision.kind == "siglip" else None
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """``[n, 3, height, width]`` -> ``[n, patches, hidden]``, row by row; pixels over at the edges are left out."""
+        """Project ``[n, 3, height, width]`` -> ``[n, patches, hidden]`` by rows; drop pixels over at the edges."""
         height, width = (side // self.size * self.size for side in pixels.shape[-2:])
         patches = F.pixel_unshuffle(pixels[:, :, :height, :width], self.size).flatten(2).transpose(1, 2)
         return F.linear(patches, self.weight.flatten(1), self.bias)
 
 
 class PositionTable(nn.Module):
-    """A learned vector for each place of a square grid of patches, and before these for a class token if there is one.
+    """Learned vectors for the positions of a square grid of patches, after one for CLIP's class token.
 
-    For images of another size the grid is interpolated, bicubically, as transformers does it.
+    For images of another size, the grid is interpolated bicubically, as transformers does.
     """
 
     def __init__(self, config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh):
@@ -91,25 +91,25 @@ class PositionTable(nn.Module):
         self.weight = new_parameter(layout, mesh, config.torch_dtype)
 
     def forward(self, rows: int, columns: int) -> torch.Tensor:
-        """``[before + rows * columns, hidden]``"""
+        """Return the position vectors of a grid, ``[before + rows * columns, hidden]``."""
         if (rows, columns) == (self.grid, self.grid):
             return self.weight
         first, table = self.weight.split([self.before, self.grid**2])
-        # As products of matrices, which differentiate the same way every time; the operator does not on a GPU.
+        # As matrix products, whose gradients are deterministic; those of the operator are not on a GPU.
         down, across = (_bicubic(number, self.grid, like=self.weight) for number in (rows, columns))
         table = torch.einsum("rg,ck,gkh->rch", down, across, table.unflatten(0, (self.grid, self.grid)))
         return torch.cat([first, table.flatten(0, 1)])
 
 
 def _bicubic(outputs: int, inputs: int, *, like: torch.Tensor) -> torch.Tensor:
-    """The matrix ``[outputs, inputs]`` of interpolation along one dimension."""
+    """Return the matrix ``[outputs, inputs]`` of bicubic interpolation along one dimension."""
     unit = torch.eye(inputs, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
     made = F.interpolate(unit[None, None], size=(outputs, inputs), mode="bicubic", align_corners=False)
     return made[0, 0].to(like.dtype)
 
 
 class VisionEmbeddings(nn.Module):
-    """Patches, their places and, with CLIP, a class token before them."""
+    """Embedding of patches and positions and, with CLIP, of a class token before them."""
 
     def __init__(self, config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh):
         super().__init__()
@@ -129,7 +129,7 @@ class VisionEmbeddings(nn.Module):
 
 
 class VisionAttention(nn.Module):
-    """Self-attention of all with all; a rank has ``1/tp`` of the heads."""
+    """Self-attention without a mask; a rank has ``1/tp`` of the heads."""
 
     def __init__(self, config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
@@ -150,7 +150,7 @@ class VisionAttention(nn.Module):
 
 
 class VisionFeedForward(nn.Module):
-    """``fc2(activation(fc1(x)))``"""
+    """Feed-forward layer ``fc2(activation(fc1(x)))``."""
 
     def __init__(self, config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
@@ -186,7 +186,7 @@ class VisionBlock(nn.Module):
 
 
 class VisionBlocks(nn.Module):
-    """All layers, of which those up to the features are computed; the others do not learn."""
+    """All layers; those up to the features are computed, the others are not trained."""
 
     def __init__(self, config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh):
         super().__init__()
@@ -204,7 +204,7 @@ class VisionBlocks(nn.Module):
 
 
 class AttentionPooling(nn.Module):
-    """SigLIP's head: a learned query looks at all patches, and a feed-forward part follows."""
+    """SigLIP's pooling head: a learned query attends to all patches, and a feed-forward layer follows."""
 
     def __init__(self, config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh):
         super().__init__()
@@ -217,20 +217,20 @@ class AttentionPooling(nn.Module):
         self.mlp = VisionFeedForward(config, vision, mesh, output_std=std)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[n, patches, hidden]`` -> ``[n, hidden]``"""
+        """Pool ``[n, patches, hidden]`` -> ``[n, hidden]``."""
         pooled = self.attention(self.probe.expand(len(x), -1, -1), x, x, need_weights=False)[0]
         return (pooled + self.mlp(self.layernorm(pooled)))[:, 0]
 
 
 class VisionTransformer(nn.Module):
-    """The encoder of ``model.vision``.
+    """Image encoder of ``model.vision``.
 
     Args:
-        config: the model's shape; ``vision``, ``image_size`` and ``patch_size`` count.
+        config: the model's shape; ``vision``, ``image_size`` and ``patch_size`` are used.
         mesh: the ranks of the model.
 
     Raises:
-        TopologyError: a dimension cannot be cut into ``mesh.tp`` parts.
+        TopologyError: a dimension is not divisible by ``mesh.tp``.
     """
 
     mean: torch.Tensor
@@ -245,7 +245,7 @@ class VisionTransformer(nn.Module):
             evened = torch.tensor(values, dtype=config.torch_dtype, device=mesh.device)[:, None, None]
             self.register_buffer(name, evened, persistent=False)
         self.embeddings = VisionEmbeddings(config, vision, ranks)
-        # The missing letter is that of CLIP's checkpoints.
+        # CLIP's checkpoints misspell the name in this way.
         self.pre_layrnorm = layer_norm(config, vision, ranks) if vision.kind == "clip" else None
         self.encoder = VisionBlocks(config, vision, ranks)
         self.post_layernorm = layer_norm(config, vision, ranks)
@@ -258,7 +258,7 @@ class VisionTransformer(nn.Module):
             self.head.requires_grad_(False)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """Images ``[n, 3, height, width]`` in [0, 1] of any size -> ``[n, patches, hidden]``, or ``[n, 1, hidden]``."""
+        """Encode images ``[n, 3, height, width]`` in [0, 1] of any size -> ``[n, patches or 1, hidden]``."""
         vision = self.vision
         x = self.embeddings((image.to(self.mean.dtype) - self.mean) / self.std)
         if self.pre_layrnorm is not None:
@@ -274,7 +274,7 @@ class VisionTransformer(nn.Module):
 
 
 class Projector(nn.Module):
-    """From the encoder's width to the language model's: ``linear_2(gelu(linear_1(x)))``, or ``linear_1`` alone."""
+    """Map from the encoder's width to the language model's: ``linear_2(gelu(linear_1(x)))``, or ``linear_1``."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh):
         super().__init__()

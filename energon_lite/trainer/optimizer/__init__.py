@@ -1,1 +1,1 @@
-"""The optimizer of the trainer: sharded, in buckets, its communication behind the computation."""
+"""The optimizer of the trainer: sharded, in buckets, with communication that overlaps computation."""

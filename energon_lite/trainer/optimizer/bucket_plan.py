@@ -1,4 +1,4 @@
-"""Which parameters share a bucket, and where in it each begins. Arithmetic only."""
+"""Assignment of parameters to buckets, and their offsets in them. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.neighbours import neighbours
 from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
 
-#: A parameter begins at a multiple of this many elements, as fast kernels like it.
+#: Alignment of a parameter's start in elements, for fast kernels.
 _ALIGNMENT = 64
-#: And the slice of each rank at a multiple of this many.
+#: Alignment of a rank's slice in elements.
 _SLICE_ALIGNMENT = 32
-#: More than this share of a bucket of whole matrices is not left empty, if more matrices can fill it.
+#: The largest empty share of a bucket of whole matrices, if more matrices can fill it.
 _MOST_EMPTY = 1 / 8
 
 Named = tuple[str, nn.Parameter]
 
 
 def sum_dtype(dtype: torch.dtype, grad_dtype: str) -> torch.dtype:
-    """In which type to add up gradients of this one; ``float32`` means at least that, ``parameter`` the same."""
+    """Return the type in which gradients are summed; ``float32`` means at least that, ``parameter`` the same type."""
     return torch.float32 if dtype.itemsize < 4 and grad_dtype == "float32" else dtype
 
 
 class Kind(NamedTuple):
-    """What the parameters of one bucket have in common.
+    """Properties that all parameters of one bucket share.
 
     Args:
-        dtype, grad_dtype: their type, and that in which their gradients are added up.
-        algorithm: what updates them. Muon's slices are whole matrices.
+        dtype, grad_dtype: the type of the parameters, and the type in which their gradients are summed.
+        algorithm: the update algorithm. Muon's slices are whole matrices.
         replicated_over: mesh axes along which ranks hold the same parameters.
         sum_over: mesh axes, besides the data-parallel ones, along which gradients are parts of a sum.
-        counts_here: of the copies of a parameter, this rank's is the one that counts in the gradient norm.
+        counts_here: True on the rank whose copy of a parameter counts in the gradient norm.
     """
 
     dtype: torch.dtype
@@ -50,7 +50,7 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, name: str, parameter: nn.Parameter, mesh: ParallelMesh, config: OptimizerConfig) -> Kind:
-        """The kind of a parameter.
+        """Return the kind of a parameter.
 
         Args:
             name, parameter: the parameter; see :func:`layout_of`.
@@ -69,7 +69,7 @@ class Kind(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """The place ``[start, stop)`` of a parameter in its bucket, and what it is updated with."""
+    """The place ``[start, stop)`` of a parameter in its bucket, and its update rule."""
 
     name: str
     parameter: nn.Parameter
@@ -78,7 +78,7 @@ class Slot(NamedTuple):
     rule: Rule = Rule(0.0)
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The parameter's part, in the shape that it has on this rank, of a tensor laid out like the bucket."""
+        """Return the parameter's part of a tensor laid out like the bucket, in the parameter's shape on this rank."""
         return flat[self.start : self.stop].view(local_tensor(self.parameter).shape)
 
 
@@ -86,8 +86,8 @@ class BucketPlan(NamedTuple):
     """The places of a bucket's parameters.
 
     Args:
-        slots: by their places.
-        size: elements with padding: a multiple of the number of ranks and of 128.
+        slots: the slots, in order of place.
+        size: number of elements with padding: a multiple of the number of ranks and of 128.
         share: the slice of one rank.
     """
 
@@ -97,10 +97,10 @@ class BucketPlan(NamedTuple):
 
     @property
     def runs(self) -> list[tuple[slice, Rule]]:
-        """The rank's slice, counted from its own beginning, as few runs of elements with one rule each."""
+        """Return the rank's slice, counted from its own start, as the fewest runs of elements with one rule each."""
         runs, start = [], 0
         for rule, alike in groupby(self.slots, key=lambda slot: slot.rule):
-            # The padding after a parameter is zero, whatever is done to it: a run begins where fast kernels like it.
+            # The padding after a parameter stays zero under any update, so a run may include it and end aligned.
             stop = _round_up([slot.stop for slot in alike][-1], _ALIGNMENT)
             here = slice(max(start - self.share.start, 0), min(stop, self.share.stop) - self.share.start)
             runs += [(here, rule)] if here.start < here.stop else []
@@ -108,7 +108,7 @@ class BucketPlan(NamedTuple):
         return runs
 
     def clear_padding(self, flat: torch.Tensor) -> torch.Tensor:
-        """Write zeros where ``flat``, which is laid out like the bucket, is of no parameter; returns it."""
+        """Write zeros into the padding of ``flat``, which is laid out like the bucket; returns ``flat``."""
         edges = [0, *chain.from_iterable((slot.start, slot.stop) for slot in self.slots), self.size]
         for stop, start in zip(edges[::2], edges[1::2], strict=True):
             if stop < start:
@@ -119,14 +119,14 @@ class BucketPlan(NamedTuple):
 def plan_buckets(
     named: Sequence[Named], bucket_size: int, ranks: int, rank: int, config: OptimizerConfig | None = None
 ) -> list[BucketPlan]:
-    """Cut parameters into buckets of neighbours.
+    """Divide parameters into buckets of neighbours.
 
     Args:
-        named: names and parameters of one kind, in the order in which their gradients come.
-        bucket_size: the most elements of a bucket, padding aside; a larger parameter gets one of its own. Where slices
-            are whole matrices, as few as leave little of a bucket empty may be more.
-        ranks, rank: number of equal slices that each bucket is cut into, and which of them is this rank's.
-        config: gives each parameter its rule and its algorithm.
+        named: names and parameters of one kind, in the order of their gradients.
+        bucket_size: the most elements of a bucket, without padding; a larger parameter gets its own bucket. If slices
+            are whole matrices, a bucket may be larger, as far as needed to leave little of it empty.
+        ranks, rank: number of equal slices of each bucket, and the number of this rank's slice.
+        config: source of each parameter's rule and algorithm.
 
     Example:
         >>> w, b = nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(3))
@@ -144,7 +144,7 @@ def plan_buckets(
 
 
 def _place(run: list[Slot], ranks: int, start: int = 0) -> tuple[list[Slot], int]:
-    """One after the other; a slice may begin and end in the midst of one. Returns the places, and where they end."""
+    """Place slots one after the other, regardless of slice boundaries. Returns the slots and the end."""
     slots = []
     for slot in run:
         start = _round_up(start, _ALIGNMENT)
@@ -154,15 +154,17 @@ def _place(run: list[Slot], ranks: int, start: int = 0) -> tuple[list[Slot], int
 
 
 def _whole_slots(slots: list[Slot], bucket_size: int, ranks: int) -> list[tuple[list[Slot], int]]:
-    """Buckets in which each slice is of whole parameters. Slices are equal, so a bucket must be large enough for its
-    matrices to be shared out nearly evenly."""
+    """Place slots into buckets in which each slice holds whole parameters.
+
+    Slices are equal, so a bucket must be large enough to divide its matrices nearly evenly.
+    """
     buckets: list[tuple[list[Slot], int]] = []
     begin = taken = 0
     for end, slot in enumerate(slots, 1):
         taken += slot.stop
         if taken >= bucket_size or end == len(slots):
             placed, size = _share_out(slots[begin:end], ranks)
-            if end == len(slots) and size * (1 - _MOST_EMPTY) > taken and buckets:  # too few are left: with the last
+            if end == len(slots) and size * (1 - _MOST_EMPTY) > taken and buckets:  # merge with the last bucket
                 former = len(buckets.pop()[0])
                 placed, size = _share_out(slots[begin - former :], ranks)
             if end == len(slots) or size * (1 - _MOST_EMPTY) <= taken:
@@ -172,7 +174,7 @@ def _whole_slots(slots: list[Slot], bucket_size: int, ranks: int) -> list[tuple[
 
 
 def _share_out(run: list[Slot], ranks: int) -> tuple[list[Slot], int]:
-    """Each to the rank that has least so far, the largest first."""
+    """Give each slot to the rank with the fewest elements so far, the largest slot first."""
     shares: list[list[Slot]] = [[] for _ in range(ranks)]
     filled = [0] * ranks
     for slot in sorted(run, key=lambda slot: -slot.stop):

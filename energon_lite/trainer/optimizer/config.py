@@ -1,4 +1,4 @@
-"""What an optimizer can be told."""
+"""Configuration of the optimizer."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _CHOICES = {
     "scale_rule": ["none", "linear", "sqrt"],
 }
 
-#: Names of matrices that are tables of vectors, one for each word or position, and no maps: AdamW's under Muon.
+#: Name patterns of lookup tables (one vector per word or position): AdamW trains them when the run uses Muon.
 _TABLES = ("*embed*", "*wte*", "*wpe*", "*position*", "*lm_head*", "head.*", "*.head.*")
 
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that are trained otherwise than the rest.
+    """A group of parameters with its own settings.
 
     Args:
-        match: pattern of their names, with ``*``, ``?`` and ``[...]`` as in a shell.
-        weight_decay: theirs, be they matrices or not; None for what it would be without the group.
-        lr_scale: their learning rate is this times that of the step.
-        algorithm: ``adamw`` or ``muon``, where the run's is muon; None for what it would be without the group.
+        match: pattern of parameter names, with ``*``, ``?`` and ``[...]`` as in a shell.
+        weight_decay: weight decay, for matrices and others; None for the value without the group.
+        lr_scale: factor of the step's learning rate.
+        algorithm: ``adamw`` or ``muon``, if the run's is muon; None for the choice without the group.
     """
 
     match: str
@@ -53,7 +53,7 @@ class ParameterGroup:
 
 
 class Rule(NamedTuple):
-    """What an update of a parameter is made with, besides the learning rate of the step."""
+    """Weight decay and learning rate factor of a parameter's update."""
 
     weight_decay: float
     lr_scale: float = 1.0
@@ -61,33 +61,36 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW and its schedule: a linear warm-up to ``lr``, then as ``schedule`` says; see :func:`learning_rate`.
+    """Configuration of the optimizer and of its schedule: linear warm-up to ``lr``, then ``schedule``.
+
+    See :func:`learning_rate`.
 
     Args:
         lr: highest learning rate.
         min_lr: learning rate at the end.
-        warmup: steps until ``lr`` is reached.
+        warmup: number of steps until ``lr`` is reached.
         schedule: ``cosine``, ``linear``, ``constant`` or ``wsd``.
-        decay_share: of ``wsd``: which share of the run's steps, at its end, the learning rate goes down.
-        scale_rule: how the learning rate follows the tokens of a step, where these vary: ``linear``, ``sqrt`` or
-            ``none``; see :func:`energon_lite.learning_rate_scale`.
-        reference_tokens: tokens of the step for which ``lr`` was chosen; needed by ``scale_rule``.
-        weight_decay: of matrices; norms and biases are not decayed.
+        decay_share: share of the run's steps, at its end, in which ``wsd`` lowers the learning rate.
+        scale_rule: dependence of the learning rate on the tokens of a step, if these vary: ``linear``, ``sqrt`` or
+            ``none``; see :func:`energon_lite.batching.learning_rate_scale`.
+        reference_tokens: tokens of the step for which ``lr`` was chosen; required by ``scale_rule``.
+        weight_decay: weight decay of matrices; norms and biases are not decayed.
         betas: decay rates of the two moments.
-        eps: added to the root of the second moment.
+        eps: constant added to the root of the second moment.
         clip: largest global gradient norm; 0 for no clipping.
-        kind: ``overlapped`` (:class:`OverlappedDistributedOptimizer`), or ``plain`` (:class:`AdamW`): state on each
-            rank, communication behind nothing.
+        kind: ``overlapped`` (:class:`OverlappedDistributedOptimizer`), or ``plain`` (:class:`AdamW`): full state on
+            each rank, no overlap of communication.
         algorithm: ``adamw``, or (overlapped only) ``sgd``, or ``muon`` for matrices and AdamW for all else.
-        momentum: of SGD and Muon; 0 for none.
-        muon_scale: how large Muon's updates are: as AdamW's, so that both can have one learning rate (``rms``,
-            Moonlight's), or as changes the output by the learning rate, whatever the shape (``spectral``, Jordan's).
-        groups: parameters that are trained otherwise than the rest, by pattern; of several that fit, the first counts.
-        compile: update by one compiled kernel that clips and rounds too, instead of three; None: on a GPU.
-        bucket_size: elements of a bucket; None for 40 million, or a million per data-parallel rank if that is more.
-        reduce: when gradients are summed over ranks: behind the ``last`` micro-batch of a step (ZeRO-1), or behind
-            ``every`` one (ZeRO-2: less memory, more communication).
-        grad_dtype: type in which gradients are summed: at least ``float32``, or that of the ``parameter``.
+        momentum: momentum of SGD and Muon; 0 for none.
+        muon_scale: scale of Muon's updates: ``rms``, like AdamW's, so that both can share a learning rate (Moonlight);
+            or ``spectral``, which changes the output by the learning rate for any shape (Jordan).
+        groups: parameters with other settings, by name pattern; the first matching group counts.
+        compile: update by one compiled kernel that also clips and rounds, instead of three kernels; None: only on a
+            GPU.
+        bucket_size: elements of a bucket; None for the larger of 40 million and a million per data-parallel rank.
+        reduce: reduction of gradients over ranks: after the ``last`` micro-batch of a step (ZeRO-1), or after ``every``
+            one (ZeRO-2: less memory, more communication).
+        grad_dtype: type in which gradients are summed: at least ``float32``, or the type of the ``parameter``.
     """
 
     lr: float = 1e-3
@@ -136,11 +139,11 @@ class OptimizerConfig:
         require(not odd, "groups have algorithms of their own under muon only", "optimizer.groups", "leave it out")
 
     def group(self, name: str) -> ParameterGroup | None:
-        """The group of the parameter of this name."""
+        """Return the group of a parameter, or None."""
         return next((group for group in self.groups if fnmatch.fnmatchcase(name, group.match)), None)
 
     def rule(self, name: str, dim: int) -> Rule:
-        """What a parameter with so many dimensions is updated with."""
+        """Return the update rule of a parameter with ``dim`` dimensions."""
         group = self.group(name)
         decay = group.weight_decay if group else None
         if decay is None:
@@ -148,7 +151,7 @@ class OptimizerConfig:
         return Rule(decay, group.lr_scale if group else 1.0)
 
     def algorithm_of(self, name: str, dim: int) -> str:
-        """How it is updated: by Muon only if it is a matrix."""
+        """Return the algorithm of a parameter with ``dim`` dimensions; Muon is for matrices only."""
         group = self.group(name)
         if self.algorithm != "muon" or dim != 2:
             return self.algorithm if self.algorithm != "muon" else "adamw"
@@ -156,5 +159,5 @@ class OptimizerConfig:
         return (group.algorithm if group else None) or ("adamw" if table else "muon")
 
     def learning_rates(self, lr: float) -> dict[str, float]:
-        """The learning rate of each group in a step that has this one, as metrics."""
+        """Return the learning rates of all groups as metrics, for the step's learning rate ``lr``."""
         return {f"lr {group.match}": lr * group.lr_scale for group in self.groups}

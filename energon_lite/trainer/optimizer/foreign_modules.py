@@ -1,8 +1,8 @@
-"""What is made sure of where a model knows nothing of the mesh: nothing that is assumed of it stays unchecked.
+"""Checks for models that do not know the mesh: each assumption about their parameters is verified.
 
-A parameter without a layout is taken for a copy of what all ranks have. Along the data-parallel ranks it is made one,
-as by ``DistributedDataParallel``. Along the tensor-parallel ranks it must be one: if its values or gradients differ, it
-is a part of something, and would be counted and saved wrongly.
+A parameter without a layout is treated as a copy that all ranks hold. Along the data-parallel ranks it is broadcast, as
+by ``DistributedDataParallel``. Along the tensor-parallel ranks it must already be equal: if its values or gradients
+differ, it is a shard of a larger tensor, and would be counted and saved wrongly.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
 
 
 def adopt_module(model: nn.Module, trained: Mapping[str, nn.Parameter], mesh: ParallelMesh) -> None:
-    """Give the parameters without layouts, and with them all buffers, the values of the first data-parallel rank.
+    """Broadcast parameters without layouts, and all buffers, from the first data-parallel rank.
 
     Raises:
-        UsageError: a parameter cannot be trained: it is complex, not where this rank computes, cut over other ranks
-            than the tensor-parallel ones, or without a layout and not equal on these.
+        UsageError: a parameter cannot be trained: it is complex, on another device than this rank, sharded over ranks
+            other than the tensor-parallel ones, or without a layout and unequal on these.
     """
     for name, p in trained.items():
         _check(name, p, mesh)
@@ -52,10 +52,10 @@ def _check(name: str, p: nn.Parameter, mesh: ParallelMesh) -> None:
 
 
 def check_copies(tensors: Mapping[str, Tensor], mesh: ParallelMesh, what: str, tolerance: float = 1e-3) -> None:
-    """Make sure, by their norms, that tensors of these names are equal on tensor-parallel ranks.
+    """Check by norms that tensors with equal names are equal on tensor-parallel ranks.
 
     Raises:
-        UsageError: on all of these ranks: some are not.
+        UsageError: on all tensor-parallel ranks: some tensors differ.
     """
     group = mesh.group("tp")
     if group is None or not tensors:

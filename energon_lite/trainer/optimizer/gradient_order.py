@@ -1,4 +1,4 @@
-"""In which order gradients come, and how many of each: read off the first step. And of how many micro-batches."""
+"""Order and number of gradients, observed in the first step; and the agreed number of micro-batches."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from energon_lite.trainer.parallel.parameters import layout_of
 
 
 class AgreedCount:
-    """How many micro-batches a step has: as many on each data-parallel rank, or they would wait for ever.
+    """Check that a step has equal numbers of micro-batches on all data-parallel ranks; otherwise they would deadlock.
 
-    Asked when a step begins, over the hosts; the answer is waited for before the first reduction, so no device waits.
+    The ranks exchange it over the CPU when a step begins, and wait for the result before the first reduction, so no
+    device waits.
 
     Args:
         mesh: the ranks. All of them must make one.
@@ -31,22 +32,22 @@ class AgreedCount:
         self._asked: tuple[torch.Tensor, dist.Work] | None = None
 
     def ask(self, micro_batches: int) -> None:
-        """The step has so many on this rank. Every data-parallel rank must call it."""
+        """Start to compare the number of micro-batches of a step. Every data-parallel rank must call it."""
         if self._group is not None:
             most = torch.tensor([micro_batches, -micro_batches])
             self._asked = most, dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def check(self) -> None:
-        """Wait for the answer, if it was asked.
+        """Wait for the result of a comparison, if one was started.
 
         Raises:
-            UsageError: on all data-parallel ranks: they have not equally many.
+            UsageError: on all data-parallel ranks: their numbers differ.
         """
         if self._asked is not None:
             most, work = self._asked
             self._asked = None
             work.wait()
-            counts = most.numpy()  # in the host's memory: no device is asked
+            counts = most.numpy()  # in host memory: no device is involved
             high, low = int(counts[0]), -int(counts[1])
             if high != low:
                 what = f"a step has {low} micro-batches on one data-parallel rank and {high} on another"
@@ -54,12 +55,12 @@ class AgreedCount:
 
 
 class FirstStep:
-    """The gradients of the first step, as they come.
+    """Record of the gradients of the first step.
 
     Attributes:
-        uses: most gradients that a parameter had in one micro-batch.
-        position: of a parameter's last gradient in a micro-batch, the latest: which turn of a chunk of layers it is in,
-            counted in the order in which chunks are first done, and which gradient of that turn.
+        uses: the most gradients that a parameter had in one micro-batch.
+        position: latest position of a parameter's last gradient in a micro-batch: the number of its chunk of layers, in
+            the order in which chunks first finish, and the number of the gradient within the chunk.
         entered: parameters whose modules were called.
     """
 
@@ -71,11 +72,11 @@ class FirstStep:
         self._turns: dict[frozenset[nn.Parameter], int] = {}
 
     def saw(self, parameter: nn.Parameter) -> None:
-        """A gradient has come."""
+        """Record the arrival of a gradient."""
         self._now.append(parameter)
 
     def end_micro_batch(self, of: Collection[nn.Parameter] | None = None) -> None:
-        """What comes next belongs to another micro-batch, or to another chunk of layers than ``of`` these."""
+        """Close a micro-batch, or the pass of one chunk of layers, whose parameters are ``of``."""
         turn = self._turns.setdefault(frozenset(of or ()), len(self._turns))
         for number, p in enumerate(self._now):
             self.position[p] = max((turn, number), self.position.get(p, (0, 0)))
@@ -84,31 +85,31 @@ class FirstStep:
         self._now.clear()
 
     def order(self, expected: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> list[str]:
-        """The names in ``expected`` in the order of their gradients.
+        """Return the names in ``expected`` in the order of their gradients.
 
-        What had no gradient comes last, where it holds up nobody; it keeps its order.
+        Parameters without a gradient come last in their former order, where they delay no bucket.
         """
         last = (len(self._turns), 0)
         return sorted(expected, key=lambda name: self.position.get(parameters[name], last))
 
 
 def agree_on_order(order: Sequence[str], parameters: Mapping[str, nn.Parameter], mesh: ParallelMesh) -> list[str]:
-    """The first rank's order, on all ranks that must cut the same buckets. Every rank must call it.
+    """Return the first rank's order on all ranks that must form equal buckets. Every rank must call it.
 
-    Data-parallel ranks may have seen other micro-batches; tensor-parallel ranks add up slices of each other's buckets.
-    The two ends of a pipeline do so for what they share and for nothing else, so that keeps its order of registration.
+    Data-parallel ranks may have seen other micro-batches; tensor-parallel ranks sum slices of each other's buckets. The
+    two ends of a pipeline sum only their shared parameters, so these keep their order of registration.
 
     Args:
-        order: what this rank would have, of the names of all ``parameters``.
-        parameters: by name; the same names on all data- and tensor-parallel ranks.
+        order: this rank's order of the names of all ``parameters``.
+        parameters: the parameters by name; equal names on all data- and tensor-parallel ranks.
         mesh: the ranks.
     """
     names = list(parameters)
     number = {name: i for i, name in enumerate(names)}
-    told = torch.tensor([number[name] for name in order], dtype=torch.int64, device=mesh.device)
+    indices = torch.tensor([number[name] for name in order], dtype=torch.int64, device=mesh.device)
     for group in (mesh.data_group, mesh.group("tp")):
         if group is not None:
-            dist.broadcast(told, src=dist.get_global_rank(group, 0), group=group)
+            dist.broadcast(indices, src=dist.get_global_rank(group, 0), group=group)
     shared = {name for name, p in parameters.items() if "ends" in layout_of(p).sum_over}
     in_turn = iter([name for name in reversed(names) if name in shared])
-    return [next(in_turn) if names[i] in shared else names[i] for i in told.tolist()]
+    return [next(in_turn) if names[i] in shared else names[i] for i in indices.tolist()]

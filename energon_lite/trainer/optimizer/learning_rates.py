@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from energon_lite import learning_rate_scale
+from energon_lite.batching import learning_rate_scale
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 
 
 def learning_rate(step: int, total: int, config: OptimizerConfig) -> float:
-    """The learning rate of a step: a linear warm-up to ``config.lr``, and then what ``config.schedule`` says.
+    """Return the learning rate of a step: a linear warm-up to ``config.lr``, then ``config.schedule``.
 
-    ``cosine`` and ``linear`` go down to ``config.min_lr`` at the last step, along half a cosine or straight.
+    ``cosine`` and ``linear`` decrease to ``config.min_lr`` at the last step, along half a cosine or linearly.
     ``constant`` stays. ``wsd`` (warm-up, stable, decay; Hu et al., MiniCPM, arXiv:2404.06395) stays until the last
-    ``config.decay_share`` of the run, and then goes straight down to ``config.min_lr``.
+    ``config.decay_share`` of the run, and then decreases linearly to ``config.min_lr``.
 
     Args:
         step: the step, counted from 0.
@@ -38,6 +38,6 @@ def learning_rate(step: int, total: int, config: OptimizerConfig) -> float:
 
 
 def scaled_learning_rate(step: int, total: int, config: OptimizerConfig, tokens: int) -> float:
-    """The same for a step of so many tokens, which it follows by ``config.scale_rule``."""
+    """Return the learning rate of a step with ``tokens`` tokens, scaled by ``config.scale_rule``."""
     rule: Any = config.scale_rule
     return learning_rate(step, total, config) * learning_rate_scale(tokens, config.reference_tokens or 1, rule)

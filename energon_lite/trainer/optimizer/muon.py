@@ -1,6 +1,6 @@
-"""Muon (Jordan et al., 2024, kellerjordan.github.io/posts/muon): momentum, made orthogonal, as the update of a matrix.
+"""Muon (Jordan et al., 2024, kellerjordan.github.io/posts/muon): updates of matrices by orthogonalized momentum.
 
-A matrix that tensor-parallel ranks have cut is put together again for that. So the run does not depend on the layout.
+Matrices that are sharded over tensor-parallel ranks are gathered for that, so the result does not depend on the layout.
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ from energon_lite.trainer.parallel import single_tensor
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
 
-#: Of the polynomial; Jordan's, which raise small singular values fast and leave all near 1.
-_A, _B, _C = 3.4445, -4.7750, 2.0315
+#: Coefficients of the odd polynomial of a Newton-Schulz iteration: Jordan's, which raise small singular values fast
+#: and leave all near 1.
+_A = 3.4445
+_B = -4.7750
+_C = 2.0315
+#: Number of iterations.
 _ITERATIONS = 5
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Nearly the matrix with the same singular vectors whose singular values are all 1: five Newton-Schulz iterations
-    that have only products of matrices.
+    """Return approximately the matrix with the same singular vectors and all singular values 1.
+
+    Five Newton-Schulz iterations, which need only matrix products.
 
     Args:
-        matrix: ``[rows, columns]``; the type is that of the iterations, and bfloat16 is enough.
+        matrix: ``[rows, columns]``; its type is that of the iterations, and bfloat16 is sufficient.
     """
     x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     x = x / torch.linalg.vector_norm(x).clamp(min=1e-7)
@@ -40,7 +45,7 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 
 
 class MuonPartition(Partition):
-    """Whole matrices, this rank's part of each, that Muon updates.
+    """Partition of whole matrices, or of this rank's shards of them, that Muon updates.
 
     Args:
         values, grad, start, config, state: as :class:`Partition`.
@@ -62,12 +67,12 @@ class MuonPartition(Partition):
         self._mesh, self._slots = mesh, [slot for slot in slots if start <= slot.start < self.stop]
 
     def update(self, lr: float, scale: Tensor | None, skip: Tensor, shared: dict[Any, Any]) -> None:
-        """One step; see :meth:`Partition.update`."""
+        """Make one update; see :meth:`Partition.update`."""
         keep, momentum = (1 - skip).to(self.master.dtype), self.tensors["momentum_buffer"]
-        # In place: nobody needs the gradient after this.
+        # In place: the gradient is not needed afterwards.
         grad = self.grad.to(self.master.dtype).mul_(1.0 if scale is None else scale).masked_fill_(skip > 0, 0.0)
         momentum.lerp_(grad, (1 - self.config.momentum) * keep)
-        # Nesterov's; and the iterations, with what is sent for them, have the precision of the model.
+        # Nesterov momentum. The iterations, and the data sent for them, have the precision of the model.
         update = grad.lerp_(momentum, self.config.momentum).to(self.values.dtype)
         parts = self._of_all_parts(update) if any(_cut(slot) is not None for slot in self._slots) else None
         for slot in self._slots:
@@ -86,7 +91,7 @@ class MuonPartition(Partition):
             self.values.copy_(self.master)
 
     def _of_all_parts(self, update: Tensor) -> Tensor:
-        """``[tp, elements]``: what each tensor-parallel rank has."""
+        """Gather the updates of all tensor-parallel ranks: ``[tp, elements]``."""
         group = self._mesh.group("tp")
         if group is None:
             return update[None]
@@ -100,7 +105,10 @@ def _cut(slot: Slot) -> int | None:
 
 
 def _size(slot: Slot, rule: str) -> float:
-    """Of an update with singular values of 1: by ``rms``, its elements are 0.2 on average, as AdamW's are (Liu et al.,
-    Moonlight, arXiv:2502.16982)."""
+    """Return the factor of an update whose singular values are 1.
+
+    By ``rms``, the elements of the update are 0.2 on average, as AdamW's are (Liu et al., Moonlight,
+    arXiv:2502.16982).
+    """
     rows, columns = layout_of(slot.parameter).full_shape
     return 0.2 * math.sqrt(max(rows, columns)) if rule == "rms" else math.sqrt(max(1.0, rows / columns))

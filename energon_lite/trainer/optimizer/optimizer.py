@@ -1,4 +1,4 @@
-"""What the trainer needs of an optimizer, and what both kinds of them do alike."""
+"""Interface of the trainer's optimizers, and the code that both kinds share."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from energon_lite.trainer.parallel.shards import Shard
 
 
 class Optimizer:
-    """What the trainer needs of an optimizer. Gradients of backward passes add up until the next :meth:`step`.
+    """Interface of an optimizer. Gradients of backward passes are summed until the next :meth:`step`.
 
-    Methods that do nothing here are for one whose communication overlaps with the computation.
+    Methods that do nothing here are for an optimizer that overlaps communication with computation.
 
     Args:
-        model: what is trained.
+        model: the model to train.
         mesh: the ranks. All of them call the same methods in the same order.
-        config: the constants.
+        config: the settings.
 
     Attributes:
-        parameters: those that are trained, by name.
-        order: their names, in the order in which they are worked through.
+        parameters: the trained parameters, by name.
+        order: their names, in the order of processing.
     """
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh | DeviceMesh, config: OptimizerConfig):
@@ -46,77 +46,77 @@ class Optimizer:
                 raise UsageError(what, fix="see dict(model.named_parameters()); the first pattern that fits counts")
 
     def begin_step(self, micro_batches: int) -> None:
-        """The next step is made of this many micro-batches: as many on each data-parallel rank."""
+        """Announce the number of micro-batches of the next step, equal on all data-parallel ranks."""
 
     def end_micro_batch(self, of: Collection[nn.Parameter] | None = None) -> None:
-        """The gradients of one of them are all there: of all parameters, or ``of`` those of one chunk of layers."""
+        """Announce that a micro-batch's gradients are complete: of all parameters, or ``of`` one chunk of layers."""
 
     @property
     def updates(self) -> int:
-        """How many updates the moments have seen; asking waits for the device."""
+        """Number of updates that the moments include; reading it waits for the device."""
         return int(self._updates.item())
 
     def step(self, lr: float) -> float:
         """Update the parameters; return the norm of the whole model's gradient before clipping.
 
-        A step whose gradient is not finite changes nothing; all ranks see the same norm, so all leave it out.
+        A step whose gradient is not finite changes nothing; all ranks see the same norm, so all skip it.
         """
         return self.launch_step(lr)[0].item()
 
     def launch_step(self, lr: float, leave_out: torch.Tensor | None = None) -> torch.Tensor:
-        """:meth:`step` without waiting for the device: what it will find, float64 ``[2]``.
+        """Launch :meth:`step` without waiting for the device; returns float64 ``[2]`` on the device.
 
-        These are the norm of the gradient before clipping, and the :attr:`updates` then. Where ``leave_out`` is true (a
-        scalar on the device, the same on all ranks), nothing is updated either.
+        The numbers are the norm of the gradient before clipping, and the :attr:`updates` after the step. If
+        ``leave_out`` is true (a scalar on the device, equal on all ranks), nothing is updated.
         """
         self._leave_out = leave_out
         return torch.stack([self._launch(lr), self._updates])
 
     def _launch(self, lr: float) -> torch.Tensor:
-        """Update the parameters; give the norm, a scalar in float64 on the device, without waiting for it."""
+        """Launch the update; return the norm, a float64 scalar on the device, without waiting for it."""
         raise NotImplementedError
 
     def _judge(self, norm: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """What the gradient is clipped by, and 1 if the update is left out; 0 if not, and then it is counted."""
+        """Return the clipping factor, and 1 if the update is left out, else 0; count the update if it is made."""
         good = norm.isfinite()
         if self._leave_out is not None:
             good &= ~self._leave_out
         self._updates += good
-        # Not a number times padding would stay there for ever.
+        # NaN times padding would stay in the padding.
         scale = (self.config.clip / norm).nan_to_num(nan=0.0).clamp(max=1.0) if self.config.clip else None
         return scale, good.logical_not().to(torch.float32)
 
     def wait_parameters(self) -> None:
-        """Until all parameters have the values of the last step."""
+        """Wait until all parameters have the values of the last step."""
 
     def _partitions(self) -> Iterable[tuple[Partition, Sequence[Slot]]]:
-        """What this rank updates, each with the places of the parameters in it."""
+        """Return the partitions that this rank updates, each with the slots of its parameters."""
         raise NotImplementedError
 
     def shards(self) -> Iterator[Shard]:
-        """What this rank has of each parameter's state, to be saved or filled: master values and moments, as views."""
+        """Yield this rank's shards of each parameter's state, to save or fill: master values and moments, as views."""
         for partition, slots in self._partitions():
             yield from filter(None, map(partition.shard, slots))
 
     def set_updates(self, updates: int) -> None:
-        """Say how many updates the moments have seen, after they were read from a checkpoint."""
+        """Set the number of updates that the moments include, after reading a checkpoint."""
         self._updates.fill_(updates)
         for partition, _ in self._partitions():
             partition.set_updates(updates)
 
     def set_order(self, order: Sequence[str]) -> None:
-        """Work through parameters in the order of a former run, so that the rounding is the same.
+        """Process parameters in the order of a former run, so that rounding is the same.
 
         Args:
-            order: names, of parameters on other pipeline stages too.
+            order: parameter names, including those of other pipeline stages.
         """
 
 
 def sum_partial(grads: Sequence[tuple[torch.Tensor, Collection[str]]], mesh: ParallelMesh) -> None:
-    """Add up gradients that are partial sums along further axes than the data's: one collective for each axis.
+    """Sum gradients that are partial sums along axes other than the data's: one collective for each axis.
 
     Args:
-        grads: gradients, or slices of them, each with its axes.
+        grads: pairs of a gradient, or a slice of one, and its axes.
         mesh: the ranks.
     """
     for axis in ("tp", "ends"):
@@ -127,8 +127,11 @@ def sum_partial(grads: Sequence[tuple[torch.Tensor, Collection[str]]], mesh: Par
 
 
 def sum_of_squares(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Of all their elements. Norms are taken in at least float32, by few kernels and without copies, and added up in
-    float64: squares above 3e38 are infinite."""
+    """Return the sum of squares of all elements, a float64 scalar.
+
+    Norms are taken in at least float32, by few kernels and without copies. They are summed in float64, because squares
+    above 3e38 are infinite in float32.
+    """
     norms = [torch.zeros((), device=device)]
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         alike = [tensor for tensor in tensors if tensor.dtype == dtype]

@@ -1,28 +1,27 @@
-"""AdamW or SGD whose state is cut over the data-parallel ranks, and whose communication hides behind computation.
+"""AdamW or SGD with state sharded over the data-parallel ranks, and communication that overlaps computation.
 
     forward    layer 0   layer 1   layer 2  |  backward   layer 2   layer 1   layer 0  |  step
     gather   █ bucket 2  █ 1       █ 0      |  reduce               █ 0       █ 1      | █ 2    update 2, 1, 0
 
-Parameters live in flat tensors, *buckets*, in the order in which their gradients come: about the reverse of that in
-which they are used. Each bucket is cut into equal *slices*, one per data-parallel rank:
+Parameters live in flat tensors, *buckets*, in the order of their gradients: about the reverse of the order of use. Each
+bucket is divided into equal *slices*, one per data-parallel rank:
 
     bucket 0                   bucket 1
     | rank 0 | rank 1 |        | rank 0     | rank 1     |     a collective moves a bucket
     | w5   ·   w4  b5 |        | w3      ·    w2   b3 b2 |     a rank updates its slice of each
 
-A slice does not care where parameters begin, so no size must divide by any other. Matrices come first in a bucket,
-because only they are decayed: a slice is then at most two runs of numbers for the fused kernel. Muon wants whole
-matrices: the slices of its buckets end where matrices do.
+Slices are independent of where parameters begin, so no size must be divisible by another. Matrices come first in a
+bucket, because only they are decayed: a slice is then at most two runs of elements for the fused kernel. Muon needs
+whole matrices: the slices of its buckets end at ends of matrices.
+``reduce="last"`` (ZeRO-1) sums gradients on each rank and reduces the sum after the last backward pass;
+``reduce="every"`` (ZeRO-2) reduces after each pass, so that a rank holds whole gradients of a few buckets only.
 
-``reduce="last"`` (ZeRO-1) adds gradients up on each rank and reduces the sum, behind the last backward pass;
-``reduce="every"`` (ZeRO-2) reduces behind each pass, so that a rank holds whole gradients of a few buckets only.
-
-``rounds.py`` counts, and so decides when a bucket leaves: ``fired``, the gradients of each parameter that came in this
-step; ``passed``, its micro-batches that have ended; ``per_round``, micro-batches between two reductions of a bucket.
-``gradient_order.py`` reads order and counts off the first step; ``bucket_plan.py`` places parameters.
+``rounds.py`` decides by counts when a bucket is reduced: ``fired``, the gradients of each parameter in this step;
+``passed``, its finished micro-batches; ``per_round``, micro-batches between two reductions of a bucket.
+``gradient_order.py`` observes order and counts in the first step; ``bucket_plan.py`` places parameters.
 
 The scheme is Megatron-LLaMA's OverlappedDistributedOptimizer, after ZeRO (Rajbhandari et al., arXiv:1910.02054), with
-Megatron-Core's padded buckets, reduced in place. ``docs/optimizer.md`` says what differs, and why.
+Megatron-Core's padded buckets, reduced in place. ``docs/optimizer.md`` explains the differences.
 """
 
 from __future__ import annotations
@@ -52,15 +51,16 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
 from energon_lite.trainer.parallel.shards import reshard
 
-_IN_FLIGHT = 3  # reductions under way before their memory is waited for: one on the wire, others if it is late
+#: Reductions in flight before the oldest is waited for and its memory reused.
+_IN_FLIGHT = 3
 
 
 class Bucket:
-    """Parameters whose gradients one collective reduces, and whose values one collective gathers.
+    """Parameters whose gradients are reduced by one collective, and whose values are gathered by one.
 
-    ``values`` and ``grads`` are laid out by ``slots``, and this rank owns ``share`` of them; ``grads`` is None while no
-    gradient has come (ZeRO-2). The parameters move into ``values``; or, if there is a ``state`` of this rank's share,
-    get their values from that when they are gathered.
+    ``values`` and ``grads`` are laid out by ``slots``, and this rank owns ``share`` of them; ``grads`` is None as long
+    as there is no gradient (ZeRO-2). The parameters move into ``values``. If ``state`` of this rank's share is given,
+    they get their values from it when they are gathered.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Bucket:
             if state is None:
                 slot.of(self.values).copy_(here.detach())
             here.data = slot.of(self.values)
-        # Who is alone has no reason to reduce often.
+        # A single data-parallel rank has no reason to reduce often.
         self.in_place = config.reduce == "last" or mesh.data_group is None
         self.grads = torch.zeros_like(self.values, dtype=kind.grad_dtype) if self.in_place else None
         wide = torch.promote_types(kind.grad_dtype, torch.float32)
@@ -83,24 +83,24 @@ class Bucket:
             self.owned: Partition = MuonPartition(mine, total, self.share.start, self.slots, mesh, config, state)
         else:
             self.owned = Partition(mine, total, self.share.start, plan.runs, kind.algorithm, config, state)
-        self.filled: set[nn.Parameter] = set()  # those whose gradients are in ``grads``
-        self.arrived = 0  # how many slots are known to be ready for the next reduction
-        self.reduced = self.collected = 0  # reductions of this step that were launched, and that are done
+        self.filled: set[nn.Parameter] = set()  # parameters whose gradients are in ``grads``
+        self.arrived = 0  # number of slots known to be ready for the next reduction
+        self.reduced = self.collected = 0  # launched and finished reductions of this step
         self.gathering: dist.Work | None = None
 
     def gather(self, group: dist.ProcessGroup | None) -> None:
-        """Begin to fetch the values of all slices."""
+        """Start to gather the values of all slices."""
         if group is not None:
             self.gathering = single_tensor.all_gather(self.values, self.values[self.share], group=group, async_op=True)
 
     def wait(self) -> None:
-        """Until they are there."""
+        """Wait until the values are gathered."""
         if self.gathering is not None:
             self.gathering.wait()
             self.gathering = None
 
     def keep_state_only(self) -> None:
-        """Free the memory of values and gradients. The parameters have none until another bucket takes them."""
+        """Free the memory of values and gradients. The parameters are empty until another bucket takes them."""
         self.owned.keep_state_only()
         self.values, self.grads = self.values.new_empty(0), None
         for slot in self.slots:
@@ -109,22 +109,22 @@ class Bucket:
 
 
 class OverlappedDistributedOptimizer(Optimizer):
-    """AdamW or SGD over slices of buckets, with its communication behind the model's computation.
+    """AdamW, SGD or Muon over slices of buckets, with communication that overlaps the model's computation.
 
-    Gradients are summed over ranks, never averaged: divide the loss by the tokens of the whole step. A parameter's
-    ``grad`` has moved into a bucket after a backward pass, and who reads it there is told so; a parameter without one
-    counts as zeros.
-    Freeze parameters before making the optimizer. Forward passes and state dicts wait for current values by
-    themselves; who reads parameters in another way calls :meth:`wait_parameters` first.
+    Gradients are summed over ranks, never averaged: divide the loss by the tokens of the whole step. After a backward
+    pass, a parameter's ``grad`` has moved into a bucket, and reading it raises an error. A parameter without a gradient
+    counts as zeros. Freeze parameters before making the optimizer. Forward passes and state dicts wait for current
+    values; code that reads parameters in another way must call :meth:`wait_parameters` first.
 
     Args:
-        model: any; its trainable parameters' memory moves into the buckets. Those without a layout (:func:`layout_of`)
-            are taken for copies of what other ranks have, and begin with the first data-parallel rank's values.
-        mesh: the ranks, :func:`build_mesh` or torch's. All of them call the same methods in the same order.
-        config: the constants, ``groups``, ``bucket_size``, ``reduce`` and ``grad_dtype``.
+        model: any module; its trainable parameters' memory moves into the buckets. Parameters without a layout
+            (:func:`layout_of`) are treated as copies on all ranks, and start with the first data-parallel rank's
+            values.
+        mesh: the ranks, from :func:`build_mesh` or torch. All of them call the same methods in the same order.
+        config: the settings.
 
     Raises:
-        UsageError: a parameter cannot be trained, or tensor-parallel ranks have other values of one without layout.
+        UsageError: a parameter cannot be trained, or one without a layout differs between tensor-parallel ranks.
 
     Example:
         >>> optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig(reduce="every"))
@@ -141,17 +141,18 @@ class OverlappedDistributedOptimizer(Optimizer):
         self._at: dict[nn.Parameter, tuple[Bucket, Slot]] = {}
         self._queue: list[Bucket] = []  # in the order of reduction; gathered in reverse
         self._rounds = Rounds(self.parameters.values())
-        self._outsiders: set[nn.Parameter] = set()  # those that are used although their modules are not called
+        self._outsiders: set[nn.Parameter] = set()  # parameters used without a call of their modules
         self._first_step: FirstStep | None = FirstStep()
         self._count = AgreedCount(self.mesh)
         self._in_flight: deque[tuple[Bucket, Tensor, dist.Work | None]] = deque()
-        self._lay_out(self.order[::-1])  # in which gradients are expected; the first step shows the true one
+        self._lay_out(self.order[::-1])  # the expected order of gradients; the first step shows the true one
         self._unhook = hook_parameters(model, self._at, self._take_grad, self._enter, self._wait_for, self._take_values)
 
     def begin_step(self, micro_batches: int) -> None:
-        """Say how many micro-batches the next :meth:`step` has, on each data-parallel rank; call
-        :meth:`end_micro_batch` after each. Without these two, gradients are reduced in :meth:`step`, behind nothing.
-        Other numbers on other ranks are an error on all of them: in the first step; with ``reduce="every"``, in each.
+        """Announce the number of micro-batches of the next :meth:`step`, equal on all data-parallel ranks.
+
+        Call :meth:`end_micro_batch` after each. Without these two calls, gradients are reduced in :meth:`step`, without
+        overlap. Unequal numbers are an error on all ranks: in the first step; with ``reduce="every"``, in each step.
         """
         if self._first_step or self.config.reduce == "every":
             self._count.ask(micro_batches)
@@ -160,7 +161,7 @@ class OverlappedDistributedOptimizer(Optimizer):
         self._start_step(micro_batches)
 
     def end_micro_batch(self, of: Collection[nn.Parameter] | None = None) -> None:
-        """Say that a micro-batch's gradients are all there, or those ``of`` one chunk of a pipeline stage's layers."""
+        """Announce that the gradients of a micro-batch are complete, or those ``of`` one chunk of a stage's layers."""
         self._rounds.end_micro_batch(of)
         if self._first_step:
             self._first_step.end_micro_batch(of)
@@ -169,7 +170,7 @@ class OverlappedDistributedOptimizer(Optimizer):
             refuse_reading(self._at)
 
     def _launch(self, lr: float) -> Tensor:
-        """Finish the reductions, clip, update, and begin to gather the new values in the order of the forward pass."""
+        """Finish the reductions, clip, update, and start to gather the new values in the order of the forward pass."""
         self._count.check()
         rounds = self._rounds
         if rounds.promised is not None and (wrong := set(rounds.passed.values()) - {rounds.promised}):
@@ -177,7 +178,7 @@ class OverlappedDistributedOptimizer(Optimizer):
         self._check_memory()
         self.wait_parameters()
         self._advance(rounds.count)
-        # The first step allows for parameters that give several gradients per micro-batch, and counts them.
+        # Parameters may have several gradients per micro-batch; the first step counts them, and so reduces at its end.
         if self._first_step and self.mesh.any_rank(any(bucket.filled for bucket in self._queue)):
             rounds.count += 1
             self._advance(rounds.count)
@@ -199,7 +200,7 @@ class OverlappedDistributedOptimizer(Optimizer):
         return norm
 
     def wait_parameters(self) -> None:
-        """Until all parameters have the values of the last step."""
+        """Wait until all parameters have the values of the last step."""
         for bucket in self._queue:
             bucket.wait()
 
@@ -207,13 +208,13 @@ class OverlappedDistributedOptimizer(Optimizer):
         return ((bucket.owned, bucket.slots) for bucket in self._queue)
 
     def set_order(self, order: Sequence[str]) -> None:
-        """Expect gradients in the :attr:`order` of a former run, to repeat it bit by bit, if it had all parameters."""
+        """Expect gradients in the :attr:`order` of a former run with the same parameters, to repeat it bit by bit."""
         mine = [name for name in order if name in self.parameters]
         if mine != self.order and len(mine) == len(self.order):
             self._lay_out(mine)
 
     def close(self) -> None:
-        """Let go of the model, so that another optimizer may be made for it. It keeps the values of the last step."""
+        """Release the model for another optimizer. It keeps the values of the last step."""
         self.wait_parameters()
         self._unhook()
 
@@ -244,7 +245,7 @@ class OverlappedDistributedOptimizer(Optimizer):
         self._advance()
 
     def _advance(self, complete: int = 0) -> None:
-        """Launch what can be reduced: buckets that are ready, or whose round is ``complete``."""
+        """Launch the reductions of buckets that are ready, or whose round is ``complete``."""
         while (number := self._rounds.next(complete)) is not None:
             self._reduce(self._queue[number])
 
@@ -262,7 +263,7 @@ class OverlappedDistributedOptimizer(Optimizer):
         bucket.filled.clear()
 
     def _collect(self) -> None:
-        """Wait for the oldest reduction under way. Its memory is then free for another bucket."""
+        """Wait for the oldest reduction in flight. Its memory is then free for another bucket."""
         bucket, grads, work = self._in_flight.popleft()
         if work is not None:
             work.wait()
@@ -273,7 +274,7 @@ class OverlappedDistributedOptimizer(Optimizer):
         bucket.collected += 1
 
     def _borrow(self, bucket: Bucket) -> Tensor:
-        """Memory for a bucket's gradients, which buckets use in turn; only its padding is zero."""
+        """Return shared memory for a bucket's gradients; only its padding is zero."""
         dtype = bucket.kind.grad_dtype
         while not self._free[dtype] and len(self._in_flight) >= _IN_FLIGHT:
             self._collect()
@@ -283,19 +284,19 @@ class OverlappedDistributedOptimizer(Optimizer):
         return bucket.plan.clear_padding(self._free[dtype].pop())
 
     def _norm(self) -> Tensor:
-        """Of the whole gradient. A slice is on one data-parallel rank only; of copies along other axes, one counts."""
+        """Return the norm of the whole gradient: one data-parallel rank has a slice; of other copies, one counts."""
         counted = [bucket.owned.grad for bucket in self._queue if bucket.kind.counts_here]
         square = sum_of_squares(counted, self.mesh.device)
         if self.mesh.world_size > 1:
             dist.all_reduce(square)
         return square.sqrt()
 
-    # -- the layout, and what the first step teaches -----------------------------------------------------------------
+    # -- the layout, and the observations of the first step ----------------------------------------------------------
 
     def _lay_out(self, order: list[str]) -> None:
         """Make buckets for the parameters in another :attr:`order`, and move their values and state there.
 
-        That takes no more memory than there is in use already: values and gradients go first.
+        Values and gradients are freed first, so that the peak of memory does not rise.
         """
         self.wait_parameters()
         self.order = order
@@ -325,7 +326,7 @@ class OverlappedDistributedOptimizer(Optimizer):
         self._start_step(None)
 
     def _move_state(self, plans: list[BucketPlan]) -> list[dict[str, Tensor] | None]:
-        """This rank's state by other plans, one tensor of each bucket after the other."""
+        """Return this rank's state under other plans; one kind of tensor is moved after the other."""
         for bucket in self._queue:
             bucket.keep_state_only()
         states: list[dict[str, Tensor] | None] = [{} for _ in plans]
@@ -351,17 +352,17 @@ class OverlappedDistributedOptimizer(Optimizer):
                 raise UsageError(what, fix="call model.to(), .half() or flatten_parameters() before that")
 
     def _check_copies(self) -> None:
-        """In the first step: nobody has said that these are copies, and their gradients tell."""
-        found = {}
+        """Check by first-step gradients that parameters without a layout are copies on tensor-parallel ranks."""
+        gradients = {}
         for bucket in self._queue:
             for slot in bucket.slots if layout_of(bucket.slots[0].parameter).sharded_dim is None else ():
                 if layout_of(slot.parameter).assumed and (shard := bucket.owned.shard(slot)):
                     start = slot.start + shard.start - bucket.owned.start
-                    found[slot.name] = bucket.owned.grad[start : start + shard.stop - shard.start]
-        check_copies(found, self.mesh, "gradients")
+                    gradients[slot.name] = bucket.owned.grad[start : start + shard.stop - shard.start]
+        check_copies(gradients, self.mesh, "gradients")
 
     def _learn(self, seen: FirstStep) -> None:
-        """Compare what was expected with the first step, and expect from now on what it showed."""
+        """Adopt the order and the counts of gradients that the first step has shown."""
         seen.end_micro_batch()
         self._first_step = None
         self._rounds.learning = False
@@ -383,7 +384,7 @@ class OverlappedDistributedOptimizer(Optimizer):
             self._at[p][0].wait()
 
     def _take_values(self, parameters: list[nn.Parameter]) -> None:
-        """The model was given other values: they are the master values from now on."""
+        """Take the values that were loaded into the model as master values."""
         for bucket, slot in map(self._at.__getitem__, parameters):
             if shard := bucket.owned.shard(slot):
                 shard.take_values()

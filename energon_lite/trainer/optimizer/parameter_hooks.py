@@ -1,8 +1,8 @@
-"""Being told when gradients come, and when somebody is about to read or has replaced the values of parameters.
+"""Hooks for the arrival of gradients, and for reads and loads of parameter values.
 
-A gradient that the optimizer took is not in ``parameter.grad``. There, until the next step, is a tensor that refuses to
-be read, and gives on what autograd adds to it: torch's ``clip_grad_norm_`` takes None for a parameter without gradient,
-and would return a norm of 0.
+A gradient that the optimizer took is not in ``parameter.grad``. Until the next step, that holds a tensor that raises an
+error when it is read, and passes on what autograd adds to it. None would not do: torch's ``clip_grad_norm_`` treats
+None as no gradient, and would return a norm of 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from energon_lite.errors import UsageError
 
-#: Called with the parameters that one module owns itself, its children's aside.
+#: Callback with the parameters that one module owns directly, without its children's.
 OfModule = Callable[[list[nn.Parameter]], None]
 
 
@@ -28,19 +28,23 @@ def hook_parameters(
     before_state_dict: OfModule,
     after_load: OfModule,
 ) -> Callable[[], None]:
-    """Call back for some parameters of a model, as long as it lives or until the function returned here is called.
+    """Install callbacks for some parameters of a model.
 
-    Each module is watched that owns a parameter, leaf of the tree or not. A compiled module is watched at its entrance
-    for all that is in it: a call in the midst of compiled code would cut that in two.
+    Every module that owns a parameter is hooked, leaf or not. A compiled module is hooked at its entry for all
+    parameters in it: a callback within compiled code would cause a graph break.
 
     Args:
         model: the model.
-        parameters: of those of its parameters.
-        on_gradient: when ``grad`` of the parameter is complete for a backward pass; called with both, and takes it:
-            the parameter's ``grad`` is None afterwards, or what :func:`refuse_reading` puts there.
-        before_forward: when the module is called, in training or not; for a compiled one with all that it is made of.
-        before_state_dict: when the module's state dict is read or loaded.
-        after_load: when it was loaded.
+        parameters: the parameters to watch.
+        on_gradient: called with a parameter and its gradient when that is complete for a backward pass; it takes the
+            gradient: the parameter's ``grad`` is None afterwards, or the tensor of :func:`refuse_reading`.
+        before_forward: called when a module is called, in training or not; for a compiled one with all parameters in
+            it.
+        before_state_dict: called before a module's state dict is read or loaded.
+        after_load: called after it was loaded.
+
+        Returns:
+            A function that removes the hooks.
     """
 
     def hand_over(p: nn.Parameter) -> None:
@@ -55,14 +59,14 @@ def hook_parameters(
             p.grad = None
         on_gradient(p, grad.to_dense() if grad.is_sparse else grad)
 
-    # Not hooks on the nodes that add gradients up: those die with the node, which nobody may hold, in silence.
+    # Hooks on autograd's accumulation nodes would vanish silently with the nodes, which cannot be kept alive.
     handles = [p.register_post_accumulate_grad_hook(hand_over) for p in parameters]
     inside: set[nn.Module] = set()
     for module in model.modules():
         own = [p for p in module.parameters(recurse=False) if p in parameters]
         compiled = module._compiled_call_impl is not None or hasattr(module, "_orig_mod")  # torch.compile(module)
         if module not in inside:
-            # Modules say of themselves if they use the parameters of their children without calling these.
+            # A module sets reads_children if it uses the parameters of its children without calling them.
             whole = compiled or getattr(module, "reads_children", False)
             entered = [p for p in module.parameters() if p in parameters] if whole else own
             if entered:
@@ -86,9 +90,9 @@ def hook_parameters(
 
 
 def refuse_reading(parameters: Iterable[nn.Parameter]) -> None:
-    """From here to :func:`allow_reading`, who computes with a ``grad`` that was taken is told where it is.
+    """Make reads of taken gradients raise an error that names the optimizer, until :func:`allow_reading`.
 
-    (Not with one of a DTensor, which stays None.)
+    The ``grad`` of a DTensor stays None instead.
     """
     for p in parameters:
         if p.grad is None and not isinstance(p, DTensor):
@@ -96,14 +100,14 @@ def refuse_reading(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def allow_reading(parameters: Iterable[nn.Parameter]) -> None:
-    """A step begins; there are no gradients."""
+    """Remove the placeholders of taken gradients at the start of a step."""
     for p in parameters:
         if isinstance(p.grad, _TakenGradient):
             p.grad = None
 
 
 class _TakenGradient(torch.Tensor):
-    """In the place of a gradient that the optimizer has: without memory, and for autograd only."""
+    """Placeholder of a gradient that the optimizer has taken: without memory, usable by autograd only."""
 
     came: torch.Tensor | None
 
@@ -128,7 +132,7 @@ class _TakenGradient(torch.Tensor):
         return args[0]
 
     def take_added(self) -> torch.Tensor | None:
-        """What autograd has added since the last call."""
+        """Return the gradient that autograd has added since the last call, or None."""
         came, self.came = self.came, None
         return came
 
@@ -137,5 +141,5 @@ class _TakenGradient(torch.Tensor):
 
 
 def _told(call: OfModule, parameters: list[nn.Parameter]) -> Callable[..., None]:
-    """A hook that says which parameters it is about, whatever torch passes to it."""
+    """Return a hook that calls ``call(parameters)`` and ignores torch's arguments."""
     return lambda *_: call(parameters)

@@ -1,4 +1,4 @@
-"""What a rank updates, and how: AdamW or SGD, on master values in at least float32."""
+"""Partitions of parameters that a rank updates by AdamW or SGD, on master values in at least float32."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from energon_lite.trainer.parallel.shards import Shard
 
 
 class Partition:
-    """The elements ``[start, stop)`` of some flat memory of parameters, which this rank updates.
+    """The elements ``[start, stop)`` of flat parameter memory that this rank updates.
 
     Args:
-        values: what the model computes with.
-        grad: the sum of its gradients.
-        start: of the elements.
-        runs: which of them, counted from ``start``, are updated with which rule.
+        values: the values that the model computes with.
+        grad: the sum of the gradients.
+        start: offset of the first element.
+        runs: slices, counted from ``start``, each with its update rule.
         algorithm: ``adamw`` or ``sgd``.
-        config: the constants.
-        state: master values and moments that there are already, which ``values`` follow.
+        config: the settings.
+        state: existing master values and moments; ``values`` are set from them.
 
     Attributes:
-        tensors: by name, the moments and ``master``, the values in at least float32 (the same memory, if the model is
-            that precise).
+        tensors: the moments, and ``master``, the values in at least float32 (the same memory as ``values``, if the
+            model has that precision), by name.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Partition:
         self._inner: Any = None
         if self._compiled:
             whole = [self.grad, *self.tensors.values()] + ([] if self.master is self.values else [self.values])
-            # As tensors of their own: views of others, of other sizes, would each get a graph.
+            # As separate tensors: views of tensors of different sizes would each be compiled anew.
             self._slices = [(rule, [tensor[run].data for tensor in whole]) for run, rule in self.runs]
         if self._compiled or not groups:
             return
@@ -76,7 +76,7 @@ class Partition:
             self._inner.state[group["params"][0]] = {kind: whole[run] for kind, whole in moments.items()}
 
     def set_updates(self, updates: int) -> None:
-        """Say how many updates the moments have seen."""
+        """Set the number of updates that the moments include."""
         if self._inner is None:
             self._updates.fill_(updates)
             return
@@ -84,13 +84,13 @@ class Partition:
             state["step"] = torch.tensor(float(updates), dtype=torch.float32, device=self.master.device)
 
     def update(self, lr: float, scale: Tensor | None, skip: Tensor, shared: dict[Any, Any]) -> None:
-        """One step; nothing waits for the device to see which.
+        """Launch one update, without waiting for the device.
 
         Args:
-            lr: of the step.
-            scale: what the gradient is to be multiplied with.
-            skip: 1 where nothing is to change, 0 otherwise.
-            shared: numbers that all partitions need in this step; empty for the first of them.
+            lr: learning rate of the step.
+            scale: factor of the gradient, for clipping; None for none.
+            skip: 1 to change nothing, 0 otherwise.
+            shared: cache of numbers that all partitions use in this step; empty for the first partition.
         """
         if self._inner is None:
             self._update_at_once(lr, scale, skip, shared)
@@ -107,7 +107,7 @@ class Partition:
             self.values.copy_(self.master)
 
     def _update_at_once(self, lr: float, scale: Tensor | None, skip: Tensor, shared: dict[Any, Any]) -> None:
-        """The same in one kernel for each run; numbers that change from step to step are tensors on the device."""
+        """Update each run by one kernel; numbers that change from step to step are tensors on the device."""
         self._updates += 1 - skip
         keep = shared.setdefault("keep", skip == 0)
         for rule, tensors in self._slices:
@@ -119,11 +119,11 @@ class Partition:
             self._compiled(scale, keep, *shared[rule], *tensors)
 
     def shard(self, slot: Slot) -> Shard | None:
-        """What is here of one parameter, as views; None if nothing is."""
+        """Return the part of one parameter that is in this partition, as views; None if there is none."""
         return shard_of(slot, self.start, self.tensors)
 
     def keep_state_only(self) -> None:
-        """Free the memory of values and gradients; no update can be made any more."""
+        """Free the memory of values and gradients; no further update is possible."""
         if self.master is self.values:
             self.tensors["master"] = self.master.clone()
         self.values = self.grad = self.master = self.master.new_empty(0)
@@ -131,7 +131,7 @@ class Partition:
 
 
 def shard_of(slot: Slot, start: int, tensors: dict[str, Tensor]) -> Shard | None:
-    """The part of a parameter that is in some elements of its bucket, from ``start`` on; None if nothing is."""
+    """Return the part of a parameter that lies in tensors of its bucket from ``start`` on; None if there is none."""
     lo, hi = max(slot.start, start), min(slot.stop, start + len(next(iter(tensors.values()))))
     here = {kind: tensor[lo - start : hi - start] for kind, tensor in tensors.items()}
     return Shard(slot.name, slot.parameter, lo - slot.start, here) if lo < hi else None
@@ -139,7 +139,7 @@ def shard_of(slot: Slot, start: int, tensors: dict[str, Tensor]) -> Shard | None
 
 @cache
 def _compiled_adamw(beta: float, beta_sq: float, eps: float) -> Callable[..., None]:
-    """Clip, AdamW and the rounded values in one kernel: each number is read once and written once."""
+    """Compile a kernel for clipping, AdamW and rounding that reads and writes each element once."""
 
     def update(
         scale: Tensor | None,

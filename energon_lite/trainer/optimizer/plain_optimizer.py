@@ -1,7 +1,7 @@
-"""AdamW for a model whose gradients are spread over data- and tensor-parallel ranks: the plain one.
+"""Plain AdamW for gradients over data- and tensor-parallel ranks, without overlap.
 
-Each rank has all of the state, and nothing overlaps.
-:class:`~energon_lite.trainer.optimizer.overlapped_optimizer.OverlappedDistributedOptimizer` is the other one.
+Each rank has the full state, and communication does not overlap computation. The alternative is
+:class:`~energon_lite.trainer.optimizer.overlapped_optimizer.OverlappedDistributedOptimizer`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["AdamW", "Optimizer", "learning_rate", "make_optimizer"]
 
 
 def make_optimizer(model: nn.Module, mesh: ParallelMesh, config: OptimizerConfig) -> Optimizer:
-    """The optimizer that ``config.kind`` names. Freeze parameters before; every rank must call it."""
+    """Make the optimizer that ``config.kind`` names. Freeze parameters before; every rank must call it."""
     return (AdamW if config.kind == "plain" else OverlappedDistributedOptimizer)(model, mesh, config)
 
 
@@ -40,12 +40,12 @@ class AdamW(Optimizer):
     place, and one all-reduce sums it over the ranks. It is a sum and not a mean, because the loss is divided by the
     number of tokens of the whole step beforehand. A parameter that had no part in the step has a gradient of zero.
 
-    What is updated are master values in at least float32: of a parameter in bfloat16 a copy, without which an update of
-    less than half the distance of two such numbers would be lost. The gradient of such a parameter moves into a buffer
-    of ``grad_dtype`` after each backward pass, and who reads ``parameter.grad`` is told so.
+    Updates are applied to master values in at least float32. A bfloat16 parameter has a copy for that, because bfloat16
+    would round away small updates. The gradient of such a parameter moves into a buffer of ``grad_dtype`` after each
+    backward pass, and reading its ``parameter.grad`` raises an error.
 
     Args:
-        model: what is trained.
+        model: the model to train.
         mesh: the ranks.
         config: AdamW's constants, the clipping norm and ``grad_dtype``.
 
@@ -68,9 +68,9 @@ class AdamW(Optimizer):
         hook_parameters(model, narrow, self._take_grad, _nothing, _nothing, self._take_values)
 
     def _lay_out(self, alike: list[Named]) -> None:
-        """Make a buffer of zeros for the gradients of parameters of one type, and what updates these.
+        """Make a gradient buffer of zeros, and partitions, for parameters of one type.
 
-        Of those of at least float32, parts of it are the parameters' own ``grad``.
+        The ``grad`` of a parameter in at least float32 is a view of the buffer.
         """
         first = alike[0][1]
         summed_in = sum_dtype(first.dtype, self.config.grad_dtype)
@@ -106,12 +106,12 @@ class AdamW(Optimizer):
         refuse_reading([p])
 
     def _take_values(self, parameters: list[nn.Parameter]) -> None:
-        """The model was given other values: they are the master values from now on."""
+        """Take the values that were loaded into the model as master values."""
         for p in parameters:
             self._at[p][0].master.copy_(p.detach().view(-1))
 
     def _gradient_norm(self) -> torch.Tensor:
-        """The norm of the whole model's gradient, in float64: of copies on several ranks, one counts."""
+        """Return the norm of the whole model's gradient, in float64; one of several copies counts."""
         counted = [
             owned.grad
             for p, (owned, slot) in self._at.items()
@@ -125,4 +125,4 @@ class AdamW(Optimizer):
 
 
 def _nothing(_: list[nn.Parameter]) -> None:
-    """Values are current at all times."""
+    """Do nothing: values are always current."""

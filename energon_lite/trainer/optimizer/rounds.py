@@ -1,7 +1,7 @@
-"""Which bucket may be reduced next: counting of gradients and micro-batches, without a word to other ranks.
+"""Decision which bucket is reduced next, by local counts of gradients and micro-batches.
 
-A step is made of *rounds*: one for each micro-batch, or one for all of them. In each round each bucket is reduced once,
-and always in the order of the queue, on all ranks: whatever order their gradients come in, their collectives match.
+A step consists of *rounds*: one for each micro-batch, or one for all of them. In each round, each bucket is reduced
+once, in the order of the queue on all ranks: the collectives match in any order of gradients.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class Rounds:
-    """The counts of one step.
+    """Counts of gradients and micro-batches of one step.
 
     Args:
-        parameters: of all buckets.
+        parameters: the parameters of all buckets.
 
     Attributes:
-        uses: how many gradients a parameter gives in one micro-batch, as the first step has shown.
-        learning: it is the first step. Nothing that is reduced in place leaves then before its round is complete.
-        promised: micro-batches of the step; None if nobody has said.
-        count: rounds of the step.
-        fired: gradients of each parameter that came in this step.
-        passed: micro-batches of each parameter that have ended. A gradient that did not come in one will not come.
-        per_round: micro-batches that a round is made of. So a parameter is ready for round ``r``, counted from 0, when
+        uses: number of gradients of a parameter in one micro-batch, as observed in the first step.
+        learning: True in the first step. Buckets that are reduced in place then wait until their round is complete.
+        promised: announced number of micro-batches of the step; None if not announced.
+        count: number of rounds of the step.
+        fired: number of gradients of each parameter in this step.
+        passed: number of finished micro-batches of each parameter. A gradient missing in a finished one will not come.
+        per_round: micro-batches per round. So a parameter is ready for round ``r``, counted from 0, if
             ``fired >= (r + 1) * per_round * uses``, and the round is complete when ``passed >= (r + 1) * per_round``.
     """
 
@@ -37,7 +37,7 @@ class Rounds:
         self.learning = True
 
     def start(self, micro_batches: int | None, queue: Sequence[Bucket], *, every: bool) -> None:
-        """A step begins, with so many micro-batches; with ``every``, each is a round."""
+        """Start a step with ``micro_batches`` micro-batches; with ``every``, each is a round."""
         self.promised, self._queue, self._launched = micro_batches, queue, 0
         self.count, self.per_round = (micro_batches, 1) if every and micro_batches else (1, micro_batches or 2**63)
         self.fired = dict.fromkeys(self.uses, 0)
@@ -46,19 +46,21 @@ class Rounds:
             bucket.arrived = bucket.reduced = 0
 
     def end_micro_batch(self, of: Collection[nn.Parameter] | None) -> None:
-        """One has ended, for all parameters or ``of`` these."""
+        """Count a finished micro-batch for all parameters, or ``of`` these."""
         for p in self.uses if of is None else self.uses.keys() & of:
             self.passed[p] += 1
             self.fired[p] = max(self.fired[p], self.passed[p] * self.uses[p])
 
     @property
     def complete(self) -> int:
-        """Rounds in which no gradient can come any more."""
+        """Number of rounds in which no gradient can come any more."""
         return min(self.passed.values(), default=0) // self.per_round
 
     def next(self, complete: int = 0) -> int | None:
-        """The bucket whose turn it is, by its number in the queue, if it is ready or its round is ``complete``; None
-        if that has to be waited for, or if there is none left. It counts as reduced."""
+        """Return the queue number of the next bucket, and count it as reduced; None if it is not ready or none is left.
+
+        A bucket is also ready if its round is below ``complete``.
+        """
         done, number = divmod(self._launched, max(len(self._queue), 1))
         if self._launched >= self.count * len(self._queue):
             return None
@@ -75,5 +77,5 @@ class Rounds:
             if self.fired[p] < micro_batches * self.uses[p]:
                 return False
             bucket.arrived += 1
-        # What is reduced in place must be complete, and the first step does not know yet how many gradients come.
+        # A reduction in place needs complete gradients, and the first step does not know yet how many gradients come.
         return not (self.learning and bucket.in_place)

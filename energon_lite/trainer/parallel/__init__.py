@@ -1,1 +1,1 @@
-"""Who is where among the ranks, and of what whole tensors their parts are parts."""
+"""Parallel layout: the ranks of a run, their groups, and the sharding of tensors over them."""

@@ -1,8 +1,8 @@
-"""The collectives of tensor parallelism as autograd functions: what happens forward, and its mirror image backward.
+"""Collectives of tensor parallelism as autograd functions, forward and its transpose backward.
 
-A tensor-parallel block is two matrix products around something element-wise. The first weight is cut by columns (each
-rank makes some of the features from all of the input), the second by rows (each rank makes a share of the sum for all
-outputs). Between ranks that needs two things only:
+A tensor-parallel block is two matrix products around an element-wise function. The first weight is sharded by columns
+(each rank makes some of the features from all of the input), the second by rows (each rank makes a partial sum of all
+outputs). The ranks then need two operations only:
 
     enter   forward: nothing, all ranks hold the same input     backward: sum the input's gradient over ranks
     leave   forward: sum the shares over ranks                  backward: nothing, all ranks hold the same gradient
@@ -10,10 +10,10 @@ outputs). Between ranks that needs two things only:
 The two are each other's transpose (Shoeybi et al., Megatron-LM, arXiv:1909.08053, call them f and g).
 
 Under sequence parallelism (Korthikanti et al., arXiv:2205.05198) a rank keeps a part of the sequence between blocks,
-instead of all of it. The same bytes are sent, in two halves, and norms and residuals take 1/tp of the memory:
+instead of all of it. The same number of bytes is sent, in two halves, and norms and residuals take 1/tp of the memory:
 
-    enter   forward: gather the parts of the sequence           backward: sum the gradient, keep one's part of it
-    leave   forward: sum the shares, keep one's part of it      backward: gather the parts of the gradient
+    enter   forward: gather the parts of the sequence           backward: sum the gradient, keep this rank's part
+    leave   forward: sum the shares, keep this rank's part      backward: gather the parts of the gradient
 
 The sequence is the dimension before the last, as in ``[rows, length, features]``.
 """
@@ -35,7 +35,7 @@ Step = Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor]
 
 
 class _Collective(torch.autograd.Function):
-    """One of :data:`_COLLECTIVES`, by name: what is done to a tensor, and what to its gradient on the way back."""
+    """One of :data:`_COLLECTIVES`, by name, applied to a tensor, and its transpose to the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, name: str) -> torch.Tensor:
@@ -48,42 +48,42 @@ class _Collective(torch.autograd.Function):
 
 
 def _unchanged(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """What all ranks hold; a view, as autograd wants a tensor of its own."""
+    """Return a view of a tensor that all ranks hold, because autograd needs a new tensor."""
     return x.view_as(x)
 
 
 def _summed(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """All-reduce, of a copy: autograd may hand the very same tensor to another branch."""
+    """All-reduce a copy, because autograd may pass the same tensor to another branch."""
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
 
 
 def _joined(x: torch.Tensor, group: dist.ProcessGroup, dim: int = -2) -> torch.Tensor:
-    """All-gather: the ranks' tensors one after the other along ``dim``."""
+    """All-gather: concatenate the ranks' tensors along ``dim``."""
     parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
     dist.all_gather(parts, x.contiguous(), group=group)
     return torch.cat(parts, dim=dim)
 
 
 def _own_part(x: torch.Tensor, group: dist.ProcessGroup, dim: int = -2) -> torch.Tensor:
-    """This rank's part of a tensor that all ranks hold."""
+    """Return this rank's part of a tensor that all ranks hold."""
     return x.chunk(group.size(), dim)[group.rank()].contiguous()
 
 
 def _summed_part(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Reduce-scatter: this rank's part, along the sequence, of the sum over ranks."""
+    """Reduce-scatter: return this rank's part, along the sequence, of the sum over ranks."""
     parts = x.chunk(group.size(), dim=-2)
     shares, part = torch.cat(parts), torch.empty_like(parts[0], memory_format=torch.contiguous_format)
     single_tensor.reduce_scatter(part, shares, group=group)
     return part
 
 
-#: Forward, and its mirror image backward.
+#: Forward operation, and its transpose backward.
 _COLLECTIVES: dict[str, tuple[Step, Step]] = {
     "enter": (_unchanged, _summed),
     "leave": (_summed, _unchanged),
-    # All ranks compute the same thing from the gathered columns, so each keeps its own gradient and sums nothing.
+    # All ranks compute the same from the gathered columns, so each keeps its own gradient without a sum.
     "gather": (partial(_joined, dim=-1), partial(_own_part, dim=-1)),
     "gather_sequence": (_joined, _summed_part),
     "scatter_sequence": (_summed_part, _joined),
@@ -96,14 +96,14 @@ def _collective(name: str, x: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def enter_parallel(x: torch.Tensor, group: Group, *, sequence: bool = False) -> torch.Tensor:
-    """Hand a tensor that all ranks hold to a product whose weight is cut by columns.
+    """Pass a tensor that all ranks hold to a product whose weight is sharded by columns.
 
     Several products may share one ``enter_parallel``: their gradients are added locally and sent once.
 
     Args:
         x: the same on all ranks; with ``sequence``, each rank's part of the sequence ``[..., length / n, features]``.
         group: the tensor-parallel ranks; None for one alone.
-        sequence: the input is cut along the sequence.
+        sequence: the input is sharded along the sequence.
     """
     return _collective("gather_sequence" if sequence else "enter", x, group)
 
@@ -147,30 +147,31 @@ class _OverlappedProducts(torch.autograd.Function):
 def overlapped_products(
     x: torch.Tensor, weights: Sequence[torch.Tensor], group: dist.ProcessGroup, *, sequence: bool = False
 ) -> tuple[torch.Tensor, ...]:
-    """:func:`enter_parallel`, and products with weights that are cut by columns. On the way back, the input's gradient
-    is summed over ranks while those of the weights are computed.
+    """Multiply an input by several weights that are sharded by columns, including :func:`enter_parallel`.
+
+    In the backward pass, the input's gradient is summed over ranks while those of the weights are computed.
 
     Args:
         x, group, sequence: as for :func:`enter_parallel`.
-        weights: ``[features, in]`` each.
+        weights: the weights, ``[features, in]`` each.
 
     Returns:
-        ``[..., features]`` of each.
+        The products, ``[..., features]`` each.
     """
     made: tuple[torch.Tensor, ...] = _OverlappedProducts.apply(x, group, sequence, *weights)
     return made
 
 
 def leave_parallel(x: torch.Tensor, group: Group, *, sequence: bool = False) -> torch.Tensor:
-    """Sum the shares that a product with a weight cut by rows has left on each rank.
+    """Sum the partial sums of a product whose weight is sharded by rows.
 
-    With ``sequence``, each rank keeps its part of the sequence; its length must divide by the number of ranks.
+    With ``sequence``, each rank keeps its part of the sequence, whose length must be divisible by the number of ranks.
     """
     return _collective("scatter_sequence" if sequence else "leave", x, group)
 
 
 def gather_parallel(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Put the ranks' columns (last dimension) side by side on every rank."""
+    """Concatenate the ranks' columns (last dimension) on every rank."""
     return _collective("gather", x, group)
 
 
@@ -180,8 +181,8 @@ def split_sequence(x: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def gather_sequence(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """The ranks' parts of the sequence, one after the other.
+    """Gather the ranks' parts of the sequence, concatenated.
 
-    Each rank computes something else from them, so backward sums the gradients.
+    The ranks compute different results from them, so backward sums the gradients.
     """
     return _collective("gather_sequence", x, group)

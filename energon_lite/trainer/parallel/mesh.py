@@ -1,8 +1,8 @@
-"""Who works with whom: the ranks of a run as a grid with the axes pp, dp, cp and tp.
+"""The mesh: the ranks of a run as a grid with the axes pp, dp, cp and tp, and their process groups.
 
-Tensor-parallel peers talk most, so they are neighbours: ``tp`` varies fastest, then ``cp``, ``dp`` and ``pp``. Sixteen
-ranks with ``tp=2, pp=4`` have ``dp=2``: ranks 0 and 1 are tensor-parallel peers, 0 and 2 are data-parallel peers, and
-0, 4, 8 and 12 are the four stages of one pipeline.
+Tensor-parallel peers communicate most, so they are neighbours: ``tp`` varies fastest, then ``cp``, ``dp`` and ``pp``.
+Sixteen ranks with ``tp=2, pp=4`` have ``dp=2``: ranks 0 and 1 are tensor-parallel peers, 0 and 2 are data-parallel
+peers, and 0, 4, 8 and 12 are the four stages of one pipeline.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from energon_lite.errors import TopologyError
 from energon_lite.trainer.parallel.process_group import end_process_group
 from energon_lite.trainer.parallel.rank_grid import AXES, DEFAULT_ORDER, RankGrid, fit_sizes
 
-#: One-way streets between pipeline stages: activations to the next stage and from the last to the first (with virtual
-#: stages), gradients the other way round. NCCL serves the messages of a group between two ranks one after the other, in
-#: both directions, so two ranks that both send first would wait for each other for ever; each street is its own group.
+#: Names of the one-way groups between pipeline stages: activations to the next stage and from the last to the first
+#: (with virtual stages), gradients in reverse. NCCL serves the messages of a group between two ranks one after the
+#: other in both directions, so two ranks that both send first would deadlock; so each direction has its own group.
 STREETS = ("down", "up", "down_wrap", "up_wrap")
 
 
 @dataclass(frozen=True)
 class ParallelMesh(RankGrid):
-    """The grid of ranks, and this process' place in it.
+    """The grid of ranks, and this process' coordinates in it.
 
     Args:
         pp, dp, cp, tp, order: see :class:`RankGrid`.
-        device: where this process keeps its tensors.
+        device: the device of this process' tensors.
         device_mesh: torch's mesh with the same axes; None in a single process without ``torch.distributed``.
-        owns_group: :func:`build_mesh` has started the process group, so :meth:`close` ends it.
-        sequence_parallel: between the blocks of a layer, tensor-parallel ranks keep a part of the sequence each
-            (Korthikanti et al., arXiv:2205.05198), instead of all of it all.
-        virtual: chunks of layers that each pipeline stage has.
+        owns_group: True if :func:`build_mesh` has started the process group, so that :meth:`close` ends it.
+        sequence_parallel: between blocks, each tensor-parallel rank keeps a part of the sequence (Korthikanti et al.,
+            arXiv:2205.05198), instead of all of it.
+        virtual: number of chunks of layers of each pipeline stage.
         share_images: data-parallel ranks encode each other's images, so that each has as much to do.
-        process_groups: of each axis on which there are several ranks, and those of :func:`_extra_groups`, by name.
-        timeout: how long a collective may take before it is an error; None for torch's default.
+        process_groups: the group of each axis with several ranks, and those of :func:`_extra_groups`, by name.
+        timeout: the most time that a collective may take; None for torch's default.
 
     Example:
         >>> mesh = build_mesh(tp=2)  # under torchrun with four processes
@@ -61,32 +61,32 @@ class ParallelMesh(RankGrid):
     timeout: timedelta | None = None
 
     def rank(self, axis: str) -> int:
-        """This process' coordinate along ``axis``."""
+        """Return this process' coordinate along ``axis``."""
         if self.device_mesh is None or axis not in (self.device_mesh.mesh_dim_names or ()):
             return 0
         return self.device_mesh.get_local_rank(axis)
 
     def group(self, axis: str) -> dist.ProcessGroup | None:
-        """The process group along ``axis``, or None where it has one member and nothing needs to be said.
+        """Return the process group along ``axis``, or None if it has one member and needs no communication.
 
-        ``"ends"`` is the group of the first and the last pipeline stage, who both hold a tied embedding; None on the
+        ``"ends"`` is the group of the first and the last pipeline stage, which share a tied embedding; None on the
         stages between them, too.
         """
         return self.process_groups.get(axis)
 
     @property
     def data_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold different tokens of a step, over which losses and gradients are summed: dp x cp."""
+        """The ranks with different tokens of a step, over which losses and gradients are summed: dp x cp."""
         return self.group("data") or self.group("dp") or self.group("cp")
 
     @property
     def sequence_cut(self) -> bool:
-        """True if activations between blocks are cut along the sequence over the tensor-parallel ranks."""
+        """True if activations between blocks are sharded along the sequence over the tensor-parallel ranks."""
         return self.sequence_parallel and self.tp > 1
 
     @property
     def sequence_axes(self) -> tuple[str, ...]:
-        """Over which axes to sum the gradient of a parameter that each rank applies to its part of the sequence."""
+        """Axes over which to sum the gradient of a parameter that each rank applies to its part of the sequence."""
         return ("tp",) if self.sequence_cut else ()
 
     @property
@@ -107,7 +107,7 @@ class ParallelMesh(RankGrid):
         return self.global_rank == 0
 
     def stage_rank(self, stage: int) -> int:
-        """The global rank of a stage of this rank's pipeline; stages are counted round, so -1 is the last."""
+        """Return the global rank of a stage of this rank's pipeline, modulo the stages, so -1 is the last."""
         return self.rank_at(self.coordinates(self.global_rank) | {"pp": stage % self.pp})
 
     def sum_over_data(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -117,23 +117,23 @@ class ParallelMesh(RankGrid):
         return tensor
 
     def any_rank(self, flag: bool) -> bool:
-        """True on every rank if ``flag`` is true on any. Every rank must call it."""
+        """Return on every rank whether ``flag`` is true on any. Every rank must call it."""
         return self.any_rank_each(flag)[0]
 
     def any_rank_each(self, *flags: bool) -> list[bool]:
-        """:meth:`any_rank` of several flags, in one collective."""
+        """Compute :meth:`any_rank` of several flags, in one collective."""
         if self.world_size == 1:
             return list(flags)
-        told = torch.tensor(flags, dtype=torch.int64, device=self.device)
-        dist.all_reduce(told, op=dist.ReduceOp.MAX)
-        return [bool(flag) for flag in told.tolist()]
+        shared = torch.tensor(flags, dtype=torch.int64, device=self.device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return [bool(flag) for flag in shared.tolist()]
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
         self.any_rank(False)
 
     def close(self) -> None:
-        """Leave the process group, if it was made for this mesh."""
+        """End the process group, if it was made for this mesh."""
         if self.owns_group:
             end_process_group()
 
@@ -153,26 +153,25 @@ def build_mesh(
     timeout: float | None = None,
     share_images: bool = False,
 ) -> ParallelMesh:
-    """The mesh of this run, from its sizes. Every rank must call it.
+    """Build the mesh of this run from its sizes. Every rank must call it.
 
-    Under ``torchrun`` the process group is made here if nobody has (NCCL with a GPU, gloo without). A process alone
-    needs no process group and gets none.
+    Under ``torchrun``, the process group is made here unless it exists (NCCL with a GPU, gloo without). A single
+    process needs no process group and gets none.
 
     Args:
         pp: pipeline stages.
         dp: data-parallel replicas; None takes all ranks that the other axes leave.
         cp: parts of a sequence.
         tp: parts of a weight matrix.
-        sequence_parallel: with ``tp``, cut activations between blocks along the sequence.
+        sequence_parallel: with ``tp``, shard activations between blocks along the sequence.
         virtual: chunks of layers of each pipeline stage; more than one makes the schedule interleaved.
         order: the axes, the fastest varying first; those of size 1 may be left out.
-        timeout: seconds that a collective may take before it is an error, on a rank whose peer is gone without a word;
-            None for torch's default, which is half an hour for gloo and ten minutes for NCCL. The gloo of torch 2.6
-            does not heed it.
+        timeout: seconds that a collective may take before it raises an error, for ranks whose peer has vanished; None
+            for torch's default: half an hour for gloo, ten minutes for NCCL. The gloo of torch 2.6 ignores it.
         share_images: data-parallel ranks encode each other's images, so that each has as much to do.
 
     Raises:
-        TopologyError: the sizes do not multiply to the number of ranks; the message lists those that would.
+        TopologyError: the product of the sizes is not the number of ranks; the message lists valid sizes.
     """
     device, started = start_process_group()
     world = dist.get_world_size() if dist.is_initialized() else 1
@@ -200,17 +199,18 @@ def build_mesh(
 def _with_groups(mesh: ParallelMesh, device_mesh: DeviceMesh) -> ParallelMesh:
     groups = {axis: device_mesh.get_group(axis) for axis in AXES if mesh.size(axis) > 1} | _extra_groups(mesh)
     if mesh.timeout is not None:
-        # Not where each is made: a device mesh takes no timeout, and a process group may have been there before.
+        # Set here and not at creation: a device mesh takes no timeout, and the process group may have existed before.
         for group in (None, *groups.values()):
             _set_pg_timeout(mesh.timeout, group)
     return replace(mesh, device_mesh=device_mesh, process_groups=groups)
 
 
 def parallel_mesh(mesh: ParallelMesh | DeviceMesh) -> ParallelMesh:
-    """The same mesh; or one with the axes of torch's, whose groups it uses. Every rank must call it.
+    """Return the mesh itself, or one with the axes and groups of torch's mesh. Every rank must call it.
 
     Args:
-        mesh: of torch's, the axes are named ``pp``, ``dp``, ``cp`` and ``tp``, or there is one without a name: ``dp``.
+        mesh: the mesh; the axes of torch's are named ``pp``, ``dp``, ``cp`` and ``tp``, or a single unnamed one is
+            ``dp``.
 
     Raises:
         TopologyError: it has other axes, or not all ranks in their order.
@@ -230,22 +230,22 @@ def parallel_mesh(mesh: ParallelMesh | DeviceMesh) -> ParallelMesh:
 
 
 def _extra_groups(mesh: ParallelMesh) -> dict[str, dist.ProcessGroup]:
-    """The groups that are not those of one axis."""
+    """Make the groups other than those of one axis."""
     wanted = {"data": mesh.groups("dp", "cp")} if mesh.dp > 1 and mesh.cp > 1 else {}
     if mesh.share_images and mesh.dp > 1:
-        # Of its own: gradients are summed over the others in an order that may differ from rank to rank.
+        # A separate group: gradients are summed over the others in an order that may differ between ranks.
         wanted["images"] = mesh.groups("dp")
     if mesh.pp > 1:
         wanted["ends"] = mesh.end_groups()
         wanted |= {street: mesh.groups("pp") for street in STREETS[: 4 if mesh.virtual > 1 else 2]}
-    found = {name: dist.new_subgroups_by_enumeration(ranks)[0] for name, ranks in wanted.items()}
-    if mesh.pp > 1 and mesh.device.type == "cuda":  # what stages say to each other's hosts, with no device to wait for
-        found["pp_host"] = dist.new_subgroups_by_enumeration(mesh.groups("pp"), backend="gloo")[0]
-    return {name: mine for name, mine in found.items() if mine is not None}
+    groups = {name: dist.new_subgroups_by_enumeration(ranks)[0] for name, ranks in wanted.items()}
+    if mesh.pp > 1 and mesh.device.type == "cuda":  # messages between hosts, without a wait for a device
+        groups["pp_host"] = dist.new_subgroups_by_enumeration(mesh.groups("pp"), backend="gloo")[0]
+    return {name: mine for name, mine in groups.items() if mine is not None}
 
 
 def start_process_group(**settings: Any) -> tuple[torch.device, bool]:
-    """Make the process group, with these settings, if torchrun wants one and nobody has.
+    """Make the process group with these settings, if torchrun needs one and none exists.
 
     Returns:
         This process' device, and whether a group was made.
@@ -253,7 +253,7 @@ def start_process_group(**settings: Any) -> tuple[torch.device, bool]:
     Raises:
         TopologyError: there are fewer GPUs than ranks on this machine.
     """
-    # Where there is a group: it may be "cpu:gloo,cuda:nccl", torch's default.
+    # The backend of an existing group may be "cpu:gloo,cuda:nccl", torch's default.
     on_gpu = torch.cuda.is_available() and (not dist.is_initialized() or "nccl" in dist.get_backend_config())
     number, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count() if on_gpu else 0
     if on_gpu and number >= there:
@@ -271,11 +271,11 @@ def start_process_group(**settings: Any) -> tuple[torch.device, bool]:
 
 
 def _meeting_place(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Where the ranks meet: arguments of ``init_process_group``.
+    """Return the rendezvous of the ranks, as arguments of ``init_process_group``.
 
-    After a restart, torchrun's own store still has the addresses of the ranks that died, and new ones would look for
-    each other there (pytorch/pytorch#135712). So each attempt gets names of its own. Torchrun counts attempts for each
-    node by itself; with several nodes ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` gives each attempt a new store.
+    After a restart, torchrun's own store still has the addresses of the ranks that died, and new ranks would connect to
+    them (pytorch/pytorch#135712). So each attempt gets its own prefix. Torchrun counts attempts for each node
+    separately; with several nodes, ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` gives each attempt a new store.
     """
     attempt, world = environment.get("TORCHELASTIC_RESTART_COUNT", "0"), int(environment["WORLD_SIZE"])
     shared = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

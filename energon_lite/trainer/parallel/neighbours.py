@@ -1,4 +1,4 @@
-"""Things in a row, cut into groups of neighbours that are not too large: buckets of parameters, files of tensors."""
+"""Division of a sequence into groups of neighbours of limited size: buckets of parameters, files of tensors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 def neighbours(sized: Iterable[tuple[T, int]], most: int) -> list[list[T]]:
-    """The things in order, in groups of at most some size in all, or of one thing.
+    """Divide things in order into groups of limited total size, or of one thing.
 
     Args:
-        sized: each thing with its size.
-        most: size of a group.
+        sized: pairs of a thing and its size.
+        most: the largest total size of a group.
 
     Example:
         >>> neighbours([("a", 2), ("b", 1), ("c", 9), ("d", 3)], 3)

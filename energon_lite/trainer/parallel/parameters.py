@@ -1,8 +1,8 @@
-"""What a parameter is in the whole model, wherever a part of it lives.
+"""Layouts of parameters: shape, sharding and initial values in the whole model.
 
-Each rank holds a slice of each tensor-parallel weight. What the slice is a slice *of* is written on the parameter as a
-:class:`ParameterLayout`, and everything that must know reads it there: initialisation, the gradient norm (a slice
-counts once, a replica not again) and checkpoints (global shapes, global names).
+Each rank holds a slice of each tensor-parallel weight. The :class:`ParameterLayout` on the parameter describes the
+whole weight, for initialisation, for the gradient norm (a slice counts once, a replica not again) and for checkpoints
+(global shapes, global names).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """The whole of which a rank's parameter is a part.
+    """Description of the whole of which a rank's parameter is a part.
 
     Args:
         full_shape: shape of the parameter in a model on one rank.
-        sharded_dim: the dimension that is cut along the tensor-parallel axis; None if every rank has all of it.
+        sharded_dim: the dimension that is sharded over the tensor-parallel axis; None if every rank has all of it.
         std: standard deviation of the initial values.
         mean: mean of the initial values; with ``std=0`` their value.
-        sum_over: axes of the mesh over which each rank's gradient is a part of a sum, besides the data group:
-            ``("tp",)`` for what sees a part of the sequence under sequence parallelism, ``("ends",)`` for an embedding
-            that the first and the last pipeline stage share.
-        assumed: nobody has said any of this: it is taken for a copy of what the other ranks have.
+        sum_over: mesh axes, in addition to the data group, over which each rank's gradient is a partial sum:
+            ``("tp",)`` for parameters applied to a part of the sequence under sequence parallelism, ``("ends",)`` for
+            an embedding that the first and the last pipeline stage share.
+        assumed: True if no layout was given; the parameter is then treated as a copy on all ranks.
     """
 
     full_shape: tuple[int, ...]
@@ -45,17 +45,17 @@ class ParameterLayout:
     assumed: bool = False
 
     def counts_here(self, mesh: ParallelMesh) -> bool:
-        """False where this rank's part is a second copy that the whole model does not have, as in gradient norms.
+        """Return False if this rank's part is a second copy, which gradient norms must not count.
 
-        Copies on data- and tensor-parallel ranks are another matter: those are left out by not summing over them.
+        Copies on data- and tensor-parallel ranks do not matter: sums do not extend over these.
         """
         return not ("ends" in self.sum_over and mesh.pp > 1 and mesh.is_last_stage)
 
     def local_shape(self, mesh: ParallelMesh) -> tuple[int, ...]:
-        """Shape of one rank's part.
+        """Return the shape of one rank's part.
 
         Raises:
-            TopologyError: the sharded dimension cannot be cut into equal parts.
+            TopologyError: the sharded dimension is not divisible by ``tp``.
         """
         if self.sharded_dim is None:
             return self.full_shape
@@ -65,29 +65,31 @@ class ParameterLayout:
         return (*self.full_shape[: self.sharded_dim], full // mesh.tp, *self.full_shape[self.sharded_dim + 1 :])
 
     def local_part(self, full: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
-        """This rank's slice (a view) of the whole tensor ``full``."""
+        """Return this rank's slice (a view) of the whole tensor ``full``."""
         return full if self.sharded_dim is None else full.chunk(mesh.tp, self.sharded_dim)[mesh.rank("tp")]
 
 
 def indivisible(what: str, number: int, mesh: ParallelMesh) -> TopologyError:
-    """The error for something that cannot be shared evenly by the tensor-parallel ranks."""
+    """Return the error for a number that is not divisible by the tensor-parallel ranks."""
     sizes = ", ".join(str(size) for size in range(1, min(number, 128) + 1) if number % size == 0)
     return TopologyError(f"{what} cannot be cut into tp={mesh.tp} equal parts", fix=f"use tp of {sizes}")
 
 
 def new_parameter(layout: ParameterLayout, mesh: ParallelMesh, dtype: torch.dtype) -> nn.Parameter:
-    """An uninitialised parameter that holds this rank's part; see :func:`initialize_parameters`."""
+    """Make an uninitialised parameter with this rank's part; see :func:`initialize_parameters`."""
     parameter = nn.Parameter(torch.empty(layout.local_shape(mesh), dtype=dtype, device=mesh.device))
     parameter.parallel_layout = layout  # type: ignore[attr-defined]
     return parameter
 
 
 def layout_of(parameter: torch.Tensor) -> ParameterLayout:
-    """The layout of a parameter: what it says itself; of torch's ``DTensor`` what its placements say; of any other, as
-    in a module that knows nothing of us, that it is whole (``assumed``; the optimizer makes sure of that).
+    """Return the layout of a parameter.
+
+    It is the parameter's own; for torch's ``DTensor``, it follows from the placements; any other parameter, as in a
+    module without layouts, is whole (``assumed``; the optimizer verifies that).
 
     Raises:
-        UsageError: a ``DTensor`` that is cut otherwise than evenly along one dimension of one mesh axis.
+        UsageError: a ``DTensor`` that is not sharded evenly along one dimension of one mesh axis.
     """
     layout = getattr(parameter, "parallel_layout", None)
     if isinstance(layout, ParameterLayout):
@@ -107,20 +109,20 @@ def layout_of(parameter: torch.Tensor) -> ParameterLayout:
 
 
 def local_tensor(parameter: torch.Tensor) -> torch.Tensor:
-    """The very tensor that this rank has of a parameter: of a ``DTensor`` its part, of any other the parameter."""
+    """Return this rank's tensor of a parameter: the local part of a ``DTensor``, else the parameter itself."""
     return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
 
 
 def freeze(model: nn.Module, patterns: Sequence[str], mesh: ParallelMesh) -> None:
-    """Leave some parameters as they are in training. Every rank must call it, before the optimizer is made.
+    """Exclude some parameters from training. Every rank must call it, before the optimizer is made.
 
     Args:
         model: the model, or this pipeline stage's part of it.
-        patterns: of names, with ``*``, ``?`` and ``[...]`` as in a shell.
+        patterns: name patterns, with ``*``, ``?`` and ``[...]`` as in a shell.
         mesh: the ranks.
 
     Raises:
-        UsageError: a pattern fits no parameter on any rank.
+        UsageError: a pattern matches no parameter on any rank.
 
     Example:
         >>> freeze(model, ["embed_tokens.*"], mesh)
@@ -135,16 +137,16 @@ def freeze(model: nn.Module, patterns: Sequence[str], mesh: ParallelMesh) -> Non
 
 
 def initialize_parameters(model: nn.Module, *, seed: int, mesh: ParallelMesh, drawn: Sequence[str] = ("*",)) -> None:
-    """Fill all parameters with their initial values, the same in every layout of ranks.
+    """Fill all parameters with their initial values, equal in every layout of ranks.
 
-    Each parameter is drawn whole, from a generator of its own that is seeded by (seed, name), and then sliced. So the
+    Each parameter is drawn whole, from its own generator seeded by (seed, name), and then sliced. So the
     values depend neither on the layout nor on the order in which modules are made. Tied weights are drawn once.
 
     Args:
         model: a model whose parameters have layouts.
         seed: the run's seed.
         mesh: the mesh the model was made for.
-        drawn: patterns of names, as those of :func:`freeze`; other parameters are zeros, which something will replace.
+        drawn: name patterns, as for :func:`freeze`; other parameters are zeros, to be loaded later.
     """
 
     def fill(named: tuple[str, nn.Parameter]) -> None:
@@ -165,7 +167,7 @@ def initialize_parameters(model: nn.Module, *, seed: int, mesh: ParallelMesh, dr
             full = torch.empty(layout.full_shape).normal_(layout.mean, layout.std, generator=generator)
             parameter.copy_(layout.local_part(full, mesh))
 
-    # A generator is one thread's work; ranks of this machine share its cores, and large tensors its memory.
+    # A generator runs in one thread; ranks of this machine share its cores, and large tensors its memory.
     threads = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     with ThreadPoolExecutor(max(1, min(threads, 8))) as pool:
         list(pool.map(fill, model.named_parameters()))

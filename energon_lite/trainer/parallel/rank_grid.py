@@ -1,6 +1,6 @@
-"""The ranks of a run as a grid, by arithmetic alone: who is where, who forms a group with whom, who has which layers.
+"""The ranks of a run as a grid, by arithmetic alone: coordinates, groups and layers of each rank.
 
-Nothing here talks to other ranks, so it answers for any number of them: ``energon-lite layout`` prints it.
+Nothing here communicates, so it works for any number of ranks: ``energon-lite layout`` prints it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import TopologyError
 
-#: Pipeline, data, context and tensor parallel.
+#: Pipeline, data, context and tensor parallel axes.
 AXES = ("pp", "dp", "cp", "tp")
-#: Fastest varying axis first. Tensor-parallel peers talk most, so they are neighbours.
+#: Fastest varying axis first. Tensor-parallel peers communicate most, so they are neighbours.
 DEFAULT_ORDER = "tp-cp-dp-pp"
 
 
@@ -29,7 +29,7 @@ class RankGrid:
         order: the axes, fastest varying first, joined by ``-``. Axes of size 1 may be left out.
 
     Raises:
-        TopologyError: ``order`` names an axis that there is not, names one twice, or leaves out one of more than 1.
+        TopologyError: ``order`` names an unknown axis, names one twice, or leaves out one of size > 1.
 
     Example:
         >>> RankGrid(pp=4, dp=2, cp=1, tp=2).groups("dp")[:3]
@@ -51,7 +51,7 @@ class RankGrid:
             raise TopologyError(what + (f": {missing[0]} is missing" if missing else ""), fix=fix)
 
     def size(self, axis: str) -> int:
-        """Number of ranks along ``axis``."""
+        """Return the number of ranks along ``axis``."""
         return {"pp": self.pp, "dp": self.dp, "cp": self.cp, "tp": self.tp}[axis]
 
     @property
@@ -71,30 +71,30 @@ class RankGrid:
         return counted.transpose([self.slow_to_fast.index(axis) for axis in AXES])
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank is along each axis."""
+        """Return the coordinates of a rank along each axis."""
         place = np.unravel_index(rank, [self.size(axis) for axis in self.slow_to_fast])
         return dict(zip(self.slow_to_fast, map(int, place), strict=True))
 
     def rank_at(self, place: dict[str, int]) -> int:
-        """The rank with these coordinates; the inverse of :meth:`coordinates`."""
+        """Return the rank with these coordinates; the inverse of :meth:`coordinates`."""
         return int(self.ranks[tuple(place[axis] for axis in AXES)])
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """The ranks that differ along ``axes`` only, group by group; sorted, as are the ranks of a group."""
+        """Return the ranks that differ along ``axes`` only, group by group; groups and their ranks are sorted."""
         last = np.moveaxis(self.ranks, [AXES.index(axis) for axis in axes], range(-len(axes), 0))
-        found: list[list[int]] = last.reshape(-1, math.prod(map(self.size, axes))).tolist()
-        return sorted(map(sorted, found))
+        grouped: list[list[int]] = last.reshape(-1, math.prod(map(self.size, axes))).tolist()
+        return sorted(map(sorted, grouped))
 
     def end_groups(self) -> list[list[int]]:
-        """First and last stage of each pipeline: those who both hold a tied embedding."""
+        """Return the first and last stage of each pipeline, which share a tied embedding."""
         return sorted(self.ranks[[0, -1]].reshape(2, -1).T.tolist()) if self.pp > 1 else []
 
 
 def layers_of_stages(layers: int, pp: int, virtual: int = 1) -> list[list[list[int]]]:
-    """Which layers each pipeline stage has: for each stage, for each of its chunks, their numbers from 0.
+    """Return the layers of each pipeline stage: for each of its chunks, the layer numbers from 0.
 
-    The layers are cut into ``pp * virtual`` runs, of which each stage gets every ``pp``-th. If they do not divide
-    evenly, the middle runs are one longer: the first one also embeds, the last one also makes the loss.
+    The layers are divided into ``pp * virtual`` runs, of which each stage gets every ``pp``-th. If the division is not
+    even, the middle runs are one longer: the first run also embeds, the last one also computes the loss.
 
     Raises:
         TopologyError: there are fewer layers than runs.
@@ -118,10 +118,10 @@ def layers_of_stages(layers: int, pp: int, virtual: int = 1) -> list[list[list[i
 
 
 def fit_sizes(world: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp: int = 1) -> int:
-    """The data-parallel size with which the sizes fill ``world`` ranks.
+    """Return the data-parallel size with which the sizes fill ``world`` ranks.
 
     Raises:
-        TopologyError: they cannot; the message lists, for each axis, the sizes that go with the others.
+        TopologyError: there is none; the message lists, for each axis, the sizes that fit the others.
     """
     given = {"pp": pp, "cp": cp, "tp": tp} | ({} if dp is None else {"dp": dp})
     shown = ", ".join(f"{axis}={size}" for axis, size in given.items())
@@ -138,6 +138,6 @@ def fit_sizes(world: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp
 
 
 def _fit(world: int, given: dict[str, int]) -> bool:
-    """Whether sizes multiply to the world, or, with ``dp`` left open, divide it."""
+    """Return whether the product of the sizes is the world size or, with ``dp`` left open, divides it."""
     product = math.prod(given.values())
     return product == world if "dp" in given else world % product == 0

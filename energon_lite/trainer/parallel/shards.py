@@ -1,7 +1,7 @@
-"""What one rank has of the optimizer's state of one parameter: a shard, and the same as boxes of the whole tensor.
+"""Shards: one rank's part of the optimizer state of a parameter, also as boxes of the whole tensor.
 
-Slices of buckets know nothing of rows, so a rank's shard of a matrix is a run of its elements. A run is a few
-rectangles, and rectangles of global tensors are what any other layout of ranks can read.
+Slices of buckets are independent of rows, so a rank's shard of a matrix is a run of its elements. A run is a few
+rectangles, and any other layout of ranks can read rectangles of global tensors.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
 
 
 class Shard(NamedTuple):
-    """What a rank has of the state of a parameter.
+    """One rank's part of the state of a parameter.
 
     Args:
         name, parameter: the parameter.
-        start: the first element that this is of, counted in the rank's own part of the parameter, flattened.
-        tensors: views of the state, by name, each with as many elements. ``master`` are the values themselves, in at
-            least float32; the others are moments.
+        start: first element of the shard, counted in the rank's own part of the parameter, flattened.
+        tensors: views of the state, by name, with equal numbers of elements. ``master`` are the values themselves, in
+            at least float32; the others are moments.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Shard(NamedTuple):
 
     @property
     def values(self) -> torch.Tensor:
-        """The same elements of the parameter itself, as the model computes with them."""
+        """The elements of the parameter itself, in the model's type."""
         return local_tensor(self.parameter).detach().flatten()[self.start : self.stop]
 
     def take_values(self) -> None:
-        """The parameter was given other values: they are the master values from now on."""
+        """Set the master values from the parameter, after it was given other values."""
         if "master" in self.tensors:
             self.tensors["master"].copy_(self.values)
 
@@ -54,13 +54,14 @@ class Shard(NamedTuple):
 def reshard(
     kind: str, source: Shard | None, target: Shard | None, like: torch.Tensor, group: dist.ProcessGroup | None
 ) -> None:
-    """Carry a tensor of a parameter's state from one division among ranks to another. Every rank of the group must
-    call it, and has the same part of the parameter.
+    """Move a tensor of a parameter's state from one division among ranks to another.
+
+    Every rank of the group must call it, and has the same part of the parameter.
 
     Args:
-        kind: which of the state's tensors.
-        source, target: this rank's shards of it in the two divisions; None where it has nothing.
-        like: as many elements as the parameter has here, and the type of that tensor.
+        kind: name of the tensor in the state.
+        source, target: this rank's shards in the two divisions; None for an empty one.
+        like: a tensor with the number of elements of the parameter on this rank, and the type of that tensor.
         group: the ranks that share the state; None if there is one.
     """
     whole = torch.zeros_like(like)
@@ -80,10 +81,10 @@ class Box(NamedTuple):
 
 
 def boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
-    """The elements ``[start, stop)`` of a flattened tensor, as rectangles of that tensor, in order.
+    """Return the elements ``[start, stop)`` of a flattened tensor as rectangles of that tensor, in order.
 
-    Each is one run of the flattened tensor. Of a matrix there are at most three: the end of a row, whole rows, and the
-    beginning of a row.
+    Each is one run of the flattened tensor. A matrix has at most three: the end of a row, whole rows, and the beginning
+    of a row.
 
     Example:
         >>> boxes((4, 5), 3, 16)
@@ -104,16 +105,17 @@ def boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
 
 
 class ChunkedTensor(torch.Tensor):
-    """A tensor of which this process has some boxes only, for ``torch.distributed.checkpoint``.
+    """A tensor of which this process has only some boxes, for ``torch.distributed.checkpoint``.
 
-    It has the shape of the whole and no memory of its own: torch plans with shapes alone, and asks for values when it
+    It has the shape of the whole and no memory of its own: torch plans with shapes alone, and requests values when it
     writes or fills them. The three methods with underscores are its protocol for such tensors
     (``torch/distributed/_checkpointable.py``), which its DTensor follows as well.
 
     Args:
         shape, dtype: of the whole.
-        boxes: those that are here.
-        read: gives the values of one of them, ``[*box.sizes]``: the very memory, if the tensor is to be loaded.
+        boxes: the boxes in this process.
+        read: function that returns the values of a box, ``[*box.sizes]``: a view of the memory, if the tensor is to be
+            loaded.
 
     Example:
         >>> ChunkedTensor((4, 2), torch.float32, [Box((0, 0), (4, 2))], lambda box: torch.ones(box.sizes))
@@ -155,23 +157,23 @@ class ChunkedTensor(torch.Tensor):
 
 
 def whole_tensors(shard: Shard, mesh: ParallelMesh) -> dict[str, ChunkedTensor]:
-    """A shard as boxes of the whole model's tensors, in the same memory.
+    """Return a shard as boxes of the whole model's tensors, in the same memory.
 
     Args:
-        shard: of a parameter that has a layout.
+        shard: shard of a parameter with a layout.
         mesh: the ranks.
 
     Returns:
-        For each tensor of the shard, by name, what this rank has of the whole.
+        For each tensor of the shard, by name, this rank's boxes of the whole.
     """
     layout = layout_of(shard.parameter)
     shape = layout.local_shape(mesh)
     first = [mesh.rank("tp") * size if dim == layout.sharded_dim else 0 for dim, size in enumerate(shape)]
     here = boxes(shape, shard.start, shard.stop)
     placed = [Box(tuple(map(operator.add, first, box.offsets)), box.sizes) for box in here]
-    found = {}
+    chunked = {}
     for kind, tensor in shard.tensors.items():
         values = tensor.split([math.prod(box.sizes) for box in placed])
         parts = {box: part.view(box.sizes) for box, part in zip(placed, values, strict=True)}
-        found[kind] = ChunkedTensor(layout.full_shape, tensor.dtype, parts, parts.__getitem__)
-    return found
+        chunked[kind] = ChunkedTensor(layout.full_shape, tensor.dtype, parts, parts.__getitem__)
+    return chunked

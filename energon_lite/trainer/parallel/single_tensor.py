@@ -1,9 +1,8 @@
-"""torch's collectives that cut one tensor over the ranks, and put it together again, by their newer names.
+"""torch's collectives that scatter and gather one tensor, by their newer names.
 
-torch 2.13 renamed them and warns of the former names, which are the only ones that torch 2.6 has. They are called with
-torch's own arguments: ``reduce_scatter(part, whole, group=group)`` sums ``whole`` over the ranks and puts the part that
-has this rank's number into ``part``; ``all_gather(whole, part, ...)`` puts the ranks' parts one after the other into
-``whole``.
+torch 2.13 renamed them and warns about the former names, which are the only ones in torch 2.6. Their arguments are
+torch's: ``reduce_scatter(part, whole, group=group)`` sums ``whole`` over the ranks and writes this rank's part of the
+sum into ``part``; ``all_gather(whole, part, ...)`` concatenates the ranks' parts into ``whole``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run can be told, as frozen dataclasses. ``config_file.py`` fills them from YAML."""
+"""Configuration of a run, as frozen dataclasses. ``config_file.py`` fills them from YAML."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class MeshConfig:
         virtual: chunks of layers of each pipeline stage.
         order: the axes, the fastest varying first; those of size 1 may be left out.
         timeout: seconds that a collective may take before it is an error; None for torch's default.
-        share_images: data-parallel ranks encode each other's images, so that each has as much to do; where the image
-            encoder takes much of a step and images differ in size or number.
+        share_images: data-parallel ranks encode each other's images, so that all have equal work; useful if the image
+            encoder takes a large part of a step and images differ in size or number.
     """
 
     tp: int = 1
@@ -41,54 +41,58 @@ class MeshConfig:
 
 
 def _seconds(node: Node) -> float:
-    """A time: a number of seconds, or as 3h30m."""
-    found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", str(node.value))
+    """Read a time in seconds: a number, or a text such as ``3h30m``."""
+    match = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", str(node.value))
     if not isinstance(node.value, str):
         return node.number()
-    if not (found and node.value):
+    if not (match and node.value):
         raise node.wrong("a number of seconds, or a time such as 3h30m")
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long, and what to do on the way.
+    """Length of a run, and its checkpoints, evaluations, metrics and diagnostics.
 
     Args:
         steps: optimizer steps of the whole run, resumed parts included.
         save_every: steps between checkpoints; 0 for one at the end only.
-        keep: number of checkpoints that are kept, the newest.
-        keep_every: beside these, the first checkpoint at or after each multiple of so many steps stays; 0 for none.
+        keep: number of newest checkpoints to keep.
+        keep_every: in addition, keep the first checkpoint at or after each multiple of this number of steps; 0 for
+            none.
         checkpoints: their folder, or its URL, as ``s3://bucket/run``; None for ``output/checkpoints``.
-        time_limit: seconds, or as ``3h30m``, after which the run is over: it saves and stops in time. None for none.
-        async_save: write checkpoints while training goes on; otherwise it waits.
-        save_timeout: seconds that a run which an error ends waits for the checkpoint that is being written.
-        nonfinite_limit: steps in a row whose loss or gradient is not finite after which the run ends with an error.
-        spike_factor: a step whose loss is more than so many times the median of those before it updates nothing, see
-            :class:`SpikeGuard`; 0: whatever its loss is, it does.
-        spike_window: how many losses these are.
+        time_limit: time after which the run must be over, in seconds or as ``3h30m``; it saves and stops before. None
+            for no limit.
+        async_save: write checkpoints while training continues; otherwise training waits.
+        save_timeout: seconds to wait for a checkpoint that is being written when an error ends the run.
+        nonfinite_limit: number of consecutive steps with a NaN or infinite loss or gradient after which the run fails.
+        spike_factor: a step whose loss exceeds this factor times the median of the losses before it updates nothing,
+            see :class:`SpikeGuard`; 0 to apply every update.
+        spike_window: number of losses in that median.
         log_every: steps between progress lines when the output is not a terminal.
         eval_every: steps between evaluations; 0 for none.
         eval_at_start: also evaluate before the first step.
-        eval_batches: micro-batches of each validation set, over all data-parallel ranks together; 0 for all of them.
-        init_from: a checkpoint, a folder of checkpoints, of which the newest is meant, or a model's folder of Hugging
-            Face: a new run begins with its weights. None for random ones. A run that has a checkpoint of its own goes
-            on from that.
-        init_from_ignore: settings of the model, as ``rope_theta``, that may be other ones than that checkpoint's.
-        freeze: patterns of names of parameters that are not trained, as ``vision.*`` or ``layers.[01].*``.
+        eval_batches: micro-batches of each validation set, summed over all data-parallel ranks; 0 for all of them.
+        init_from: source of a new run's weights: a checkpoint, a folder of checkpoints (the newest is used), or a
+            Hugging Face model folder. None for random weights. A run that has a checkpoint of its own resumes from
+            that.
+        init_from_ignore: model settings, such as ``rope_theta``, that may differ from that checkpoint's.
+        freeze: name patterns of parameters that are not trained, such as ``vision.*`` or ``layers.[01].*``.
         tensorboard: also write metrics for TensorBoard, into ``output/tensorboard``.
-        wandb: also send metrics to Weights & Biases: what ``wandb.init`` takes, as ``{project: captions}``; None: not.
-        prometheus_port: at this port of this machine Prometheus finds the metrics of the last step; None: nowhere.
-        peak_tflops: what a device can do at most, for ``mfu`` in the metrics; None for what its maker states.
-        profile: first and last step of a window in which Chrome traces are taken, into ``output/profile``.
-        measure_costs: steps between two whose micro-batches are measured, for the costs by which later runs plan, see
-            :class:`MicroBatchTimes`; 0: none is.
-        memory_snapshot: in that window, also record who has what memory of the GPU, for pytorch.org/memory_viz.
-        gc_every: steps between two searches for Python's garbage, at the same steps on all ranks; 0: whenever it likes.
-        flight_recorder: how many of the last collectives NCCL remembers, and writes into ``output`` when one hangs.
-        deterministic: only deterministic kernels, and one thread per process: two runs give the same bits. On a GPU it
-            rules out the fastest attention, and fills all new memory. None: true without a GPU, false with one.
+        wandb: also send metrics to Weights & Biases: the arguments of ``wandb.init``, as ``{project: captions}``; None
+            to disable.
+        prometheus_port: port of this machine that serves the metrics of the last step to Prometheus; None to disable.
+        peak_tflops: peak throughput of a device in TFLOP/s, for ``mfu`` in the metrics; None for the maker's figure.
+        profile: first and last step of the window in which Chrome traces are recorded, into ``output/profile``.
+        measure_costs: interval in steps at which micro-batch times are measured, for the cost model that later runs
+            plan by, see :class:`MicroBatchTimes`; 0 to disable.
+        memory_snapshot: in that window, also record GPU memory allocations by call stack, for pytorch.org/memory_viz.
+        gc_every: steps between two runs of Python's garbage collector, at the same steps on all ranks; 0 for Python's
+            own schedule.
+        flight_recorder: number of recent collectives that NCCL remembers, and writes into ``output`` when one hangs.
+        deterministic: only deterministic kernels, and one thread per process: two runs give the same bits. On a GPU
+            this excludes the fastest attention, and fills all new memory. None: true without a GPU, false with one.
     """
 
     steps: int = 100
@@ -142,11 +146,11 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """A whole run. The same values give the same run.
+    """Configuration of a whole run. Equal values give equal runs.
 
     Args:
-        data: what is trained on; the only section without defaults.
-        seed: of the initial weights and of the order of samples.
+        data: the training data; the only section without defaults.
+        seed: seed of the initial weights and of the order of samples.
         output: folder for metrics and checkpoints, on this machine; :attr:`TrainConfig.checkpoints` may be elsewhere.
     """
 

@@ -1,4 +1,4 @@
-"""What a resumed run is told that its former part was not."""
+"""Differences between the configurations of a checkpoint and of the run that resumes from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HARMLESS = {
 
 
 def changes(old: dict[str, Any], new: dict[str, Any], at: str = "") -> Iterator[str]:
-    """What differs between two configurations, but for settings that change no step."""
+    """Yield the differences between two configurations, except settings that change no step."""
     harmless = HARMLESS.get(at, "").split()
     for key in sorted(old.keys() | new.keys()):
         path, before, now = f"{at}{key}", old.get(key), new.get(key)

@@ -1,4 +1,4 @@
-"""From a YAML file and ``key=value`` overrides to a :class:`TrainerConfig`, strictly: an unknown key is an error."""
+"""Reading of a :class:`TrainerConfig` from YAML and ``key=value`` overrides; an unknown key is an error."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from energon_lite.trainer.models.config import model_config_of as model_config_o
 from energon_lite.trainer.models.presets import PRESETS
 from energon_lite.trainer.training.config import TrainerConfig
 
-#: The preset that is no known shape, but that of the checkpoint a run begins with.
+#: The preset name that stands for the model of ``train.init_from``.
 _INIT_FROM = "init_from"
-#: How an override names a variant.
+#: Prefix of an override that selects a variant.
 _VARIANT = "variant="
-#: How a configuration given as a dict is called in messages.
+#: File name of a dict configuration in error messages.
 _DICT_NAME = "<dict>"
 
 
@@ -29,19 +29,20 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     """Read a run's configuration.
 
     ``data.path``, ``data.val_path``, ``data.val`` and ``data.tokenizer`` are relative to the file they are written in;
-    ``output``, ``train.init_from``, and what an override says, to the working directory. Without ``data.tokenizer``, a
-    run that begins with a folder of Hugging Face has the tokenizer of that folder.
+    ``output``, ``train.init_from`` and the values of overrides, to the working directory. Without ``data.tokenizer``, a
+    run that starts from a Hugging Face folder uses the tokenizer of that folder.
 
-    A section ``variants`` of the file has settings by name, in sections as those of the file, that are taken only when
-    asked for: ``variant=toy``.
+    The section ``variants`` of the file holds named settings, in the same sections as the file. They apply only when
+    requested: ``variant=toy``.
 
     Args:
         path: the YAML file.
-        overrides: ``section.key=value`` each, the value as YAML; they win over the file, and over a ``variant=name``.
+        overrides: items ``section.key=value``, the value as YAML; they take precedence over the file and over
+            ``variant=name``.
 
     Raises:
-        ConfigError: not YAML, an unknown or missing key, or a value that cannot be; with file, line and the nearest
-            valid key.
+        ConfigError: the file is not YAML, a key is unknown or missing, or a value is invalid; with file, line and the
+            nearest valid key.
 
     Example:
         >>> config = load_config("run.yaml", ["optimizer.lr=3e-4", "train.steps=10"])
@@ -49,7 +50,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     root = load_yaml(path, may_be_empty=True)
     root.entries()
     variants = root.value.pop("variants", Node({}, os.fspath(path), "variants"))
-    for override in (one for one in overrides if one.startswith(_VARIANT)):
+    for override in (text for text in overrides if text.startswith(_VARIANT)):
         name = override.removeprefix(_VARIANT)
         if name not in variants.entries():
             raise variants.error(f"there is no variant {name!r}", found=None, choices=list(variants.value), word=name)
@@ -61,13 +62,13 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
             node = paths.get(name)
             if node is not None and isinstance(node.value, str) and "://" not in node.value:
                 paths[name] = replace(node, value=os.path.join(os.path.dirname(path), os.path.expanduser(node.value)))
-    for override in (one for one in overrides if not one.startswith(_VARIANT)):
+    for override in (text for text in overrides if not text.startswith(_VARIANT)):
         _override(root, override)
     return _config(root)
 
 
 def config_from_dict(values: Mapping[str, Any]) -> TrainerConfig:
-    """The same from a plain dict, e.g. one that :func:`config_to_dict` made.
+    """Read a run's configuration from a plain dict, e.g. one that :func:`config_to_dict` made.
 
     Raises:
         ConfigError: as :func:`load_config`.
@@ -76,20 +77,20 @@ def config_from_dict(values: Mapping[str, Any]) -> TrainerConfig:
 
 
 def config_to_dict(config: TrainerConfig) -> dict[str, Any]:
-    """Plain values, as JSON can hold them."""
+    """Return the configuration as plain values that JSON can hold."""
     values = from_plain(dataclasses.asdict(config), _DICT_NAME).plain()
-    assert isinstance(values, dict)  # as dataclasses become
+    assert isinstance(values, dict)  # dataclasses become mappings
     return values
 
 
 def _section(root: Node, name: str) -> dict[str, Node]:
-    """The entries of a section, to be changed in place; none if it is not there, or no mapping."""
+    """Return the entries of a section, to be changed in place; an empty dict if it is absent or no mapping."""
     section = root.value.get(name)
     return section.value if section is not None and isinstance(section.value, dict) else {}
 
 
 def _config(root: Node) -> TrainerConfig:
-    """The configuration of a document; what ``model.preset`` stands for is below what is given."""
+    """Return the configuration of a document; given values take precedence over those of ``model.preset``."""
     model = _section(root, "model")
     preset = model.pop("preset", None)
     if preset is not None:
@@ -103,7 +104,7 @@ def _config(root: Node) -> TrainerConfig:
 
 
 def _fill(given: dict[str, Node], shape: Mapping[str, Node], preset: Node) -> None:
-    """Add what is not given, section by section."""
+    """Add the values of a preset that are not given, section by section."""
     for key, node in shape.items():
         if key in given and isinstance(given[key].value, dict) and isinstance(node.value, dict):
             _fill(given[key].value, node.value, preset)
@@ -111,7 +112,7 @@ def _fill(given: dict[str, Node], shape: Mapping[str, Node], preset: Node) -> No
 
 
 def _check_sections(root: Node) -> None:
-    """Of a key in a section that does not have it, say which one does: ``train.skip_steps`` is ``data.skip_steps``."""
+    """Name the right section for a key in the wrong one: ``train.skip_steps`` is ``data.skip_steps``."""
     classes = {name: cls for name, cls in get_type_hints(TrainerConfig).items() if dataclasses.is_dataclass(cls)}
     keys = {name: {field.name for field in dataclasses.fields(cls)} for name, cls in classes.items()}
     for name in keys:
@@ -122,7 +123,7 @@ def _check_sections(root: Node) -> None:
 
 
 def _shape_of_init_from(root: Node, preset: Node) -> Mapping[str, Any]:
-    """The model's section of the checkpoint, or of the folder of Hugging Face, that the run begins with."""
+    """Return the model section of the checkpoint, or of the Hugging Face folder, that the run starts from."""
     given = _section(root, "train").get("init_from")
     if given is None or not isinstance(given.value, str):
         what = "the model is to be that of train.init_from, and there is none"
@@ -131,15 +132,16 @@ def _shape_of_init_from(root: Node, preset: Node) -> Mapping[str, Any]:
         dtype = _section(root, "model").get("dtype")
         named = None if dtype is None else str(dtype.value)
         return dataclasses.asdict(huggingface_model_config(given.value, dtype=named))
-    found = find_weights(given.value, whole=False)
-    saved: Mapping[str, Any] = read_state(found).get("config", {}).get("model", {})
+    checkpoint = find_weights(given.value, whole=False)
+    saved: Mapping[str, Any] = read_state(checkpoint).get("config", {}).get("model", {})
     if not saved:
-        raise preset.error(f"{found} does not say what model it is of", "give the model's own settings", found=None)
+        what = f"{checkpoint} does not say what model it is of"
+        raise preset.error(what, "give the model's own settings", found=None)
     return saved
 
 
 def _take_tokenizer(root: Node) -> None:
-    """A run that begins with a folder of Hugging Face, and names no tokenizer, has that of the folder."""
+    """Take the tokenizer of the Hugging Face folder that a run starts from, if none is named."""
     data, given = _section(root, "data"), _section(root, "train").get("init_from")
     if "tokenizer" in data or given is None or not isinstance(given.value, str) or not is_huggingface(given.value):
         return
@@ -150,7 +152,7 @@ def _take_tokenizer(root: Node) -> None:
 
 
 def _merge(root: Node, more: Node) -> None:
-    """Put the entries of a variant over those of a section, section by section."""
+    """Overwrite the entries of a section by those of a variant, section by section."""
     for key, node in more.entries().items():
         mine = root.value.get(key)
         if mine is not None and isinstance(mine.value, dict) and isinstance(node.value, dict):
@@ -160,7 +162,7 @@ def _merge(root: Node, more: Node) -> None:
 
 
 def _override(root: Node, override: str) -> None:
-    """Put one ``a.b=value`` into the tree of nodes."""
+    """Insert one ``a.b=value`` into the tree of nodes."""
     name = f"override {override!r}"
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")

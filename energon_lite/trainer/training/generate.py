@@ -1,4 +1,4 @@
-"""Going on with texts, and reading images aloud: one token after another, with a cache of keys and values."""
+"""Text continuation and image captioning: token by token, with a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from energon_lite.trainer.training.pipeline import Wire
 
 
 def load_model(checkpoint: str | os.PathLike[str], mesh: ParallelMesh | None = None) -> LlamaModel:
-    """The model of a checkpoint, whatever layout saved it.
+    """Load the model of a checkpoint, saved in any layout.
 
     Args:
-        checkpoint: a checkpoint's folder; :func:`latest_checkpoint` finds the newest of a run.
-        mesh: the ranks to cut it over; None for this process alone (or, under torchrun, a replica on each rank).
+        checkpoint: a checkpoint's folder; :func:`latest_checkpoint` returns the newest of a run.
+        mesh: the ranks to shard it over; None for this process alone (or, under torchrun, a replica on each rank).
 
     Raises:
         StateError: not a checkpoint of this trainer.
@@ -40,11 +40,11 @@ def load_model(checkpoint: str | os.PathLike[str], mesh: ParallelMesh | None = N
 
 
 def load_tokenizer(checkpoint: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer that the run of a checkpoint had: the bytes of UTF-8, or that of ``data.tokenizer``.
+    """Load the tokenizer of a checkpoint's run: the bytes of UTF-8, or that of ``data.tokenizer``.
 
     Raises:
         StateError: not a checkpoint of this trainer.
-        UsageError: the file that the run had is not there any more.
+        UsageError: the tokenizer file of that run no longer exists.
     """
     config = read_state(checkpoint)["config"]
     return make_tokenizer(config["data"]["tokenizer"], model_config_of(config).vocab_size)
@@ -52,14 +52,14 @@ def load_tokenizer(checkpoint: str | os.PathLike[str]) -> Tokenizer:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen of the model's logits.
+    """Rule by which the next token is chosen from the model's logits.
 
     Args:
-        temperature: what logits are divided by; 0 for the likeliest token.
-        top_k: only among so many of the likeliest; 0 for all.
-        top_p: only among the likeliest that make up this share together (nucleus sampling, Holtzman et al.,
-            arXiv:1904.09751).
-        seed: of the choice.
+        temperature: divisor of the logits; 0 for the likeliest token.
+        top_k: number of likeliest tokens to choose among; 0 for all.
+        top_p: choose among the likeliest tokens that make up this probability together (nucleus sampling, Holtzman et
+            al., arXiv:1904.09751).
+        seed: seed of the random choice.
     """
 
     temperature: float = 0.0
@@ -82,24 +82,25 @@ def generate(
     eos: int | None = None,
     sampling: Sampling | None = None,
 ) -> list[list[int]]:
-    """Go on with rows of tokens. Every rank of a replica must call it with the same ones; all get the answer.
+    """Continue rows of tokens. Every rank of a replica must call it with equal rows; all return the answer.
 
-    Keys and values are kept (:class:`KeyValueCache`), so a token costs one position, in a pipeline one pass through all
-    stages. Prompts may have any lengths: shorter ones are padded in front, with a document of its own that nobody sees.
+    Keys and values are cached (:class:`KeyValueCache`), so a token costs one position, in a pipeline one pass through
+    all stages. Prompts may have any lengths: shorter ones are padded on the left with a document of its own, which no
+    token attends to.
 
     Args:
-        model: cut over any ``tp`` and ``pp``, its rows whole (``cp=1``).
-        prompts: a row of at least one token each.
-        images: as the ones of :meth:`LlamaModel.embed`, ``image_starts`` counted within the prompt.
-        max_new_tokens: tokens after which a row is cut that has not ended by itself.
-        eos: the token that ends a row, and is the last of its answer.
+        model: sharded over any ``tp`` and ``pp``, its rows whole (``cp=1``).
+        prompts: rows of at least one token each.
+        images: as in :meth:`LlamaModel.embed`, ``image_starts`` counted within the prompt.
+        max_new_tokens: the most tokens of an answer.
+        eos: the token that ends a row; it is the last of the answer.
         sampling: None for the likeliest token each time.
 
     Returns:
         For each prompt the tokens that follow it.
 
     Raises:
-        UsageError: a prompt is empty, or the rows of the model are cut over ranks.
+        UsageError: a prompt is empty, or the rows of the model are sharded over ranks.
 
     Example:
         >>> generate(model, [[1, 5, 9], [1, 7]], max_new_tokens=2)
@@ -115,7 +116,7 @@ def generate(
     before = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
     padded = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
     tokens = torch.tensor(padded, dtype=torch.int64, device=device)
-    if images:  # each further in its row by what was put before it
+    if images:  # shift by the padding on the left
         image, rows, starts, *more = images
         images = image, rows, starts + before[rows], *more
     sampling = sampling or Sampling()
@@ -135,11 +136,11 @@ def generate(
 
 
 def choose(logits: torch.Tensor, sampling: Sampling, random: torch.Generator) -> torch.Tensor:
-    """The next token of each row, int64 ``[rows]``, of its logits ``[rows, vocabulary]``."""
+    """Choose the next token of each row, int64 ``[rows]``, by its logits ``[rows, vocabulary]``."""
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
     likely, order = (logits.float() / sampling.temperature).softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-    # A token stays while those before it make up less than the share; so the likeliest always does.
+    # A token stays while the tokens before it make up less than top_p; so the likeliest always stays.
     likely[likely.cumsum(dim=-1) - likely >= sampling.top_p] = 0
     if sampling.top_k:
         likely[:, sampling.top_k :] = 0
@@ -147,7 +148,7 @@ def choose(logits: torch.Tensor, sampling: Sampling, random: torch.Generator) ->
 
 
 class _Decoder:
-    """One call after another through all stages, each of positions that follow those before."""
+    """Runs successive positions through all stages, with one cache."""
 
     def __init__(self, model: LlamaModel, cache: KeyValueCache, before: torch.Tensor):
         self.model, self.cache, self.before = model, cache, before
@@ -157,10 +158,10 @@ class _Decoder:
     def next_token(
         self, tokens: torch.Tensor, images: tuple[Any, ...], choice: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """What ``choice`` makes of the logits behind ``tokens`` ``[rows, n]``: int64 ``[rows]``, on all ranks."""
+        """Return ``choice(logits)`` for the logits behind ``tokens`` ``[rows, n]``: int64 ``[rows]``, on all ranks."""
         model, mesh = self.model, self.model.mesh
         following = tokens.new_zeros(len(tokens))
-        # Compiled blocks would be compiled anew for each length.
+        # Compiled blocks would be recompiled for each length.
         with torch.compiler.set_stance("force_eager"):
             for chunk in range(mesh.virtual):
                 made = model.blocks(chunk, self._stream(chunk, tokens, images), self.cache)
@@ -175,7 +176,7 @@ class _Decoder:
         return following
 
     def _stream(self, chunk: int, tokens: torch.Tensor, images: tuple[Any, ...]) -> Stream:
-        """What a chunk of layers begins with: the embedding, or what the stage before has made."""
+        """Return the input of a chunk of layers: the embedding, or the output of the previous stage."""
         model, mesh = self.model, self.model.mesh
         (rows, new), start, part = tokens.shape, self.cache.length, local_length(tokens.shape[1], mesh)
         if model.starts(chunk):
@@ -185,12 +186,12 @@ class _Decoder:
         if not self.padded:
             return Stream(hidden)
         positions = torch.arange(start + whole_length(part, mesh), device=tokens.device)
-        # 0: before the row; 1: the row; 2: behind the tokens that there are yet.
+        # 0: padding before the row; 1: the row; 2: cache slots not yet filled.
         own = (positions >= self.before[:, None]).to(torch.int64)
         return Stream(hidden, own + (positions >= start + new))
 
     def _last_logits(self, made: Stream, new: int) -> torch.Tensor:
-        """Logits behind the last token, ``[rows, vocab_size]``."""
+        """Return the logits behind the last token, ``[rows, vocab_size]``."""
         mesh = self.model.mesh
         if not mesh.sequence_cut:
             made, new = Stream(made.hidden[:, new - 1 : new]), 1
@@ -206,13 +207,13 @@ def generate_text(
     max_new_tokens: int = 40,
     sampling: Sampling | None = None,
 ) -> list[str]:
-    """Go on with texts; see :func:`generate`.
+    """Continue texts; see :func:`generate`.
 
     Args:
         model: a trained model (:func:`load_model`).
         tokenizer: the one it was trained with (:func:`load_tokenizer`).
-        prompts: texts; where the tokenizer has a first token, it begins them.
-        max_new_tokens: tokens after which a text is cut.
+        prompts: texts; if the tokenizer has a begin token, it is put before each.
+        max_new_tokens: the most tokens of an answer.
         sampling: None for the likeliest token each time.
 
     Example:
@@ -228,16 +229,16 @@ def generate_text(
 def generate_captions(
     model: LlamaModel, images: torch.Tensor, *, tokenizer: Tokenizer | None = None, max_new_tokens: int = 40
 ) -> list[str]:
-    """Greedy captions of a batch of images.
+    """Generate greedy captions of a batch of images.
 
     Args:
         model: a trained model with an image prefix.
         images: float ``[n, 3, image_size, image_size]`` in [0, 1].
         tokenizer: the one it was trained with (:func:`load_tokenizer`); None for the bytes of UTF-8.
-        max_new_tokens: where a caption is cut that has not ended by itself.
+        max_new_tokens: the most tokens of a caption.
 
     Raises:
-        UsageError: the tokenizer has no token to begin with.
+        UsageError: the tokenizer has no begin token.
 
     Example:
         >>> generate_captions(load_model(latest_checkpoint("output/checkpoints")), images)
@@ -247,7 +248,7 @@ def generate_captions(
     if tokenizer.bos is None:
         raise UsageError("the tokenizer has no token that begins a text", fix="name bos_token in its folder's settings")
     rows = torch.arange(len(images), device=model.mesh.device)
-    # Before the text, tokens keep the image's place; any do.
+    # Placeholder tokens, of any value, hold the image's positions before the text.
     prompts = [[tokenizer.bos] * (model.config.prefix_length + 1)] * len(images)
     where = images.to(model.mesh.device), rows, torch.zeros_like(rows)
     answers = generate(model, prompts, *where, max_new_tokens=max_new_tokens, eos=tokenizer.eos)

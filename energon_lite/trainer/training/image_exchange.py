@@ -1,11 +1,12 @@
-"""Images encoded by the ranks that have least to do: sent there and back within each turn, forward and backward.
+"""Exchange of images between data-parallel ranks, so that all encode equal work, forward and backward.
 
-Data-parallel ranks have images of different sizes and numbers, whatever they do about tokens. In each turn the
-:class:`~energon_lite.EncoderPlan` says who encodes which; pixels go there, the tokens that they
-become come back, and on the way back their gradients go the same ways. What a step computes does not change.
+Data-parallel ranks have images of different sizes and numbers, however their tokens are balanced. In each turn, the
+:class:`~energon_lite.extras.balance.EncoderPlan` assigns each image to a rank. Pixels are sent to that rank and the
+tokens are sent
+back; in the backward pass the gradients take the same ways in reverse. The result of a step does not change.
 
-Every rank must know the sizes of all images of the step. They are told once, in a small message, and not taken from the
-plan of the data: a sample that failed would be missing there.
+Every rank must know the sizes of all images of the step. The ranks exchange them once, in a small message. They do not
+take them from the plan of the data, because a sample that failed would be missing there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from energon_lite import EncoderPlan
+from energon_lite.extras.balance import EncoderPlan
 from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
@@ -26,18 +27,18 @@ from energon_lite.trainer.training.throughput import flops_of_images
 
 __all__ = ["ImageExchange", "image_exchange"]
 
-#: Costs are kept in so many operations, so that their sums fit into a word.
+#: Operations per unit of cost, so that sums of costs fit into 64 bits.
 _OPERATIONS = 1 << 10
 
 Sizes = list[tuple[int, int]]
 
 
 def image_exchange(model: LlamaModel, micro_batches: Sequence[MultimodalBatch | None]) -> ImageExchange | None:
-    """The exchange of a step's images; None where each rank encodes its own. Every rank must call it.
+    """Return the exchange of a step's images; None if each rank encodes its own. Every rank must call it.
 
     Args:
         model: the model, on a mesh with ``share_images``.
-        micro_batches: of the step, this rank's.
+        micro_batches: this rank's micro-batches of the step.
     """
     mesh = model.mesh
     group = mesh.group("images")
@@ -51,10 +52,10 @@ def image_exchange(model: LlamaModel, micro_batches: Sequence[MultimodalBatch | 
 
 
 class ImageExchange:
-    """What a model's first stage encodes images with, instead of encoding its own: micro-batch after micro-batch.
+    """Encoder of a model's first stage that shares images between ranks, micro-batch after micro-batch.
 
     Args:
-        model: whose encoder and projector it are.
+        model: the model whose encoder and projector are used.
         sizes: height and width of each image, by turn and rank.
         group: the ranks.
     """
@@ -66,20 +67,20 @@ class ImageExchange:
         self._turn = 0
 
     def __call__(self, image: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-        """What the images of this rank's next micro-batch become. All ranks must call it, with or without images.
+        """Encode the images of this rank's next micro-batch. All ranks must call it, with or without images.
 
         Args:
             image: ``[images, 3, height, width]``, see :class:`MultimodalBatch`.
 
         Returns:
-            Tokens of all of them, one behind the other, ``[tokens, hidden]``; and how many each has.
+            The tokens of all images, concatenated, ``[tokens, hidden]``; and the number of tokens of each.
         """
         sizes, rank, config = self._sizes[self._turn], self._rank, self._config
         self._turn += 1
         plan = _plan(config, sizes)
         flat = [size for of_rank in sizes for size in of_rank]
         own, mine = sizes[rank], plan.encoded(rank)
-        # From each rank and to each rank: images by their numbers, in the order in which they travel.
+        # Image numbers from and to each rank, in the order of transfer.
         to, came = plan.send(rank), np.split(np.array(mine, dtype=np.int64), np.cumsum(plan.receive(rank))[:-1])
         pixels = [image[i, :, : own[i][0], : own[i][1]].reshape(-1) for images in to for i in images]
         sent = [sum(3 * own[i][0] * own[i][1] for i in images) for images in to]
@@ -96,7 +97,7 @@ class ImageExchange:
         return _joined([pieces[place] for place in order], back), count
 
     def _encode(self, pixels: torch.Tensor, sizes: Sizes) -> torch.Tensor:
-        """Tokens ``[tokens, hidden]`` of images that lie one behind the other; those of one size go together."""
+        """Encode concatenated images into tokens ``[tokens, hidden]``; images of equal size form one batch."""
         images = pixels.split([3 * height * width for height, width in sizes])
         by_size: dict[tuple[int, int], list[int]] = {}
         for number, size in enumerate(sizes):
@@ -108,7 +109,7 @@ class ImageExchange:
             made |= dict(zip(numbers, tokens.unbind(), strict=True))
         if made:
             return torch.cat([made[number] for number in range(len(sizes))])
-        # No image: but the others wait for this rank on the way back, so it must come by here.
+        # Without images this rank must still take part in the backward exchange, because the other ranks wait for it.
         parts = [part for part in (self._encoder, self._projector) if part is not None]
         learned = [p for part in parts for p in part.parameters() if p.requires_grad]
         nothing = pixels.new_zeros(0, self._config.hidden_size, dtype=self._config.torch_dtype)
@@ -116,7 +117,7 @@ class ImageExchange:
 
 
 class _Exchange(torch.autograd.Function):
-    """An all-to-all of flat tensors; gradients go back the other way."""
+    """All-to-all exchange of flat tensors; gradients travel in reverse."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, sent: list[int], received: list[int], group: Any) -> torch.Tensor:
@@ -139,19 +140,19 @@ def _joined(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 
 
 def _plan(config: ModelConfig, sizes: Sequence[Sizes]) -> EncoderPlan:
-    """Who encodes what: a function of the images of a turn."""
+    """Return the assignment of a turn's images to ranks."""
     flops = flops_of_images(config, [size for of_rank in sizes for size in of_rank])
-    costs = [1 + one // _OPERATIONS for one in flops]
+    costs = [1 + count // _OPERATIONS for count in flops]
     owner = np.repeat(np.arange(len(sizes)), [len(of_rank) for of_rank in sizes])
     return EncoderPlan.of(owner, np.array(costs, dtype=np.int64), len(sizes))
 
 
 def _all_sizes(own: list[Sizes], mesh: ParallelMesh, group: dist.ProcessGroup) -> list[list[Sizes]]:
-    """The sizes of all images, by turn and rank."""
+    """Return the sizes of all images, by turn and rank."""
     ranks, counts = group.size(), [len(sizes) for sizes in own]
-    told = torch.tensor([counts], dtype=torch.int64, device=mesh.device)
-    gathered = [torch.empty_like(told) for _ in range(ranks)]
-    dist.all_gather(gathered, told, group=group)
+    own_counts = torch.tensor([counts], dtype=torch.int64, device=mesh.device)
+    gathered = [torch.empty_like(own_counts) for _ in range(ranks)]
+    dist.all_gather(gathered, own_counts, group=group)
     by_rank: list[list[int]] = torch.cat(gathered).tolist()
     longest = max(sum(numbers) for numbers in by_rank)
     flat = torch.zeros(longest, 2, dtype=torch.int64)
@@ -163,10 +164,10 @@ def _all_sizes(own: list[Sizes], mesh: ParallelMesh, group: dist.ProcessGroup) -
     if longest:
         dist.all_gather(parts, flat, group=group)
     values: list[list[list[int]]] = torch.stack(parts).tolist()
-    found: list[list[Sizes]] = [[] for _ in own]
+    by_turn: list[list[Sizes]] = [[] for _ in own]
     for numbers, sizes in zip(by_rank, values, strict=True):
         start = 0
         for turn, number in enumerate(numbers):
-            found[turn].append([(height, width) for height, width in sizes[start : start + number]])
+            by_turn[turn].append([(height, width) for height, width in sizes[start : start + number]])
             start += number
-    return found
+    return by_turn

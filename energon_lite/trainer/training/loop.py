@@ -1,4 +1,4 @@
-"""The training loop: fetch, step, report, evaluate, save; and resume from where the last run got to."""
+"""The training loop: fetch, step, report, evaluate, save; and resume from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ logger = logging.getLogger(__name__)
 
 
 class Trainer:
-    """A run: a configuration made into a model, an optimizer and loaders, and the loop over them.
+    """A run: model, optimizer and loaders made from a configuration, and the training loop.
 
-    Everything a run leaves is under ``config.output``: ``metrics.jsonl`` (a line per step) and ``checkpoints/``. If
-    there is a checkpoint already, :meth:`run` goes on from it, in whatever layout it was saved. If there are some and
-    none is whole, that is an error, raised here.
+    All files of a run are under ``config.output``: ``metrics.jsonl`` (a line per step) and ``checkpoints/``. If there
+    is a checkpoint, :meth:`run` resumes from it, in whatever layout it was saved. If checkpoints exist and none is
+    complete, the constructor raises an error.
 
     Args:
-        config: the run.
-        sinks: further places for the numbers of each step, see :class:`MetricsSink`; made on the main rank when the run
-            begins, each with the last step that counts.
+        config: configuration of the run.
+        sinks: makers of further sinks, see :class:`MetricsSink`. They are called on the main rank when the run begins,
+            each with the last step that counts.
 
     Raises:
         TopologyError: the layout does not fit the ranks, the model or the micro-batches of a step.
@@ -60,7 +60,10 @@ class Trainer:
     """
 
     def __init__(self, config: TrainerConfig, *, sinks: Sequence[SinkMaker] = ()):
-        self.config, self.sinks, data, train = config, sinks, config.data, config.train
+        self.config = config
+        self.sinks = sinks
+        data = config.data
+        train = config.train
         prepare_process(config)
         self.mesh = build_mesh(**vars(config.mesh))
         prepare_attention(config, self.mesh.device, visible=self.mesh.is_main)
@@ -84,14 +87,15 @@ class Trainer:
         self.digest = RunDigest()
 
     def run(self) -> int:
-        """Train until the last step or the end of the data, or until a rank is asked to stop by SIGTERM, SIGUSR1 or
-        ``train.time_limit``; either way with a checkpoint at the end. SIGUSR2 asks for one on the way.
+        """Train until the last step, the end of the data, or a request to stop; save a checkpoint at the end.
+
+        Requests to stop are SIGTERM, SIGUSR1 and ``train.time_limit``, on any rank. SIGUSR2 requests a checkpoint only.
 
         Returns:
             The number of steps that are done.
 
         Raises:
-            NonFiniteError: on all ranks: weights are NaN or infinite, or too many steps in a row were.
+            NonFiniteError: on all ranks: weights are NaN or infinite, or too many consecutive steps were.
         """
         train, done = self.config.train, self.resume()
         with ExitStack() as stack:
@@ -114,9 +118,9 @@ class Trainer:
                 done += 1
                 garbage.ended(done)
                 save = save or _due(done, train.save_every)
-                # A step's numbers are read when the next one is under way, so that the device need not wait for us.
+                # The numbers of a step are read after the next one is launched, so that the device stays busy.
                 stopped_by, asked, bad = self._report(running, sinks, leave=0 if save else 1)
-                if save and not bad:  # else after the next one that is not
+                if save and not bad:  # a bad step delays the checkpoint until after a good one
                     self.save(done)
                     saved, save = done, False
                 save = save or asked
@@ -130,18 +134,18 @@ class Trainer:
         return done
 
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Any]:
-        """:meth:`launch` a step, and wait for its metrics."""
+        """:meth:`launch` a step, wait for it, and return its metrics."""
         return self.numbers(self.launch(step, batches))
 
     def launch(self, step: int, batches: Iterator[Any]) -> RunningStep:
-        """Have the device do one optimizer step, and the evaluation if it is due. Every rank must call it.
+        """Launch one optimizer step on the device, and the evaluation if it is due. Every rank must call it.
 
         Args:
-            step: its number, counted from 1.
+            step: number of the step, from 1.
             batches: this rank's micro-batches.
 
         Raises:
-            StopIteration: on all ranks: there is no data for it.
+            StopIteration: on all ranks: the data has ended.
         """
         train, began = self.config.train, time.perf_counter()
         if not (micro_batches := self.data.take_step(batches)):
@@ -155,21 +159,22 @@ class Trainer:
             running.launched = launch_step(*parts, lr=lr, record=told, spikes=self.spikes, digest=digest)
         running.measured = self.times.measured(step, passes, micro_batches)
         if _due(step, train.eval_every):
-            running.launched.result()  # its time ends here
+            running.launched.result()  # the evaluation does not count in the step's time
             running.evaluation = self.evaluate()
         return running
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics of each validation set. Every rank must call it."""
+        """Return the metrics of each validation set. Every rank must call it."""
         return evaluate_each(self.model, self.data.validation(), self.mesh)
 
     def _report(
         self, running: deque[RunningStep], sinks: Iterable[MetricsSink], *, leave: int = 0
     ) -> tuple[str, bool, bool]:
-        """Wait for steps, until so many are left running; pass on their numbers. Agree on what is to be done.
+        """Wait for all but ``leave`` running steps, write their metrics, and agree on what to do next.
 
         Returns:
-            Why the run is to stop, if it is; whether it was asked to save; whether the last of these steps was bad.
+            The reason to stop, or an empty text; whether a checkpoint was requested; whether the last of these steps
+            was bad.
         """
         ended = [running.popleft() for _ in range(len(running) - leave)]
         lines = [self.numbers(step) for step in ended]
@@ -186,9 +191,9 @@ class Trainer:
         return stop, save, bool(bad and bad[-1])
 
     def save(self, step: int) -> Place:
-        """Begin to write a checkpoint after ``step`` steps; :meth:`close` waits for it. Every rank must call it.
+        """Start to write a checkpoint after ``step`` steps; :meth:`close` waits for it. Every rank must call it.
 
-        While steps are not finite, no former one is removed for it.
+        While steps are not finite, no older checkpoint is removed.
 
         Raises:
             NonFiniteError: weights or moments are not finite; nothing is written.
@@ -204,13 +209,13 @@ class Trainer:
         return place
 
     def resume(self) -> int:
-        """Go on from the newest checkpoint, if there is one. Every rank must call it.
+        """Resume from the newest checkpoint, if there is one. Every rank must call it.
 
         Returns:
             The number of steps that are done.
 
         Raises:
-            StateError: there are checkpoints, and none of them is whole.
+            StateError: checkpoints exist and none of them is complete.
         """
         path, self._newest = self._newest or find_checkpoint(self.checkpoints, self.mesh), None
         if path is None:
@@ -236,8 +241,10 @@ class Trainer:
         return step
 
     def close(self) -> None:
-        """Finish a checkpoint that is being written, within ``train.save_timeout``; end the loaders' workers; on ranks
-        that torchrun started, also leave the process group.
+        """Close the run: finish the checkpoint, the loaders' workers and the process group.
+
+        A checkpoint that is being written may take ``train.save_timeout``. The process group is left on ranks that
+        torchrun started.
 
         Raises:
             StateError: the checkpoint could not be written, or not in time.
@@ -248,17 +255,17 @@ class Trainer:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        with ExitStack() as stack:  # whatever fails, and if it is a second Ctrl-C, the rest is closed too
+        with ExitStack() as stack:  # an error in one, even a second Ctrl-C, does not keep the rest open
             stack.callback(self.mesh.close)
             stack.callback(self.profile.close)
             stack.callback(self.data.close)
             closing = stack.enter_context(self.requests.listening())
             self._finish_saving(kind, error, trace)
         if "SIGTERM" in closing and error is None:
-            os.kill(os.getpid(), signal.SIGTERM)  # it was put off, not meant for us alone
+            os.kill(os.getpid(), signal.SIGTERM)  # it was deferred while the checkpoint was written
 
     def _finish_saving(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait for the checkpoint that is being written. If it fails, that does not hide an error that was before."""
+        """Wait for the checkpoint that is being written. Its failure does not hide an earlier error."""
         try:
             self.saver.close()
         except StateError as lost:

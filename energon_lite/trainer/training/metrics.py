@@ -1,4 +1,4 @@
-"""What a run reports: the numbers of each step, to a file, to others who draw them, and to whoever looks on."""
+"""Metrics of a run: the numbers of each step, for a file, for monitoring services and for the terminal."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ from typing import Any
 
 from tqdm import tqdm
 
-from energon_lite import MetricsFile as MetricsFile
-from energon_lite import MetricsSink as MetricsSink
-from energon_lite import PrometheusEndpoint, TensorBoardFolder
-from energon_lite import WandbRun as WandbRun
 from energon_lite.errors import listed
+from energon_lite.extras.inspect import MetricsFile as MetricsFile
+from energon_lite.extras.inspect import PrometheusEndpoint, TensorBoardFolder
+from energon_lite.extras.inspect import WandbRun as WandbRun
+from energon_lite.loading import MetricsSink as MetricsSink
 from energon_lite.trainer.training.config import TrainerConfig
 from energon_lite.trainer.training.config_file import config_to_dict
 
 logger = logging.getLogger(__name__)
 
-#: What a run writes into its folder, and one that begins there would write over.
+#: Files that a run writes into its folder, and that a new run would overwrite.
 _WRITTEN = ("metrics.jsonl", "tensorboard", "wandb-id", "profile", "nccl-trace-rank*")
 
-#: Makes a sink, given the last step that counts.
+#: Maker of a sink, called with the last step that counts.
 SinkMaker = Callable[[int], MetricsSink]
 
 
 def make_sinks(config: TrainerConfig, after: int, more: Iterable[SinkMaker] = ()) -> list[MetricsSink]:
-    """Those that a run's configuration asks for, and others. A run that begins at step 0 writes over nothing: what a
-    former one has left in the folder moves to ``former-1`` in it.
+    """Make the sinks of a run's configuration, and further ones.
+
+    A run that begins at step 0 overwrites nothing: files of a former run in the folder move to its subfolder
+    ``former-1``.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         after: the last step that counts.
-        more: make the others.
+        more: makers of further sinks.
 
     Raises:
-        UsageError: a package for it is not installed, or the port for Prometheus is taken.
+        UsageError: the package of a sink is not installed, or the port for Prometheus is in use.
     """
     output, train = Path(config.output), config.train
     if after == 0:
@@ -56,7 +58,7 @@ def make_sinks(config: TrainerConfig, after: int, more: Iterable[SinkMaker] = ()
 
 
 def _set_aside(output: Path) -> None:
-    """Move what a former run has left into a folder of its own."""
+    """Move the files of a former run into a subfolder."""
     there = [path for pattern in _WRITTEN for path in sorted(output.glob(pattern))]
     if left := [path for path in there if path.is_dir() or path.stat().st_size]:
         former = next(place for number in count(1) if not (place := output / f"former-{number}").exists())
@@ -67,17 +69,17 @@ def _set_aside(output: Path) -> None:
 
 
 def write(sinks: Iterable[MetricsSink], values: Mapping[str, Any]) -> None:
-    """Give the numbers of a step to all of them."""
+    """Write the numbers of a step to all sinks."""
     for sink in sinks:
         sink.write(values)
 
 
 class Progress:
-    """A live line on a terminal; elsewhere, a logged line every so many steps.
+    """Sink that shows a live line on a terminal; elsewhere, it logs a line every ``every`` steps.
 
     Args:
         total: steps of the run.
-        done: steps that are done already.
+        done: number of finished steps.
         every: steps between logged lines.
     """
 
@@ -90,11 +92,11 @@ class Progress:
         step = values["step"]
         shown = {"loss": "loss {:.4f}", "grad_norm": "grad norm {:.3f}", "tokens": "{} tokens"}
         shown |= {"tokens_per_second": "{:.0f}/s", "mfu": "MFU {:.1%}"}
-        evaluated = [name for name in values if name.startswith("eval_loss")]  # with the names of sets
+        evaluated = [name for name in values if name.startswith("eval_loss")]  # the names of validation sets follow
         shown |= {name: f"{name.replace('_', ' ', 1)} {{:.4f}}" for name in evaluated}
         text = ", ".join(form.format(values[name]) for name, form in shown.items() if name in values)
         self._bar.set_postfix_str(text, refresh=False)
-        self._bar.update(int(step > 0))  # 0: an evaluation before the first
+        self._bar.update(int(step > 0))  # step 0 is the evaluation before the first
         due = step % self._every == 0 or step == self._total or evaluated
         if self._bar.disable and due:
             logger.info("step %d of %d: %s, %.3f s", step, self._total, text, values.get("seconds", 0.0))

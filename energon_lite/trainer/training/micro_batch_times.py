@@ -1,4 +1,4 @@
-"""How long micro-batches take, and what is in them: from this a cost model is fitted, for plans of runs to come."""
+"""Measurement of micro-batch times and sizes, from which a cost model for later plans is fitted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from energon_lite import CostModel, UsageError, fit_costs, read_micro_batches, write_cost_model
+from energon_lite.errors import UsageError
+from energon_lite.extras.balance import CostModel, fit_costs, read_micro_batches, write_cost_model
 from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
@@ -22,21 +23,22 @@ from energon_lite.trainer.training.throughput import encoder_shape, language_sha
 
 logger = logging.getLogger(__name__)
 
-#: What a run writes into its output folder: a line for each measured step, and at its end the fitted costs.
-TIMES_FILE, COSTS_FILE = "micro_batches.jsonl", "costs-{step:06d}.json"
+#: Files in a run's output folder: a line for each measured step; and the costs fitted at the end of the run.
+TIMES_FILE = "micro_batches.jsonl"
+COSTS_FILE = "costs-{step:06d}.json"
 
 
 class MicroBatchTimes:
-    """Measures every so many-th step: how long the rank computes for each micro-batch, forward and backward.
+    """Measures, at every ``every``-th step, the seconds a rank computes for each micro-batch, forward and backward.
 
-    The times of all data-parallel ranks, summed over the stages of a pipeline, go into ``micro_batches.jsonl``. On a
-    GPU each pass of a measured step is waited for, so that step is slower than others; without one, the time is the
-    processor's, without what the rank waited for others. The first step of a process is not measured: it is slower.
+    The times of all data-parallel ranks, summed over the stages of a pipeline, are written to ``micro_batches.jsonl``.
+    On a GPU, a measured step waits for each pass, so it is slower than others. Without a GPU, the time is processor
+    time, which excludes waiting for other ranks. The first step of a process is not measured, because it is slower.
 
     Args:
-        every: steps between measured ones; 0: none is.
+        every: steps between measured ones; 0 to measure none.
         output: the run's folder.
-        model: its shape.
+        model: the model's shape.
         mesh: the ranks.
 
     Example:
@@ -52,19 +54,19 @@ class MicroBatchTimes:
         self._first, self._costs = True, cost_model_of(model)
 
     def recorder(self, step: int) -> PassTimes | None:
-        """What :func:`run_pipeline` shall report the passes of a step to; None: it is not measured."""
+        """Return the ``record`` argument of :func:`run_pipeline` for a step; None if it is not measured."""
         first, self._first = self._first, False
         return None if first or not self.every or step % self.every else PassTimes(self.mesh.device)
 
     def measured(
         self, step: int, passes: PassTimes | None, micro_batches: Sequence[MultimodalBatch | None]
     ) -> dict[str, float]:
-        """Gather what was measured of a step, and write it. Every rank must call it.
+        """Gather the measurements of a step from all ranks, and write them. Every rank must call it.
 
         Returns:
-            Metrics of the step, nothing if it was not measured: ``rank_balance``, the mean time of a data-parallel rank
-            over that of the slowest; ``cost_error``, the mean relative error of the times that the shape of the model
-            predicts, scaled to those of the step.
+            Metrics of the step, empty if it was not measured. ``rank_balance`` is the mean time of a data-parallel rank
+            divided by that of the slowest; ``cost_error`` is the mean relative error of the times predicted from the
+            model's shape, scaled to the total of the step.
         """
         if passes is None:
             return {}
@@ -80,8 +82,8 @@ class MicroBatchTimes:
             ranks = [None] * dist.get_world_size(group)
             dist.all_gather_object(ranks, mine, group=group)
         sums = [sum(times) for times, _ in ranks]
-        times = [one for rank_times, _ in ranks for one in rank_times]
-        sizes = {name: [one[name] for _, rank in ranks for one in rank] for name in numbers[0]} if numbers else {}
+        times = [value for rank_times, _ in ranks for value in rank_times]
+        sizes = {name: [counts[name] for _, rank in ranks for counts in rank] for name in numbers[0]} if numbers else {}
         if not self.mesh.is_main or not max(sums, default=0.0):
             return {}
         about = {"step": step, "place": self._place(), "ranks": len(ranks), "prior": self._costs.by_feature()}
@@ -92,21 +94,20 @@ class MicroBatchTimes:
         return {"rank_balance": sum(sums) / len(sums) / max(sums), "cost_error": self._error(sizes, times)}
 
     def _error(self, sizes: dict[str, list[int]], times: list[float]) -> float:
-        found = [
-            (cost, one) for cost, one in zip(self._costs.micro_batch_costs(sizes).tolist(), times, strict=True) if one
-        ]
-        scale = sum(one for _, one in found) / max(1, sum(cost for cost, _ in found))
-        return sum(abs(cost * scale / one - 1) for cost, one in found) / len(found)
+        costs = self._costs.micro_batch_costs(sizes).tolist()
+        measured = [(cost, seconds) for cost, seconds in zip(costs, times, strict=True) if seconds]
+        scale = sum(seconds for _, seconds in measured) / max(1, sum(cost for cost, _ in measured))
+        return sum(abs(cost * scale / seconds - 1) for cost, seconds in measured) / len(measured)
 
     def _place(self) -> str:
-        """What decides times, beside the model: layout and device."""
+        """Return the circumstances of a time other than the model: layout and device."""
         device = torch.cuda.get_device_name(self.mesh.device) if self.mesh.device.type == "cuda" else "cpu"
         return f"{self.mesh} on {device}"
 
     def finish(self, step: int) -> None:
-        """Fit a cost model by all that was measured until a step, and write it into the run's folder.
+        """Fit a cost model to the measurements up to a step, and write it into the run's folder.
 
-        No file is written over: a run that plans by it would not be resumed with other costs.
+        An existing file is kept: a run that plans by it could not be resumed with other costs.
         """
         path = self.path.with_name(COSTS_FILE.format(step=step))
         if not (self.every and self.mesh.is_main and self.path.exists()) or path.exists():
@@ -122,7 +123,7 @@ class MicroBatchTimes:
 
 
 class PassTimes:
-    """The passes of a step, as :func:`run_pipeline` records them; on a processor, in its own time."""
+    """Recorder of the passes of a step for :func:`run_pipeline`; without a GPU, in processor time."""
 
     def __init__(self, device: torch.device):
         self.clock = time.perf_counter if device.type == "cuda" else time.thread_time
@@ -132,15 +133,15 @@ class PassTimes:
         self._passes.append((action.micro_batch, ended - began))
 
     def seconds(self, count: int) -> list[float]:
-        """Of each of ``count`` micro-batches; 0 for an empty one."""
-        found = [0.0] * count
+        """Return the seconds of each of ``count`` micro-batches; 0 for an empty one."""
+        totals = [0.0] * count
         for number, seconds in self._passes:
-            found[number] += seconds
-        return found
+            totals[number] += seconds
+        return totals
 
 
 def micro_batch_numbers(batch: MultimodalBatch, config: ModelConfig) -> dict[str, int]:
-    """What is in a micro-batch, as :meth:`CostModel.micro_batch_costs` takes it. A padded row is one segment.
+    """Count the contents of a micro-batch for :meth:`CostModel.micro_batch_costs`. A padded row is one segment.
 
     Args:
         batch: the micro-batch.
@@ -153,10 +154,10 @@ def micro_batch_numbers(batch: MultimodalBatch, config: ModelConfig) -> dict[str
     sizes = sizes_of_images(batch.image, batch.image_sizes)
     patches = [(height // config.patch_size) * (width // config.patch_size) for height, width in sizes]
     return {
-        "squared_tokens": sum(one**2 for one in lengths),
+        "squared_tokens": sum(tokens**2 for tokens in lengths),
         "tokens": rows * length,
         "segments": len(lengths),
-        "squared_patches": sum(one**2 for one in patches),
+        "squared_patches": sum(number**2 for number in patches),
         "patches": sum(patches),
         "images": len(patches),
         "loss_tokens": int((batch.loss_mask > 0).sum()),
@@ -164,6 +165,6 @@ def micro_batch_numbers(batch: MultimodalBatch, config: ModelConfig) -> dict[str
 
 
 def cost_model_of(config: ModelConfig) -> CostModel:
-    """The cost model that follows from a model's shape."""
+    """Return the cost model that follows from a model's shape."""
     encoder = encoder_shape(config) if config.image_size else None
     return CostModel.of_shape(language_shape(config), encoder)

@@ -1,4 +1,4 @@
-"""What a run does about NaN and infinity: it leaves out single updates, says so, and ends before more is lost."""
+"""Handling of NaN and infinity: single updates are left out and reported; too many of them end the run."""
 
 from __future__ import annotations
 
@@ -18,38 +18,43 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 logger = logging.getLogger(__name__)
 
+#: Names listed in a message before it is abbreviated.
 _MOST_SHOWN = 4
 
 
 class NonFiniteGuard:
-    """Counts steps whose loss or gradient is not finite, and ends a run that has too many of them in a row.
+    """Counter of steps whose loss or gradient is not finite; too many consecutive ones end the run.
 
-    A gradient that is not finite changes nothing: the optimizer leaves the update out. So a few such steps do no harm.
+    A gradient that is not finite changes nothing: the optimizer leaves out the update, so a few such steps do no harm.
     Weights or moments that are not finite cannot recover: they end the run at once, and are never saved.
 
     Args:
         model, optimizer: what is trained.
         mesh: the ranks. All of them must make a guard, and call its methods.
-        limit: steps in a row after which the run ends.
-        skip_steps: what the run passes over already.
+        limit: number of consecutive steps after which the run ends.
+        skip_steps: steps that the run already passes over.
 
     Attributes:
-        in_a_row: steps until now that were not finite, without one between them that was.
+        in_a_row: number of consecutive steps up to now that were not finite.
     """
 
     def __init__(
         self, model: LlamaModel, optimizer: Optimizer, mesh: ParallelMesh, limit: int, skip_steps: Collection[int] = ()
     ):
-        self.model, self.optimizer, self.mesh, self.limit, self.skip_steps = model, optimizer, mesh, limit, skip_steps
+        self.model = model
+        self.optimizer = optimizer
+        self.mesh = mesh
+        self.limit = limit
+        self.skip_steps = skip_steps
         self.in_a_row = 0
         self._numbers: list[int] = []
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, so that a restart does not begin to count anew."""
+        """Return the counts for a checkpoint, so that a resumed run continues them."""
         return {"in_a_row": self.in_a_row, "numbers": self._numbers}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state`; from an empty one, from nothing."""
+        """Restore a :meth:`state`; an empty one resets the counts."""
         self.in_a_row, self._numbers = state.get("in_a_row", 0), list(state.get("numbers", ()))
 
     def saw(self, step: int, values: Mapping[str, Any], data: StepData | None) -> None:
@@ -58,10 +63,10 @@ class NonFiniteGuard:
         Args:
             step: its number.
             values: its line of metrics.
-            data: its data, if anything was not finite on any rank; None: all was finite.
+            data: the step's data, if a value was not finite on any rank; None: all were finite.
 
         Raises:
-            NonFiniteError: on all ranks: too many steps in a row, or weights that are not finite.
+            NonFiniteError: on all ranks: too many consecutive steps, or weights that are not finite.
         """
         if data is None:
             self.in_a_row, self._numbers = 0, []
@@ -86,14 +91,14 @@ class NonFiniteGuard:
             )
 
     def check_state(self, step: int, *, read: Place | None = None) -> None:
-        """Look at all weights and moments.
+        """Check that all weights and moments are finite.
 
         Args:
-            step: the last one.
-            read: the checkpoint that they were just read from.
+            step: number of the last step.
+            read: the checkpoint that they were read from just before, if any.
 
         Raises:
-            NonFiniteError: on all ranks: some are not finite on one of them.
+            NonFiniteError: on all ranks: some are not finite on at least one rank.
         """
         self.optimizer.wait_parameters()
         tensors = [(name, p.detach()) for name, p in self.model.named_parameters()]
@@ -118,7 +123,7 @@ class NonFiniteGuard:
 
 
 def is_finite(values: Mapping[str, Any]) -> bool:
-    """Whether a step's loss and gradient norm are."""
+    """Return whether a step's loss and gradient norm are finite."""
     return math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])
 
 

@@ -1,9 +1,10 @@
-"""Running a step's micro-batches through the stages of a pipeline: who computes what when, and what is sent to whom.
+"""Execution of a step's micro-batches on the stages of a pipeline, and the messages between stages.
 
-With one stage, :func:`_one_stage` is all of it. Else a stage goes through its :func:`pipeline_schedule`. Before an
-action it waits for what the action needs, and it never waits for what it sends, so no order of messages can block it. A
-micro-batch may have any shape: the first stage tells them before the step, and stages between need no data. It tells
-what they cost, too, and all stages take them in the :func:`~energon_lite.pipeline_order` of that.
+With one stage, :func:`_one_stage` does everything. Otherwise a stage follows its :func:`pipeline_schedule`. Before an
+action it waits for the inputs of the action, and it never waits for its sends, so no order of messages can block it. A
+micro-batch may have any shape: the first stage broadcasts the shapes before the step, so the stages between need no
+data. It also broadcasts the costs, and all stages take the micro-batches in the
+:func:`~energon_lite.extras.balance.pipeline_order` of the costs.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from energon_lite import pipeline_order
 from energon_lite.errors import UsageError
+from energon_lite.extras.balance import pipeline_order
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel, Stream
 from energon_lite.trainer.models.sequence import local_length, whole_length
@@ -27,13 +28,13 @@ from energon_lite.trainer.training.image_exchange import image_exchange
 from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_schedule
 from energon_lite.trainer.training.throughput import batch_flops
 
-#: Told of each pass: what it was, and the seconds at which it began and ended: by its attribute ``clock``, if it has
-#: one, else by ``time.perf_counter``.
+#: Callback for each pass: the action, and the seconds at which it began and ended, by the callback's attribute
+#: ``clock`` if it has one, else by ``time.perf_counter``.
 Record = Callable[[Action, float, float], None]
 
 
 class ToHost:
-    """Numbers of the device on their way here; who reads them waits for those, and for nothing launched behind."""
+    """Numbers that are copied from the device to the host. Reading waits for the copy, not for work launched later."""
 
     def __init__(self, values: torch.Tensor):
         self._values, self._there = values.to("cpu", non_blocking=True), None
@@ -42,23 +43,26 @@ class ToHost:
             self._there.record()
 
     def read(self) -> list[float]:
-        """The numbers, ``[n]``."""
+        """Wait for the copy, and return the numbers, ``[n]``."""
         if self._there is not None:
             self._there.synchronize()
-        found: list[float] = self._values.tolist()
-        return found
+        numbers: list[float] = self._values.tolist()
+        return numbers
 
 
 class Wire:
-    """Messages to and from the neighbouring stages of a mesh; with ``virtual`` chunks, the last's next is the first."""
+    """Messages to and from the neighbouring stages of a mesh.
+
+    With ``virtual`` chunks, the stage after the last one is the first.
+    """
 
     def __init__(self, mesh: ParallelMesh):
         self.mesh = mesh
-        self._sending: list[tuple[Any, torch.Tensor]] = []  # works, and what they send
+        self._sending: list[tuple[Any, torch.Tensor]] = []  # pending sends and their tensors
 
     def send(self, tensor: torch.Tensor, step: int) -> None:
-        """To the next stage (1) or the one before (-1); what has no elements is not sent."""
-        # What is on its way must neither be changed nor freed.
+        """Send a tensor to the next stage (1) or the previous one (-1); an empty tensor is not sent."""
+        # A tensor must neither be changed nor freed while it is being sent.
         self._sending = [(work, kept) for work, kept in self._sending if not work.is_completed()]
         peer, group = self._way(step, step)
         if tensor.numel():
@@ -66,7 +70,7 @@ class Wire:
             self._sending.append((dist.isend(tensor, peer, group=group), tensor))
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, step: int) -> torch.Tensor:
-        """From the next stage (1) or the one before (-1)."""
+        """Receive a tensor from the next stage (1) or the previous one (-1)."""
         tensor = torch.empty(tuple(shape), dtype=dtype, device=self.mesh.device)
         peer, group = self._way(step, -step)
         if tensor.numel():
@@ -74,13 +78,13 @@ class Wire:
         return tensor
 
     def finish(self) -> None:
-        """Wait until all that was sent has arrived."""
+        """Wait until all messages have arrived."""
         for work, _ in self._sending:
             work.wait()
         self._sending.clear()
 
     def _way(self, step: int, direction: int) -> tuple[int, dist.ProcessGroup]:
-        """The rank of a neighbouring stage, and the group for messages in one direction between the two."""
+        """Return the rank of a neighbouring stage, and the group for messages in one direction between the two."""
         other = self.mesh.rank("pp") + step
         street = ("down" if direction > 0 else "up") + ("" if 0 <= other < self.mesh.pp else "_wrap")
         return self.mesh.stage_rank(other), self.mesh.process_groups[street]
@@ -95,23 +99,23 @@ def run_pipeline(
     after_backward: Callable[[int], None] | None = None,
     record: Record | None = None,
 ) -> torch.Tensor:
-    """Forward and, if wanted, backward passes of a step; gradients are added to ``parameter.grad``.
+    """Run the forward and optionally the backward passes of a step; gradients are added to ``parameter.grad``.
 
-    Every rank of the pipeline must call it, with equally many micro-batches. With one stage it is plain accumulation.
+    Every rank of the pipeline must call it, with equal numbers of micro-batches. With one stage it is plain
+    accumulation.
 
     Args:
         model: this stage's part.
-        micro_batches: of the first and of the last stage the same ones; on stages between them None for each. A
-            micro-batch without tokens goes through for nothing.
-        divisor: what the sum of losses is divided by.
-        backward: False to evaluate; call it under ``torch.no_grad()`` then.
-        after_backward: called with the number of a chunk after each backward pass of a micro-batch through it, an empty
-            one too.
-        record: called after each action with the seconds at which it began and ended; waiting for what it needs is part
-            of neither.
+        micro_batches: equal ones on the first and the last stage; on stages between them, None for each. A micro-batch
+            without tokens is passed over.
+        divisor: divisor of the sum of losses.
+        backward: False to evaluate; call it under ``torch.no_grad()`` in this case.
+        after_backward: called with the number of a chunk after each backward pass of a micro-batch through it, empty
+            micro-batches included.
+        record: called after each action with the seconds at which it began and ended, without the wait for its inputs.
 
     Returns:
-        The sum of the losses of this rank's tokens over ``divisor``, in float64; zero but on the last stage.
+        The sum of the losses of this rank's tokens over ``divisor``, in float64; zero on all stages but the last.
 
     Raises:
         UsageError: the first and the last stage have different micro-batches.
@@ -154,7 +158,7 @@ def _one_stage(
     after_backward: Callable[[int], None],
     record: Record | None,
 ) -> torch.Tensor:
-    """The plain way: one micro-batch after the other, forward and backward."""
+    """Run one micro-batch after the other, forward and backward, without a pipeline."""
     total = torch.zeros((), dtype=torch.float64, device=model.mesh.device)
     for number, batch in enumerate(micro_batches):
         assert batch is not None, "the only stage needs its micro-batches"
@@ -175,7 +179,7 @@ def _one_stage(
 
 @dataclass(eq=False)
 class _Stage:
-    """One stage's side of a step."""
+    """State and passes of one stage during a step."""
 
     model: LlamaModel
     micro_batches: Sequence[MultimodalBatch | None]
@@ -185,18 +189,18 @@ class _Stage:
     def __post_init__(self) -> None:
         self.wire = Wire(self.model.mesh)
         self.loss = torch.zeros((), dtype=torch.float64, device=self.model.mesh.device)
-        #: What the passes that are not back yet have received and made, by (chunk, micro-batch).
+        #: Input and output of each forward pass whose backward pass is still to come, by (chunk, micro-batch).
         self._held: dict[tuple[int, int], tuple[Stream | None, torch.Tensor]] = {}
-        #: Of empty micro-batches in whose turns images of other ranks are encoded here.
+        #: For each empty micro-batch in whose turn this rank encodes images of other ranks: the zero to differentiate.
         self._others: dict[int, torch.Tensor] = {}
         self._sizes = self._agree_on_sizes()
         costs = [cost for *_, cost in self._sizes]
-        #: Ranks that encode each other's images go through a step together, in the order in which they have it.
+        #: Ranks that encode each other's images must run the micro-batches in equal order: that of the step.
         self.order = list(range(len(costs))) if self.model.mesh.share_images else pipeline_order(costs)
         self._differences = self._compare_tokens()
 
     def forward(self, action: Action, *, keep: bool) -> None:
-        """Receive, compute, send; ``keep`` what the backward pass will need."""
+        """Receive the input, compute, send the output; with ``keep``, hold both for the backward pass."""
         model, chunk, batch = self.model, action.chunk, self.micro_batches[action.micro_batch]
         (rows, length, documents, _), received = self._sizes[action.micro_batch], None
         if rows * length == 0:
@@ -221,16 +225,16 @@ class _Stage:
             self._held[chunk, action.micro_batch] = received, made
 
     def backward(self, action: Action) -> None:
-        """Receive the gradient, compute, send on."""
+        """Receive the gradient of the output, compute, send the gradient of the input."""
         held = self._held.pop((action.chunk, action.micro_batch), None)
-        if held is None:  # it was empty
+        if held is None:  # the micro-batch was empty
             if self.model.starts(action.chunk) and action.micro_batch in self._others:
                 self._others.pop(action.micro_batch).backward()
             return
         received, made = held
         gradient = None if self.model.ends(action.chunk) else self.wire.receive(made.shape, made.dtype, 1)
         with _recorded(self.record, action, self.loss.device):
-            # With frozen parameters it may be that nothing before here learns.
+            # With frozen parameters, no parameter up to here may need a gradient.
             if made.requires_grad:
                 made.backward(gradient)
         if received is not None:
@@ -238,7 +242,7 @@ class _Stage:
             self.wire.send(torch.zeros_like(received.hidden) if grad is None else grad, -1)
 
     def finish(self) -> torch.Tensor:
-        """Wait until all is sent, and return the loss.
+        """Wait until all messages are sent, and return the loss.
 
         Raises:
             UsageError: the first and the last stage have different micro-batches.
@@ -256,15 +260,17 @@ class _Stage:
         return Stream(hidden, self.wire.receive(whole, torch.int64, -1) if with_documents else None)
 
     def _agree_on_sizes(self) -> list[list[int]]:
-        """Of each micro-batch: rows, their length, whether it has documents, and operations; told over the CPU, and no
-        device is waited for."""
+        """Return for each micro-batch: rows, their length, whether it has documents, and operations.
+
+        The first stage broadcasts them over the CPU, so that no rank waits for its device.
+        """
         mesh, batches = self.model.mesh, self.micro_batches
-        found = [[0] * 4 if batch is None else self._told(batch) for batch in batches]
-        told = torch.tensor(found, dtype=torch.int64).view(-1, 4)
-        dist.broadcast(told, mesh.stage_rank(0), group=mesh.process_groups.get("pp_host", mesh.group("pp")))
-        sizes: list[list[int]] = told.tolist()
-        if mesh.is_last_stage and found != sizes:
-            raise _different([own == first for own, first in zip(found, sizes, strict=True)].index(False))
+        sizes_here = [[0] * 4 if batch is None else self._told(batch) for batch in batches]
+        shared = torch.tensor(sizes_here, dtype=torch.int64).view(-1, 4)
+        dist.broadcast(shared, mesh.stage_rank(0), group=mesh.process_groups.get("pp_host", mesh.group("pp")))
+        sizes: list[list[int]] = shared.tolist()
+        if mesh.is_last_stage and sizes_here != sizes:
+            raise _different([own == first for own, first in zip(sizes_here, sizes, strict=True)].index(False))
         return sizes
 
     def _told(self, batch: MultimodalBatch) -> list[int]:
@@ -272,7 +278,7 @@ class _Stage:
         return [*batch.tokens.shape, int(batch.documents is not None), int(cost)]
 
     def _compare_tokens(self) -> ToHost:
-        """The first and the last stage read their data each for itself; zeros for micro-batches that are the same."""
+        """Compare the tokens of the first and the last stage; zeros for micro-batches that are equal on both."""
         mesh, batches = self.model.mesh, self.micro_batches
         marks = torch.zeros(len(batches), dtype=torch.int64, device=self.loss.device)
         if sign := mesh.is_first_stage - mesh.is_last_stage:
@@ -284,7 +290,7 @@ class _Stage:
 
 
 def _images_of_others(model: LlamaModel, batch: MultimodalBatch) -> torch.Tensor | None:
-    """A rank without rows encodes images, too, if there is an exchange: a zero to call ``backward`` of, or None."""
+    """Encode images of other ranks on a rank without rows; a zero to call ``backward`` of, or None."""
     if model.exchange is None:
         return None
     zero = model.exchange(batch.image)[0].sum()
@@ -300,7 +306,7 @@ def _different(number: int) -> UsageError:
 
 @contextmanager
 def _recorded(record: Record | None, action: Action, device: torch.device) -> Iterator[None]:
-    """Tell who wants to know it when all of the work began and was done."""
+    """Report to ``record`` the times at which the work inside began and was completed."""
     if record is None:
         yield
         return
@@ -311,13 +317,13 @@ def _recorded(record: Record | None, action: Action, device: torch.device) -> It
 
 
 def _now(device: torch.device, clock: Callable[[], float]) -> float:
-    """Seconds at which all of the work so far is done."""
+    """Wait for all work launched so far, and return the time in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return clock()
 
 
 def _fingerprint(tokens: torch.Tensor) -> torch.Tensor:
-    """A number that differs if tokens or their order do, nearly always."""
+    """Return a number that differs, with high probability, if the tokens or their order differ."""
     flat = tokens.flatten()
     return ((flat + 1) * torch.arange(1, 2 * len(flat) + 1, 2, device=flat.device)).sum()

@@ -1,12 +1,12 @@
-"""In which order a pipeline stage runs its micro-batches: forward, backward, chunk by chunk. Pure arithmetic.
+"""Order of the micro-batches of a pipeline stage: forward and backward, chunk by chunk. Pure arithmetic.
 
 **1F1B** (PipeDream-Flush; Narayanan et al., arXiv:2006.09503): a stage runs as many micro-batches forward as there are
-stages behind it, then one backward for each one forward, and at last the backward passes that are left. So it never
-holds the activations of more micro-batches than there are stages from it to the end.
+stages behind it, then alternates one forward and one backward pass, and finally runs the remaining backward passes. So
+it never holds the activations of more micro-batches than there are stages from it to the last one.
 
 **Interleaved** (Narayanan et al., arXiv:2104.04473): a stage has several chunks of layers, each a stage of a longer
-pipeline that runs round the ranks several times. The first micro-batch reaches the last rank sooner, and the bubble
-shrinks by the number of chunks, for as many times the messages.
+pipeline that passes all ranks several times. The first micro-batch reaches the last rank sooner, and the bubble shrinks
+by a factor equal to the number of chunks; the number of messages grows by the same factor.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Action:
     """One pass of a micro-batch through a chunk of a stage.
 
     Args:
-        chunk: which of the stage's chunks.
-        micro_batch: its number in the step.
+        chunk: number of the chunk within the stage.
+        micro_batch: number of the micro-batch in the step.
         backward: False for the forward pass.
     """
 
@@ -35,31 +35,31 @@ class Action:
 def pipeline_schedule(
     stage: int, stages: int, micro_batches: int, *, chunks: int = 1, backward: bool = True
 ) -> list[Action]:
-    """What a stage does in a step, in order.
+    """Return the actions of a stage in a step, in order.
 
-    A stage that does this, waiting for what an action needs and never for what it sends, gets to the end whatever the
-    numbers are.
+    A stage that follows the schedule, waiting for the inputs of an action and never for its sends, cannot deadlock for
+    any numbers.
 
     Args:
-        stage: its number, from 0.
+        stage: number of the stage, from 0.
         stages: number of stages.
-        micro_batches: of the step; any number.
-        chunks: of each stage; more than one makes the schedule interleaved.
-        backward: False for an evaluation, which only goes forward.
+        micro_batches: number of micro-batches of the step.
+        chunks: number of chunks of each stage; more than one makes the schedule interleaved.
+        backward: False for an evaluation, which has only forward passes.
 
     Example:
         >>> [str(action) for action in pipeline_schedule(0, 2, 3)]
         ['F0.0', 'F1.0', 'B0.0', 'F2.0', 'B1.0', 'B2.0']
     """
-    # The interleaved order takes micro-batches in groups of as many as there are stages. Micro-batches do not depend
-    # on each other, so an order for a larger number without those that do not exist is as good.
+    # The interleaved order takes micro-batches in groups of as many as there are stages. Micro-batches do not depend on
+    # each other, so the order is made for a multiple of that, and the missing micro-batches are left out.
     planned = -(-micro_batches // stages) * stages if chunks > 1 else micro_batches
     forward = _passes(planned, stages, chunks)
     if not backward:
         return [Action(chunk, number) for chunk, number in forward if number < micro_batches]
     back = [Action(chunks - 1 - chunk, number, backward=True) for chunk, number in forward]
     behind = stages - 1 - stage
-    # With chunks, two passes for each stage behind, not one: then a message has the time of a pass to arrive in.
+    # With chunks, two passes for each stage behind, not one: a message then has the time of one pass to arrive.
     warm_up = behind if chunks == 1 else 2 * behind + (chunks - 1) * stages
     warm_up = min(warm_up, len(forward))
     order = [Action(*place) for place in forward[:warm_up]]
@@ -70,7 +70,7 @@ def pipeline_schedule(
 
 
 def _passes(micro_batches: int, stages: int, chunks: int) -> list[tuple[int, int]]:
-    """(chunk, micro-batch) in the order of forward passes: group by group, and in a group chunk by chunk."""
+    """Return (chunk, micro-batch) in the order of forward passes: group by group, and in a group chunk by chunk."""
     group = stages if chunks > 1 else max(1, micro_batches)
     return [
         (chunk, number)

@@ -1,4 +1,4 @@
-"""The process that a run computes in: which kernels it may use, when it collects garbage, what is recorded."""
+"""Settings of the training process: kernels, garbage collection and NCCL's flight recorder."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _FLASH = {9: "FA3", 10: "FA4"}
 
 
 def prepare_process(config: TrainerConfig) -> None:
-    """What must be set before the first collective and the first kernel: determinism, and NCCL's flight recorder."""
+    """Set determinism and NCCL's flight recorder, before the first collective and the first kernel."""
     deterministic = config.train.deterministic
     if deterministic or (deterministic is None and not torch.cuda.is_available()):
         make_deterministic()
     if config.train.flight_recorder:
-        # Who set one of these already wants it so.
+        # Variables that the user has set take precedence.
         os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", str(config.train.flight_recorder))
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         os.environ.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", os.path.join(config.output, "nccl-trace-rank"))
 
 
 def make_deterministic() -> None:
-    """Only kernels that give the same bits each time, and one thread per process."""
+    """Restrict torch to kernels that give the same bits each time, and to one thread per process."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
@@ -38,12 +38,12 @@ def make_deterministic() -> None:
 
 
 def prepare_attention(config: TrainerConfig, device: torch.device, *, visible: bool) -> None:
-    """Take the newest FlashAttention that there is for the GPU, unless it must be deterministic; say what is used.
+    """Activate the newest FlashAttention for the GPU, unless the run is deterministic; log the kernels in use.
 
     Args:
-        config: of the run.
-        device: where it computes.
-        visible: False on the ranks that stay silent.
+        config: configuration of the run.
+        device: device of this rank.
+        visible: False on ranks that do not log.
     """
     fast = device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
     newer = _FLASH.get(torch.cuda.get_device_capability(device)[0]) if fast else None
@@ -51,7 +51,7 @@ def prepare_attention(config: TrainerConfig, device: torch.device, *, visible: b
     if newer is not None and activate is not None:
         try:
             activate(newer)
-        except Exception as error:  # whatever a package of another CUDA or none raises
+        except Exception as error:  # any error, as of a missing package or one for another CUDA
             logger.debug("no %s here: %s", newer, error)
     if visible:
         kernels = describe_attention(config.model, device, config.data.max_length)
@@ -59,11 +59,12 @@ def prepare_attention(config: TrainerConfig, device: torch.device, *, visible: b
 
 
 class GarbageCollection:
-    """Python's search for garbage in rings, at chosen steps instead of whenever it likes, which is in the midst of one,
-    and on each rank in another, while the others wait.
+    """Python's cyclic garbage collection, at chosen steps.
+
+    By default, Python collects in the middle of a step, on each rank in another one, while the other ranks wait.
 
     Args:
-        every: steps between two collections; 0: Python's own way.
+        every: steps between two collections; 0 for Python's own schedule.
 
     Example:
         >>> with GarbageCollection(every=100) as garbage:
@@ -81,7 +82,7 @@ class GarbageCollection:
         return self
 
     def ended(self, step: int) -> None:
-        """A step was launched; all ranks call it at the same one."""
+        """Collect after the launch of a step, if due; all ranks call it at the same step."""
         if self.every and step % self.every == 0:
             gc.collect(1)
 

@@ -1,4 +1,4 @@
-"""A window of steps that is looked at closely: what each kernel and each pass through the pipeline took, and when."""
+"""Profiling of a window of steps: times of each kernel and of each pass through the pipeline."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from energon_lite.trainer.training.pipeline_schedule import Action
 class ProfileWindow:
     """Profiles the steps ``first`` to ``last``, and writes two Chrome traces for each rank.
 
-    ``kernels-rank000.json`` is torch's profiler's. ``passes-rank000.json`` has the forward and backward passes of
-    micro-batches, without the waiting between them; ``tools/draw_schedule.py`` puts those of all stages into one trace
-    and one picture. Both open in ``chrome://tracing`` or ui.perfetto.dev. While passes are timed on a GPU, each is
-    waited for, so the steps of the window are slower than others.
+    ``kernels-rank000.json`` is the trace of torch's profiler. ``passes-rank000.json`` has the forward and backward
+    passes of micro-batches, without the waiting between them; ``tools/draw_schedule.py`` merges those of all stages
+    into one trace and one picture. Both open in ``chrome://tracing`` or ui.perfetto.dev. On a GPU, the window waits for
+    each pass in order to time it, so its steps are slower than others.
 
     Args:
         window: first and last step, counted from 1; None for none.
-        folder: where the traces go.
+        folder: folder of the traces.
         mesh: the ranks.
-        memory: also write ``memory-rank000.pickle``: what was allocated and freed in the window, by whom.
+        memory: also write ``memory-rank000.pickle``: the allocations and frees in the window, with call stacks.
 
     Raises:
-        UsageError: ``memory``, and there is no GPU.
+        UsageError: ``memory`` is set, and there is no GPU.
 
     Example:
         >>> window = ProfileWindow((5, 6), "output/profile", mesh)
@@ -49,7 +49,7 @@ class ProfileWindow:
 
     @contextmanager
     def step(self, number: int) -> Iterator[Record | None]:
-        """Around a step; gives what :func:`run_pipeline` shall report its passes to, inside the window."""
+        """Surround a step; yields the ``record`` argument of :func:`run_pipeline`, or None outside the window."""
         if self.window is None or not self.window[0] <= number <= self.window[1]:
             yield None
             return
@@ -61,7 +61,7 @@ class ProfileWindow:
             self._profiler.start()
             if self.memory:
                 torch.cuda.memory._record_memory_history()
-        # Passes are timed by a clock that only this machine has; traces of several want one that all share.
+        # The clock of the passes is local to this machine; traces of several machines need wall-clock time.
         offset = time.time() - time.perf_counter()
         with torch.profiler.record_function(f"step {number}"):
             yield lambda action, began, ended: self._note(number, action, began + offset, ended + offset)
@@ -69,7 +69,7 @@ class ProfileWindow:
             self.close()
 
     def close(self) -> None:
-        """Write what there is of the window, if that has not been done."""
+        """Write the traces of the window, if not yet done."""
         if self._profiler is None:
             return
         self._profiler.stop()

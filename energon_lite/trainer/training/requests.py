@@ -1,4 +1,4 @@
-"""What a run is asked for while it trains: to save and stop, by a signal or a time limit, or only to save."""
+"""Requests to a training run: save and stop, by a signal or a time limit, or save only."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ import torch.distributed as dist
 
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
-#: Why a run stops: signals, and ``train.time_limit``. Slurm sends the second one ahead (``--signal=USR1@300``).
+#: Reasons to stop: signals, and ``train.time_limit``. Slurm can send the second ahead of the end
+#: (``--signal=USR1@300``).
 _STOPS = ("SIGTERM", "SIGUSR1", "train.time_limit")
+#: Signal that requests a checkpoint.
 _SAVE = "SIGUSR2"
 
 
 class Requests:
-    """Signals that came, and the time that is left. They reach ranks at different times; :meth:`agreed` is for all.
+    """Signals received and time left. They reach ranks at different times; :meth:`agreed` makes all ranks agree.
 
     Args:
-        time_limit: seconds from now at which the run is to be over, its last checkpoint included; None for no limit.
+        time_limit: seconds from now until the run must be over, its last checkpoint included; None for no limit.
         mesh: the ranks.
     """
 
@@ -31,20 +33,20 @@ class Requests:
         self._came: set[str] = set()
         self._began = self._asked = time.monotonic()
         self._slowest = 0.0  # seconds from one step to the next
-        self._tried = False  # to find out how long a checkpoint takes
-        # A GPU would answer when all it has to do before is done.
+        self._tried = False  # a checkpoint was requested to measure its time
+        # A collective on the GPU would wait for all work launched before it, so the CPU is used.
         apart = mesh.world_size > 1 and mesh.device.type == "cuda"
         self._group = dist.new_group(backend="gloo", timeout=mesh.timeout) if apart else None
 
     @contextmanager
     def listening(self) -> Iterator[set[str]]:
-        """Meanwhile, SIGTERM does not end the process on the spot; nor do SIGUSR1 and 2, if nobody else wants them.
+        """Collect SIGTERM instead of ending the process; also SIGUSR1 and SIGUSR2, if they have no other handler.
 
-        Gives the names of those that came and were not asked for yet.
+        Yields the names of the signals received and not yet handled.
         """
         self._came.clear()
         before = {}
-        if threading.current_thread() is threading.main_thread():  # only that one may have signal handlers
+        if threading.current_thread() is threading.main_thread():  # Python allows signal handlers there only
             for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
                 if number == signal.SIGTERM or signal.getsignal(number) == signal.SIG_DFL:
                     before[number] = signal.signal(number, lambda came, _: self._came.add(signal.Signals(came).name))
@@ -56,18 +58,18 @@ class Requests:
                 signal.signal(number, handler)
 
     def agreed(self, *bad: bool, seconds_to_save: float = 0.0) -> tuple[str, bool, list[bool]]:
-        """What is asked for, on any rank, after a step was launched. Every rank must call it.
+        """Return the requests of all ranks after a step was launched. Every rank must call it.
 
-        The time limit counts as reached when what is left is less than two of the slowest steps so far, the running one
-        and the next, and two of the slowest checkpoints: the one that may be being written, and the last. While nobody
-        knows how long one takes, one is asked for when half of the time is gone.
+        The time limit counts as reached if the time left is less than two of the slowest steps so far (the running one
+        and the next) and two of the slowest checkpoints (one that may be in progress, and the last). While the time of
+        a checkpoint is unknown, one is requested when half of the time has passed.
 
         Args:
-            bad: something else to agree on: whether steps were bad.
-            seconds_to_save: how long a checkpoint takes, as far as this rank knows; 0: it does not.
+            bad: whether each of the reported steps was bad on this rank.
+            seconds_to_save: seconds that a checkpoint takes, as measured on this rank; 0 if unknown.
 
         Returns:
-            Why the run is to stop, or nothing; whether to save; whether each of the steps was bad on any rank.
+            The reason to stop, or an empty text; whether to save; whether each of the steps was bad on any rank.
         """
         now = time.monotonic()
         self._slowest, self._asked = max(self._slowest, now - self._asked), now
@@ -79,10 +81,10 @@ class Requests:
                 self._came.add(_SAVE)
         flags = [*(name in self._came for name in (*_STOPS, _SAVE)), *bad]
         if self.mesh.world_size > 1:
-            told = torch.tensor(flags, dtype=torch.int64)
-            dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group)
-            flags = [bool(flag) for flag in told.tolist()]
+            shared = torch.tensor(flags, dtype=torch.int64)
+            dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._group)
+            flags = [bool(flag) for flag in shared.tolist()]
         self._came.discard(_SAVE)
-        self._tried = self._tried or flags[len(_STOPS)]  # on all ranks, whose clocks are not one
+        self._tried = self._tried or flags[len(_STOPS)]  # equal on all ranks, whose clocks differ
         stop = next((name for name, came in zip(_STOPS, flags, strict=False) if came), "")
         return stop, flags[len(_STOPS)], flags[len(_STOPS) + 1 :]

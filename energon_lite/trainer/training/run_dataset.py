@@ -1,4 +1,4 @@
-"""What a run is trained on, without the run."""
+"""The training data set of a run, made without the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from energon_lite.trainer.training.config import TrainerConfig
 
 
 def training_dataset(config: TrainerConfig) -> Any:
-    """The training data set of a run, in one process without a process group: its plan is the same on any ranks.
+    """Return the training data set of a run, in one process without a process group: its plan is equal on any ranks.
 
     Example:
         >>> sample_history(training_dataset(load_config("run.yaml")), leaf=0, index=7)

@@ -1,4 +1,4 @@
-"""Steps whose loss leaps up: their updates are left out before they are made."""
+"""Detection of loss spikes: the updates of such steps are left out."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ logger = logging.getLogger(__name__)
 
 
 class SpikeGuard:
-    """Judges each step's loss by the losses before it, where they are: on the device, and nobody waits.
+    """Judge of each step's loss by the losses before it, on the device and without a wait.
 
-    A step whose loss is more than ``factor`` times the median of the last ``window`` losses updates nothing. For the
-    steps that follow, its loss is among these, so a run that stays on a higher level is let through after half a
-    window; one that is not finite is not. Before half a window of losses is known, none is judged.
+    A step whose loss is more than ``factor`` times the median of the last ``window`` losses updates nothing. Its loss
+    window; a loss that is not finite is not. Before half a window of losses is known, no step is judged.
 
     Args:
-        factor: above 1.
-        window: how many losses.
+        factor: factor of the median, above 1.
+        window: number of losses.
         mesh: the ranks. All of them must make a guard, and call its methods.
 
     Attributes:
-        left_out: how many updates were left out, a number on the device.
+        left_out: number of updates left out, a scalar on the device.
     """
 
     def __init__(self, factor: float, window: int, mesh: ParallelMesh):
@@ -38,33 +37,33 @@ class SpikeGuard:
         self.left_out = torch.zeros((), dtype=torch.float64, device=mesh.device)
         self._losses = torch.full((window,), math.nan, dtype=torch.float64, device=mesh.device)
         self._told = 0
-        self._seen = 0  # steps; the loss of each takes the place of that a window before
+        self._seen = 0  # number of steps; a loss replaces that of ``window`` steps before
 
     def judge(self, loss: torch.Tensor) -> torch.Tensor:
-        """Whether to leave out the update of a step, a bool on the device: the same on every rank, which must call it.
+        """Return whether to leave out the update of a step, a bool on the device. Every rank must call it; all agree.
 
         Args:
-            loss: of the whole step, a scalar.
+            loss: loss of the whole step, a scalar.
         """
         known = self._losses.isfinite().sum()
-        median = self._losses.sort().values.take(known // 2)  # what is not a number comes last
+        median = self._losses.sort().values.take(known // 2)  # NaN sorts last
         spike = loss.isfinite() & (loss > self.factor * median) & (known >= self.window / 2)
-        if self.mesh.world_size > 1:  # bits of a loss may differ from rank to rank
-            told = spike.to(torch.float64)
-            dist.all_reduce(told, op=dist.ReduceOp.MAX)
-            spike = told > 0
+        if self.mesh.world_size > 1:  # the bits of a loss may differ between ranks
+            any_rank = spike.to(torch.float64)
+            dist.all_reduce(any_rank, op=dist.ReduceOp.MAX)
+            spike = any_rank > 0
         self._losses[self._seen % self.window] = torch.where(loss.isfinite(), loss, math.nan)
         self._seen += 1
         self.left_out += spike
         return spike
 
     def saw(self, step: int, values: Mapping[str, Any], data: StepData) -> None:
-        """Say so, if a step is one of those, when its numbers are known.
+        """Log a step whose update was left out, when its numbers are known.
 
         Args:
-            step: its number.
+            step: number of the step.
             values: its line of metrics.
-            data: its data.
+            data: data of the step.
         """
         if values.get("spikes", 0) > self._told:
             keys = listed([*data.restore_keys], 4) or "none"
@@ -75,12 +74,12 @@ class SpikeGuard:
             self._told = values["spikes"]
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the losses, the oldest first, and the number of updates left out."""
+        """Return the losses, the oldest first, and the number of updates left out, for a checkpoint."""
         losses = self._losses.roll(-(self._seen % self.window)).tolist()[max(0, self.window - self._seen) :]
         return {"losses": [loss if math.isfinite(loss) else None for loss in losses], "left_out": self.left_out.item()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state`, of another window perhaps; from an empty one, from nothing."""
+        """Restore a :meth:`state`, of any window; an empty one resets the losses."""
         losses = [math.nan if loss is None else loss for loss in state.get("losses", ())][-self.window :]
         self._losses.fill_(math.nan)[: len(losses)] = self._losses.new_tensor(losses)
         self._seen = len(losses)

@@ -1,5 +1,4 @@
-"""Where a new run begins that is not from nothing: the weights of a checkpoint, or of a folder of Hugging Face, if they
-are of the same model."""
+"""Weights that a new run starts from: a checkpoint or a Hugging Face folder, of the same model."""
 
 from __future__ import annotations
 
@@ -14,28 +13,28 @@ from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
-#: An image prefix is nothing that a language model has: then it begins as new.
+#: Parts that a language model lacks: they start with random weights.
 NEW_PARTS = ("vision.*", "projector.*")
 
 
 def load_starting_weights(
     place: str, model: LlamaModel, mesh: ParallelMesh, optimizer: Optimizer, *, ignore: Collection[str] = ()
 ) -> Place:
-    """Fill a new run's model with weights that are there. Every rank must call it.
+    """Fill a new run's model with existing weights. Every rank must call it.
 
     Args:
-        place: a checkpoint, a folder of checkpoints, of which the newest is meant, or a model's folder of Hugging Face.
+        place: a checkpoint, a folder of checkpoints (the newest is used), or a Hugging Face model folder.
         model, optimizer: filled in place.
         mesh: the ranks.
-        ignore: settings of the model that may be other ones than the checkpoint's.
+        ignore: model settings that may differ from the checkpoint's.
 
     Returns:
         The checkpoint or folder that was read.
 
     Raises:
-        StateError: there is no whole checkpoint.
-        ConfigError: the folder has a model with parts that ours has not.
-        StateMismatchError: it is of a model with other settings: its weights might fit, and would mean something else.
+        StateError: there is no complete checkpoint.
+        ConfigError: the model of the folder has parts that this one lacks.
+        StateMismatchError: the model settings differ: the weights might fit, but would have another meaning.
     """
     here = model.config
     if is_huggingface(place):
@@ -43,11 +42,11 @@ def load_starting_weights(
         _check_same(there, here, ignore, place)
         load_huggingface(place, model, there, mesh, optimizer, may_lack=NEW_PARTS)
         return place
-    found = find_weights(place, mesh, whole=False)
-    saved = read_state(found).get("config")
+    checkpoint = find_weights(place, mesh, whole=False)
+    saved = read_state(checkpoint).get("config")
     if saved is not None:
-        _check_same(model_config_of(saved), here, ignore, found)
-    return load_weights(found, model, mesh, optimizer, may_lack=NEW_PARTS)
+        _check_same(model_config_of(saved), here, ignore, checkpoint)
+    return load_weights(checkpoint, model, mesh, optimizer, may_lack=NEW_PARTS)
 
 
 def _check_same(there: ModelConfig, here: ModelConfig, ignore: Collection[str], found: Place) -> None:

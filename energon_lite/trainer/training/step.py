@@ -1,7 +1,7 @@
-"""One optimizer step, and one evaluation: what the loss is divided by, and what is summed over ranks.
+"""One optimizer step, and one evaluation, with losses normalized by the number of tokens over all ranks.
 
 The loss of a step is the sum over its tokens divided by their number, over all micro-batches and all ranks. A mean of
-means would weigh a token by how full its micro-batch is. So the micro-batches of a step are fetched first, the global
+means would weight a token by the fill of its micro-batch. So the micro-batches of a step are fetched first, the global
 number of tokens is known before the first backward pass, and gradients are only ever summed.
 """
 
@@ -29,12 +29,12 @@ from energon_lite.trainer.training.throughput import image_flops, visible_positi
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did; the same on every rank.
+    """Numbers of a finished step; equal on every rank.
 
     Args:
         loss: mean loss of a token.
         grad_norm: global norm of the gradient before clipping.
-        tokens: number of tokens that the loss counted; NaN if a loss mask is not finite, and then so is the loss.
+        tokens: number of tokens in the loss; NaN if a loss mask is not finite, as is the loss in this case.
         lr: the learning rate.
     """
 
@@ -45,16 +45,15 @@ class StepResult:
 
 
 class LaunchedStep:
-    """A step whose work is launched and need not be done. Asking for its numbers waits; launching the next does not.
+    """A step whose work was launched on the device. Reading its numbers waits; launching the next one does not.
 
     Args:
-        values: float64 ``[11]`` on the device: loss, tokens, three counts of :meth:`work`, three parts of the digest
-            of the step's samples, gradient norm, updates of the optimizer until now, and how many were left out for
-            their losses.
+        values: float64 ``[11]`` on the device: loss, tokens, three counts of :meth:`work`, three parts of the digest of
+            the step's samples, gradient norm, updates of the optimizer so far, and updates left out for their losses.
         lr: the learning rate.
 
     Attributes:
-        ended: when the numbers were there, by ``time.perf_counter``, or seen to be.
+        ended: time at which the numbers were available, or seen to be, by ``time.perf_counter``.
     """
 
     def __init__(self, values: torch.Tensor, lr: float):
@@ -68,20 +67,23 @@ class LaunchedStep:
         return StepResult(loss, norm, _whole(tokens), self._lr)
 
     def updates(self) -> int:
-        """How many updates the optimizer had made with this step: fewer than steps, if some were left out."""
+        """Return the number of updates up to this step: fewer than steps, if some were left out."""
         return int(self._values.read()[-2])
 
     def spikes(self) -> int:
-        """How many of these were left out by the :class:`SpikeGuard`."""
+        """Return the number of updates left out by the :class:`SpikeGuard`."""
         return int(self._values.read()[-1])
 
     def digest(self) -> int:
-        """The digest of the step's samples, of all ranks together."""
+        """Return the digest of the step's samples on all ranks."""
         return joined_digest(self._values.read()[5:-3])
 
     def work(self) -> tuple[float, float, float]:
-        """What was computed, whether the loss counts it or not: positions of all rows, pairs of one with itself or an
-        earlier one that it sees, and operations for images.
+        """Return the work done, whether the loss counts it or not.
+
+        Returns:
+            Positions of all rows; pairs of a position with itself or an earlier one that it attends to; operations
+            for images.
         """
         _, _, positions, pairs, images, *_ = self._values.read()
         return positions, pairs, images
@@ -96,7 +98,7 @@ def train_step(
     lr: float | Callable[[int], float],
     record: Record | None = None,
 ) -> StepResult:
-    """:func:`launch_step`, and wait for what it did."""
+    """Run :func:`launch_step`, and wait for its result."""
     return launch_step(model, optimizer, micro_batches, mesh, lr=lr, record=record).result()
 
 
@@ -111,21 +113,22 @@ def launch_step(
     spikes: SpikeGuard | None = None,
     digest: int = 0,
 ) -> LaunchedStep:
-    """Forward, backward and update on this rank's micro-batches of one step. Every rank must call it.
+    """Launch forward, backward and update on this rank's micro-batches of one step. Every rank must call it.
 
-    Nothing here waits until the device has done it, so the next step can be launched behind. (A pipeline waits for what
-    it receives; a learning rate that depends on tokens, for their number, which is known when the step begins.)
+    The function does not wait for the device, so the next step can be launched behind. (A pipeline waits for messages
+    it receives; a learning rate that depends on tokens waits for their number, which is known when the step begins.)
 
     Args:
         model: the model, on ``mesh``.
-        optimizer: of that model.
+        optimizer: optimizer of that model.
         micro_batches: this rank's; tensor- and context-parallel peers and the first and the last pipeline stage have
+            equal ones, stages between them None for each. They may be empty, and their number is equal on all ranks.
             equal ones, stages between them None for each. They may be empty, and are as many on each rank.
         mesh: the ranks.
-        lr: the learning rate; or what it is for the number of tokens of the step.
+        lr: the learning rate, or a function from the number of tokens of the step to it.
         record: see :func:`run_pipeline`.
-        spikes: may leave out the update for the step's loss.
-        digest: of the samples in the micro-batches of this rank; see ``loader.digest``.
+        spikes: guard that may leave out the update because of the step's loss.
+        digest: digest of the samples in the micro-batches of this rank; see ``loader.digest``.
     """
     counts = _from_last_stage(mesh.sum_over_data(_count(micro_batches, model, digest)), mesh)
     counted, tokens = ToHost(counts), counts[0]
@@ -140,26 +143,26 @@ def launch_step(
         record=record,
     )
     loss = _from_last_stage(mesh.sum_over_data(loss), mesh)
-    if callable(lr):  # a step whose number is not finite updates nothing
+    if callable(lr):  # a step whose number of tokens is not finite updates nothing
         lr = lr(int(count) if math.isfinite(count := counted.read()[0]) else 0)
     leave_out = None if spikes is None else spikes.judge(loss)
-    found = optimizer.launch_step(lr, leave_out)
+    optimizer_numbers = optimizer.launch_step(lr, leave_out)
     left_out = torch.zeros_like(loss) if spikes is None else spikes.left_out
-    return LaunchedStep(torch.cat([loss.view(1), counts, found, left_out.view(1)]), lr)
+    return LaunchedStep(torch.cat([loss.view(1), counts, optimizer_numbers, left_out.view(1)]), lr)
 
 
 @torch.no_grad()
 def evaluate(model: LlamaModel, batches: Iterable[MultimodalBatch | None], mesh: ParallelMesh) -> tuple[float, float]:
-    """Mean loss of a token over all batches of all ranks, and the number of tokens. Every rank must call it.
+    """Return the mean loss of a token over all batches of all ranks, and the number of tokens. Every rank must call it.
 
     Args:
         model: the model, on ``mesh``.
-        batches: this rank's, as those of :func:`train_step`. An empty batch counts for nothing.
+        batches: this rank's batches, as for :func:`train_step`. An empty batch counts as zero tokens.
         mesh: the ranks.
     """
     sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)
     remaining = iter(batches)
-    # A few at a time: enough to fill the stages, and not all in memory at once.
+    # A few at a time: enough to fill the stages, without all in memory at once.
     while some := list(itertools.islice(remaining, 4 * mesh.pp)):
         here = [None if batch is None else batch.to(mesh.device) for batch in some]
         sums[0] += run_pipeline(model, here, backward=False)
@@ -171,10 +174,10 @@ def evaluate(model: LlamaModel, batches: Iterable[MultimodalBatch | None], mesh:
 def evaluate_each(
     model: LlamaModel, sets: Iterable[tuple[str, Iterable[MultimodalBatch | None]]], mesh: ParallelMesh
 ) -> dict[str, float | int]:
-    """Metrics of validation sets by their names: ``eval_loss/NAME`` and ``eval_tokens/NAME``. Every rank must call it.
+    """Return the metrics of validation sets: ``eval_loss/NAME`` and ``eval_tokens/NAME``. Every rank must call it.
 
     Args:
-        sets: name and this rank's batches of each; without name, the metrics are ``eval_loss`` and ``eval_tokens``.
+        sets: pairs of name and this rank's batches; without name, the metrics are ``eval_loss`` and ``eval_tokens``.
 
     Raises:
         NonFiniteError: on all ranks: a loss mask is not finite.
@@ -190,14 +193,14 @@ def evaluate_each(
 
 
 def _whole(count: float) -> float:
-    """A sum over a loss mask, as an integer if it is finite."""
+    """Return a sum over a loss mask, as an integer if it is finite."""
     return int(count) if math.isfinite(count) else math.nan
 
 
 def _count(micro_batches: Iterable[MultimodalBatch | None], model: LlamaModel, digest: int = 0) -> torch.Tensor:
-    """Tokens that count, the :meth:`LaunchedStep.work`, and the parts of the digest, of this rank's micro-batches.
+    """Return the tokens in the loss, the :meth:`LaunchedStep.work` and the digest parts of this rank's micro-batches.
 
-    Each on one rank of a model replica: of the last stage's.
+    Only one rank of a model replica counts them: that of the last stage with context-parallel rank 0.
     """
     mesh = model.mesh
     counts = torch.tensor([0.0] * 4 + digest_parts(digest, mesh), dtype=torch.float64, device=mesh.device)
@@ -211,7 +214,7 @@ def _count(micro_batches: Iterable[MultimodalBatch | None], model: LlamaModel, d
 
 
 def _from_last_stage(values: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
-    """What the last stage knows, for all of them; the others have zeros."""
+    """Broadcast the values of the last stage to all stages; the other stages have zeros."""
     if (group := mesh.group("pp")) is not None:
         dist.all_reduce(values, group=group)
     return values

@@ -1,11 +1,11 @@
-"""A step that runs, and its line of metrics when it is done."""
+"""A running step, and its line of metrics when it is finished."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_lite import digest_text
+from energon_lite.batching import digest_text
 from energon_lite.trainer.data.loaders import StepData
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import TrainerConfig
@@ -15,14 +15,14 @@ from energon_lite.trainer.training.throughput import memory_in_use, peak_flops, 
 
 @dataclass
 class RunningStep:
-    """A step that the device may still be at.
+    """A step that the device may still be computing.
 
     Args:
-        step: its number, counted from 1.
-        data: where its data comes from.
-        began: when, by ``time.perf_counter``.
-        data_wait: seconds until its micro-batches were there.
-        launched: what will tell its loss.
+        step: number of the step, from 1.
+        data: origin of its micro-batches.
+        began: start of the step, by ``time.perf_counter``.
+        data_wait: seconds until its micro-batches were available.
+        launched: the launched work, with the loss.
         evaluation: metrics of the evaluation after it, if there was one.
         measured: metrics of its micro-batches, if these were measured.
     """
@@ -37,10 +37,10 @@ class RunningStep:
 
 
 class StepMetrics:
-    """Makes the metrics of steps, one after the other.
+    """Maker of the metrics of successive steps.
 
     Args:
-        config: the run.
+        config: configuration of the run.
         mesh: the ranks.
     """
 
@@ -48,13 +48,13 @@ class StepMetrics:
         self.config, self.mesh = config, mesh
         given = config.train.peak_tflops
         self.peak_flops = given * 1e12 if given else peak_flops(mesh.device)
-        self._ended = 0.0  # when the last step was
+        self._ended = 0.0  # end of the last step
 
     def __call__(self, running: RunningStep) -> dict[str, Any]:
-        """Those of a step, by name, when it is done."""
+        """Wait for a step, and return its metrics by name."""
         launched, step = running.launched, running.step
         result, ended = launched.result(), launched.ended
-        # Of steps that were launched one behind the other, each has the time from the end of the one before.
+        # Steps launched one behind the other: the time of each starts at the end of the previous one.
         seconds, self._ended = ended - max(running.began, self._ended), ended
         values: dict[str, Any] = {
             "step": step,

@@ -1,4 +1,4 @@
-"""How fast a run is: tokens per second, the share of the hardware's peak that does useful work, and memory."""
+"""Throughput of a run: tokens per second, the share of the hardware's peak that does useful work, and memory."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 import torch
 
-from energon_lite import TransformerShape
+from energon_lite.extras.balance import TransformerShape
 from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 
-#: Dense bfloat16 matrix products of a device in FLOP/s, as its maker states; the longest name that fits counts.
+#: Dense bfloat16 matrix throughput of a device in FLOP/s, as its maker states; the longest matching name counts.
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H100 PCIe": 756e12, "H200": 989e12, "B200": 2250e12, "L40S": 362e12}
 
 
 def flops_per_token(config: ModelConfig, length: int) -> float:
-    """:func:`training_flops` of each token of a long causal row: 6 N + 6 L H S.
+    """Return the :func:`training_flops` of each token of a long causal row: 6 N + 6 L H S.
 
     Args:
         config: the model's shape.
@@ -31,11 +31,11 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
 
 
 def training_flops(config: ModelConfig, positions: float, pairs: float) -> float:
-    """Useful floating point operations of a training step: 6 N for each position, and 12 L H for each pair of them.
+    """Return the useful operations of a training step: 6 N for each position, and 12 L H for each pair of positions.
 
-    6 for each weight of a matrix that a position goes through (a multiplication and an addition, once forward and twice
-    backward), whether it is text, image or padding, and whether the loss counts it or not; attention for a position and
-    another one that it sees. What is recomputed is not counted, as it is no progress.
+    A position costs 6 operations for each matrix weight that it passes through (a multiplication and an addition, once
+    forward and twice backward), whether it is text, image or padding, and whether the loss counts it or not. Attention
+    costs are for a position and each position that it attends to. Recomputation is not counted, as it is no progress.
 
     Args:
         config: the model's shape.
@@ -46,7 +46,7 @@ def training_flops(config: ModelConfig, positions: float, pairs: float) -> float
 
 
 def language_shape(config: ModelConfig) -> TransformerShape:
-    """The sizes of the language model."""
+    """Return the sizes of the language model."""
     return TransformerShape(
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
@@ -59,7 +59,7 @@ def language_shape(config: ModelConfig) -> TransformerShape:
 
 
 def encoder_shape(config: ModelConfig) -> TransformerShape:
-    """The sizes of what makes tokens of patches: encoder and projector, or one matrix. Class tokens do not count."""
+    """Return the sizes of the image encoder and projector, or of the one patch matrix. Class tokens do not count."""
     vision, pixels = config.vision, 3 * config.patch_size**2
     if vision is None:
         outer = pixels * config.hidden_size
@@ -79,24 +79,24 @@ def encoder_shape(config: ModelConfig) -> TransformerShape:
 
 
 def image_flops(config: ModelConfig, image: torch.Tensor, sizes: Sequence[tuple[int, int]] | None) -> float:
-    """Useful operations of a training step for images: encoder and projector, as :func:`training_flops` has text's.
+    """Return the useful operations of a training step for images: encoder and projector.
 
     Args:
         config: the model's shape.
-        image, sizes: of a :class:`MultimodalBatch`; their shapes only.
+        image, sizes: as in :class:`MultimodalBatch`; only their shapes are used.
     """
     return float(sum(flops_of_images(config, sizes_of_images(image, sizes))))
 
 
 def flops_of_images(config: ModelConfig, sizes: Sequence[tuple[int, int]]) -> list[int]:
-    """:func:`image_flops` of each image, by its height and width."""
+    """Return the :func:`image_flops` of each image, by its height and width."""
     shape = encoder_shape(config)
     patches = [(height // config.patch_size) * (width // config.patch_size) for height, width in sizes]
-    return [shape.position_flops * one + shape.pair_flops * one**2 + shape.sequence_flops for one in patches]
+    return [shape.position_flops * count + shape.pair_flops * count**2 + shape.sequence_flops for count in patches]
 
 
 def batch_flops(config: ModelConfig, batch: MultimodalBatch) -> float:
-    """:func:`training_flops` and :func:`image_flops` of a micro-batch, by what the host knows of it.
+    """Return :func:`training_flops` plus :func:`image_flops` of a micro-batch, from data on the host.
 
     Args:
         config: the model's shape.
@@ -104,19 +104,21 @@ def batch_flops(config: ModelConfig, batch: MultimodalBatch) -> float:
     """
     rows, length = batch.tokens.shape
     lengths = [length] * rows if batch.document_lengths is None else batch.document_lengths
-    pairs = sum(one * (one + 1) // 2 for one in lengths)
+    pairs = sum(tokens * (tokens + 1) // 2 for tokens in lengths)
     return training_flops(config, rows * length, pairs) + image_flops(config, batch.image, batch.image_sizes)
 
 
 def visible_positions(tokens: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
-    """How many positions rows have, and how many pairs of one and itself or an earlier one of its document: ``[2]``.
+    """Return the numbers of positions and of pairs of a position and one it attends to, of all rows: ``[2]``.
+    ``[2]``.
+    ``[2]``.
 
     Args:
-        tokens, documents: of a :class:`MultimodalBatch`. Nothing is read back from the device.
+        tokens, documents: as in :class:`MultimodalBatch`. Nothing is read back from the device.
     """
     rows, length = tokens.shape
     seen = torch.arange(1, length + 1, device=tokens.device).expand(rows, length)
-    if documents is not None:  # from the document's beginning only
+    if documents is not None:  # pairs within a document only
         begins = documents != documents.roll(1, dims=1)
         seen = seen - (begins * (seen - 1)).cummax(dim=1).values
     pairs = seen.sum(dtype=torch.float64)
@@ -124,7 +126,7 @@ def visible_positions(tokens: torch.Tensor, documents: torch.Tensor | None) -> t
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """What the device could do at most; None if it is not in the table."""
+    """Return the peak FLOP/s of the device; None if it is not in the table."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -133,7 +135,7 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def memory_in_use(device: torch.device) -> float:
-    """The most memory that this process has had so far, in GiB: of the GPU if it has one, else of the host."""
+    """Return the peak memory of this process so far, in GiB: of the GPU if it has one, else of the host."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     # Linux counts in KiB, macOS in bytes.

@@ -1,5 +1,5 @@
 """A data module as frameworks write it around Energon: one provider for both splits, loaders made when asked for,
-its state in the trainer's checkpoint. Run under energon_lite.compat, and by Energon.
+its state in the trainer's checkpoint. Run under energon_lite.extras.energon, and by Energon.
 
 Prints a line of JSON. Arguments: the data set's folder, and a file for the state.
 """

@@ -1,5 +1,5 @@
 """A process of a run as two launchers start it: torchrun says the rank in variables that make a process group, srun in
-its own, which the script reads itself. Run under energon_lite.compat, and by Energon.
+its own, which the script reads itself. Run under energon_lite.extras.energon, and by Energon.
 
 Prints a line of JSON. Arguments: the launcher, and the data set's folder.
 """

@@ -1,4 +1,5 @@
-"""The data path of a multimodal trainer as it is written for Energon: run under energon_lite.compat, and by Energon.
+"""The data path of a multimodal trainer as it is written for Energon: run under energon_lite.extras.energon, and by
+Energon.
 
 Prints a line of JSON. Arguments: the data set's folder, and a file for the loader's state.
 """

@@ -1,5 +1,6 @@
 """A packing encoder with cookers of its own, and the script that writes its data: crude shards by webdataset, indexed
-by Energon's functions and checked by loading one sample, then packed. Run under energon_lite.compat, and by Energon.
+by Energon's functions and checked by loading one sample, then packed. Run under energon_lite.extras.energon, and by
+Energon.
 
 Prints a line of JSON. Arguments: a folder in which the data are made.
 """

@@ -1,4 +1,5 @@
-"""What each page of Energon's documentation shows, written anew: run under energon_lite.compat, and by Energon itself.
+"""What each page of Energon's documentation shows, written anew: run under energon_lite.extras.energon, and by
+Energon itself.
 
 Prints a line of JSON with a result for each page; none depends on an order. Argument: a folder with data sets.
 """

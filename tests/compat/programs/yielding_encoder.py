@@ -1,5 +1,5 @@
 """A multimodal encoder that yields, as trainers write it for Energon: each kind of sample has an encoder, the hook is a
-generator, and validation is wrapped to a number of batches. Run under energon_lite.compat, and by Energon.
+generator, and validation is wrapped to a number of batches. Run under energon_lite.extras.energon, and by Energon.
 
 Prints a line of JSON. Arguments: the data set's folder.
 """

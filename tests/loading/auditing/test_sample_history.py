@@ -14,15 +14,14 @@ from energon_lite import (
     BestFit,
     Capacity,
     TaskEncoder,
-    UsageError,
     WorkerConfig,
-    find_samples,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
-    sample_history,
     stateless,
 )
+from energon_lite.errors import UsageError
+from energon_lite.extras.inspect import find_samples, sample_history
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "laws"))

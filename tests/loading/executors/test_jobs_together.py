@@ -14,16 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import (
-    FatalSampleError,
-    SavableDataLoader,
-    SkipSample,
-    TaskEncoder,
-    WorkerConfig,
-    WorkerError,
-    get_savable_loader,
-    get_train_dataset,
-)
+from energon_lite import SavableDataLoader, SkipSample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import FatalSampleError, WorkerError
 from energon_lite.loading.executors import worker_pool, worker_process
 
 

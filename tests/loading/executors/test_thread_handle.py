@@ -12,19 +12,17 @@ import pytest
 from in_time import in_time
 
 from energon_lite import (
-    FatalSampleError,
     ReadAhead,
     SavableDataLoader,
     SkipSample,
     TaskEncoder,
-    UsageError,
     WorkerConfig,
-    WorkerError,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     stateless,
 )
+from energon_lite.errors import FatalSampleError, UsageError, WorkerError
 
 
 def _loader(path: Any, workers: int, *, encoder: TaskEncoder | None = None, **kwargs: Any) -> SavableDataLoader:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import FatalSampleError, TaskEncoder, UsageError, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading.executors.transport import pack
 from energon_lite.loading.executors.unsendable import raise_unpicklable, unsendable
 

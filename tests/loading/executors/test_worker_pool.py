@@ -20,16 +20,8 @@ import pytest
 import torch
 from effort import nightly_but
 
-from energon_lite import (
-    Capacity,
-    Greedy,
-    TaskEncoder,
-    UsageError,
-    WorkerConfig,
-    WorkerError,
-    get_savable_loader,
-    get_train_dataset,
-)
+from energon_lite import Capacity, Greedy, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import UsageError, WorkerError
 from energon_lite.loading.executors import torch_worker_info, worker_handle, worker_process
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.storage.read.webdataset import WebdatasetSource

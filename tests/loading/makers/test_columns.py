@@ -17,18 +17,12 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    DefaultTaskEncoder,
-    SampleDecoder,
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-)
+from energon_lite import DefaultTaskEncoder, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.loading.makers.columns import has_default_hooks
 from energon_lite.loading.makers.pipeline import Failure, Job, Pipeline
 from energon_lite.loading.makers.sample_maker import SampleMaker
+from energon_lite.storage import SampleDecoder
 
 Same = Callable[[Any, Any], bool]
 

@@ -16,7 +16,6 @@ from energon_lite import (
     BestFit,
     Capacity,
     Cooker,
-    FatalSampleError,
     SkipSample,
     TaskEncoder,
     WorkerConfig,
@@ -25,6 +24,7 @@ from energon_lite import (
     get_val_dataset,
     stateless,
 )
+from energon_lite.errors import FatalSampleError
 
 #: Arguments of the data set: planned batches; chunks in lanes; batches by tokens.
 KINDS: dict[str, dict[str, Any]] = {

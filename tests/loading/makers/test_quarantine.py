@@ -21,8 +21,8 @@ from energon_lite import (
     get_train_dataset,
     get_val_dataset,
 )
+from energon_lite.extras.inspect.quarantine import Quarantine
 from energon_lite.loading.makers.pipeline import Failure
-from energon_lite.loading.makers.quarantine import Quarantine
 
 
 class Picky(TaskEncoder):

@@ -19,14 +19,14 @@ from energon_lite import (
     SavableDataLoader,
     SkipSample,
     TaskEncoder,
-    TokenSequence,
-    UsageError,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     pack_sequences,
 )
+from energon_lite.batching import TokenSequence
+from energon_lite.errors import UsageError
 from energon_lite.loading.progress import tokens_of
 from energon_lite.storage.read.webdataset import WebdatasetSource
 

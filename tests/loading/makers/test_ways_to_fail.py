@@ -16,15 +16,8 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import (
-    FatalSampleError,
-    SkipSample,
-    TaskEncoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-)
-from energon_lite.errors import UnlikeError
+from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import FatalSampleError, UnlikeError
 from energon_lite.loading.makers import user_frames
 
 #: Hooks, and what a data set is given so that they are called.

@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 
 from energon_lite import (
-    EmptyDatasetError,
     SkipSample,
-    StateMismatchError,
     TaskEncoder,
     WorkerConfig,
     get_savable_loader,
@@ -24,7 +22,7 @@ from energon_lite import (
     get_val_datasets,
 )
 from energon_lite.config.metadataset import LeafSpec
-from energon_lite.errors import DataIndexError
+from energon_lite.errors import DataIndexError, EmptyDatasetError, StateMismatchError
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline

@@ -22,16 +22,14 @@ from energon_lite import (
     BestFit,
     Capacity,
     EnergonLiteError,
-    FatalSampleError,
-    StateError,
     TaskEncoder,
-    UsageError,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     stateless,
 )
+from energon_lite.errors import FatalSampleError, StateError, UsageError
 from energon_lite.loading.states.files import read_state_files
 from energon_lite.loading.states.merge import merged, redistributed
 from energon_lite.loading.states.rebase import rebase_state

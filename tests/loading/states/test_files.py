@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import StateError, UsageError, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import StateError, UsageError
 from energon_lite.loading.states.files import SUFFIXES, read_state_files, write_state_file
 
 

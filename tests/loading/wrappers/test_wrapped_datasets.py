@@ -14,6 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import (
+    SkipSample,
+    TaskEncoder,
+    WorkerConfig,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon_lite.errors import UsageError
+from energon_lite.extras.energon import (
     BatchDataset,
     BlendDataset,
     ConcatDataset,
@@ -27,14 +37,6 @@ from energon_lite import (
     PackingDataset,
     RepeatDataset,
     ShuffleBufferDataset,
-    SkipSample,
-    TaskEncoder,
-    UsageError,
-    WorkerConfig,
-    get_loader,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
 )
 
 
@@ -185,7 +187,7 @@ def test_nothing_gets_through(a: Path) -> None:
     def never(item: Any) -> Any:
         raise SkipSample("never")
 
-    from energon_lite import FatalSampleError
+    from energon_lite.errors import FatalSampleError
 
     with pytest.raises(FatalSampleError, match="in a row"):
         first(MapDataset(train(a, config()), never, failure_tolerance=7), 1)
@@ -306,7 +308,7 @@ def test_cut_anywhere_and_restored_on_any_ranks(
 
 
 def test_a_limit_inside_belongs_to_its_ranks(a: Path) -> None:
-    from energon_lite import StateMismatchError
+    from energon_lite.errors import StateMismatchError
 
     def tree(wc: WorkerConfig) -> Any:
         return RepeatDataset(LimitDataset(val(a, wc), 1, worker_config=wc))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from energon_lite.errors import DataIndexError, UsageError
-from energon_lite.storage.formats.lance import open_source
+from energon_lite.extras.formats.lance import open_source
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lance") is not None, reason="pylance is installed")

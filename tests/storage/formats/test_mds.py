@@ -17,8 +17,8 @@ import pytest
 from tables_by_hand import write_mds
 
 from energon_lite.errors import EmptyDatasetError, MissingShardError, ShardFormatError, UsageError
-from energon_lite.storage.formats.mds import MdsSource, open_source
-from energon_lite.storage.formats.mds_values import decoder_of, fixed_size, ndarray_bytes
+from energon_lite.extras.formats.mds import MdsSource, open_source
+from energon_lite.extras.formats.mds_values import decoder_of, fixed_size, ndarray_bytes
 
 COLUMNS: dict[str, tuple[str, int | None]] = {"text": ("str", None), "n": ("int", 8), "x": ("ndarray:int16:2", 4)}
 

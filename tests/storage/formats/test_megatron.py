@@ -17,7 +17,7 @@ from tables_by_hand import write_megatron
 
 from energon_lite import EnergonLiteError
 from energon_lite.errors import DataIndexError, MissingShardError, ShardChangedError, ShardFormatError
-from energon_lite.storage.formats.megatron import MegatronSource, open_sequences, open_source
+from energon_lite.extras.formats.megatron import MegatronSource, open_sequences, open_source
 
 DOCUMENTS = [[[1, 2, 3]], [[4], [5, 6]], [], [[7, 8, 9, 10]]]
 

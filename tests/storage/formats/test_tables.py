@@ -14,10 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables_by_hand import write_table
 
-from energon_lite import EnergonLiteError, UsageError
-from energon_lite.errors import DataIndexError, DatasetError, MissingShardError, ShardChangedError, ShardFormatError
-from energon_lite.storage.formats import held_tables
-from energon_lite.storage.formats.tables import open_source
+from energon_lite import EnergonLiteError
+from energon_lite.errors import (
+    DataIndexError,
+    DatasetError,
+    MissingShardError,
+    ShardChangedError,
+    ShardFormatError,
+    UsageError,
+)
+from energon_lite.extras.formats import held_tables
+from energon_lite.extras.formats.tables import open_source
 
 pa = pytest.importorskip("pyarrow")
 KINDS = ("parquet", "arrow", "stream.arrow")

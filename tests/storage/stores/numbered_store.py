@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import threading
 
-from energon_lite import FileStore, SourceInfo
+from energon_lite import SourceInfo
+from energon_lite.storage.stores import FileStore
 
 
 def value_of(key: str) -> bytes:

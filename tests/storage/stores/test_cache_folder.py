@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import UsageError
-from energon_lite.storage.stores.cache_folder import CacheFolder
+from energon_lite.errors import UsageError
+from energon_lite.extras.media.stores.cache_folder import CacheFolder
 from tests.effort import examples
 
 MOST = 100

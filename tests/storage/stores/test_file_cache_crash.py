@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from energon_lite import FileStoreCachePool
-from energon_lite.storage.stores.cache_folder import CacheFolder
+from energon_lite.extras.media import FileStoreCachePool
+from energon_lite.extras.media.stores.cache_folder import CacheFolder
 from tests.storage.stores.numbered_store import NumberedStore, value_of
 
 PROCESSES, LIMIT, LARGEST = 8, 400_000, 60_000

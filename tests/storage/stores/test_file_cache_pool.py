@@ -15,19 +15,10 @@ from typing import Any
 
 import pytest
 
-from energon_lite import (
-    DecodeFileStore,
-    DirectLazy,
-    FileCacheLazy,
-    FileStoreCachePool,
-    MissingEntryError,
-    MockLazy,
-    NoCachePool,
-    PrimaryFileStore,
-    SampleDecoder,
-    SystemFileStore,
-    UsageError,
-)
+from energon_lite.errors import MissingEntryError, UsageError
+from energon_lite.extras.media import FileCacheLazy, FileStoreCachePool, SystemFileStore
+from energon_lite.storage import SampleDecoder
+from energon_lite.storage.stores import DecodeFileStore, DirectLazy, MockLazy, NoCachePool, PrimaryFileStore
 from tests.in_time import in_time
 from tests.storage.stores.numbered_store import NumberedStore, source_of, value_of
 
@@ -227,7 +218,7 @@ def test_settings_that_cannot_be(tmp_path: Path, wrong: dict[str, Any]) -> None:
 
 PROGRAM = """
 import sys
-from energon_lite import FileStoreCachePool
+from energon_lite.extras.media import FileStoreCachePool
 from tests.storage.stores.numbered_store import NumberedStore
 pool = FileStoreCachePool(parent_cache_dir=sys.argv[1], num_workers=1, max_cache_count=1)
 lazies = [pool.get_lazy(NumberedStore(), f"{n}-10") for n in range(9)]

@@ -13,23 +13,13 @@ from typing import Any
 import fsspec
 import pytest
 
-from energon_lite import (
-    ByteRangeStore,
-    DecodeFileStore,
-    FileStoreDecoder,
-    JsonlFileStore,
-    MissingEntryError,
-    PrimaryFileStore,
-    SampleDecoder,
-    SourceInfo,
-    SystemFileStore,
-    TextSample,
-    UsageError,
-    WebdatasetFileStore,
-)
-from energon_lite.errors import DatasetError, NotPreparedError
-from energon_lite.media.metadata import AVMetadata, ImageMetadata
+from energon_lite import SourceInfo, TextSample
+from energon_lite.errors import DatasetError, MissingEntryError, NotPreparedError, UsageError
+from energon_lite.extras.media import ByteRangeStore, JsonlFileStore, SystemFileStore, WebdatasetFileStore
+from energon_lite.extras.media.metadata import AVMetadata, ImageMetadata
+from energon_lite.storage import SampleDecoder
 from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.stores import DecodeFileStore, FileStoreDecoder, PrimaryFileStore
 
 METADATA = "CREATE TABLE media_metadata (entry_key TEXT PRIMARY KEY, metadata_type TEXT, metadata_json TEXT)"
 

@@ -19,6 +19,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from energon_lite.errors import ConfigError, StateMismatchError
+from energon_lite.trainer import (
+    TrainConfig,
+    Trainer,
+    TrainerConfig,
+    config_from_dict,
+    config_to_dict,
+    load_config,
+)
 from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint
 from energon_lite.trainer.checkpointing.weights import load_weights
 from energon_lite.trainer.conversion.to_file import native_to_file
@@ -28,14 +36,6 @@ from energon_lite.trainer.data.tokenizer import FileTokenizer
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training import (
-    TrainConfig,
-    Trainer,
-    TrainerConfig,
-    config_from_dict,
-    config_to_dict,
-    load_config,
-)
 from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.config_file import model_config_of
 

@@ -18,14 +18,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from energon_lite.cli.main import main
 from energon_lite.errors import StateError
-from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint
-from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
-from energon_lite.trainer.conversion.tokenizer_files import byte_tokenizer_files
-from energon_lite.trainer.data.tokenizer import FileTokenizer
-from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
-from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training import (
+from energon_lite.trainer import (
     ByteTokenizer,
     adopt_norm,
     config_from_dict,
@@ -33,6 +26,13 @@ from energon_lite.trainer.training import (
     generate,
     register_norm,
 )
+from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint
+from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
+from energon_lite.trainer.conversion.tokenizer_files import byte_tokenizer_files
+from energon_lite.trainer.data.tokenizer import FileTokenizer
+from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.parallel.mesh import build_mesh
 
 SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 24}
 

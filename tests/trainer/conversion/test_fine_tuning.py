@@ -16,12 +16,7 @@ from small_models import SCALING, SaveModel, change_config
 
 from energon_lite.cli.main import main
 from energon_lite.errors import ConfigError
-from energon_lite.trainer.checkpointing.weights import load_weights
-from energon_lite.trainer.conversion.to_native import huggingface_to_native
-from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
-from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training import (
+from energon_lite.trainer import (
     OptimizerConfig,
     Trainer,
     config_from_dict,
@@ -31,6 +26,11 @@ from energon_lite.trainer.training import (
     load_model,
     load_tokenizer,
 )
+from energon_lite.trainer.checkpointing.weights import load_weights
+from energon_lite.trainer.conversion.to_native import huggingface_to_native
+from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.starting_weights import load_starting_weights
 from examples.toy_data import chat, write_lines, write_model, write_tokenizer
 

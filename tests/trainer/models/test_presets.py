@@ -7,9 +7,9 @@ import math
 import pytest
 
 from energon_lite.errors import ConfigError
+from energon_lite.trainer import config_from_dict
 from energon_lite.trainer.conversion.language_tensors import language_shapes
 from energon_lite.trainer.models.presets import PRESETS, model_preset
-from energon_lite.trainer.training import config_from_dict
 
 #: In millions, as the makers' papers and model cards state them; tied tables once.
 STATED = {

@@ -14,7 +14,7 @@ from rank_processes import RunRanks
 from energon_lite.batching.address_list import AddressList
 from energon_lite.cli.main import main
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
-from energon_lite.trainer.training import Trainer, TrainerConfig, config_from_dict, latest_checkpoint, read_state
+from energon_lite.trainer import Trainer, TrainerConfig, config_from_dict, latest_checkpoint, read_state
 
 SAMPLES = 30
 

@@ -25,7 +25,7 @@ from test_trainer_runs import WriteDataset, blend, make_config, train  # noqa: F
 from training_part import Part
 
 from energon_lite.errors import StateError
-from energon_lite.trainer.training import Trainer, find_checkpoint, find_weights, latest_checkpoint
+from energon_lite.trainer import Trainer, find_checkpoint, find_weights, latest_checkpoint
 
 NAMES = ["step-00000002", "step-00000004", "step-00000006"]
 LOGGER = logging.getLogger("energon_lite")

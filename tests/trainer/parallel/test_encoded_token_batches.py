@@ -11,13 +11,13 @@ from energon_lite import (
     BestFit,
     Capacity,
     TaskEncoder,
-    TokenSequence,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     pack_sequences,
     stateless,
 )
+from energon_lite.batching import TokenSequence
 
 
 class Tokens(TaskEncoder):

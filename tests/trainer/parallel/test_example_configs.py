@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rank_processes import RunRanks
 
-from energon_lite.trainer.training import Trainer, load_config
+from energon_lite.trainer import Trainer, load_config
 from examples.toy_data import make_toy_data
 
 CONFIGS = Path(__file__).parents[3] / "examples/configs"

@@ -20,10 +20,10 @@ from test_trainer_runs import blend, make_config, train  # noqa: F401
 from training_part import STATE, Part
 
 from energon_lite.errors import StateError
+from energon_lite.trainer import Trainer
 from energon_lite.trainer.checkpointing import checkpoint
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
-from energon_lite.trainer.training import Trainer
 
 
 class Spoilt(Exception):
@@ -175,7 +175,7 @@ from energon_lite.trainer.checkpointing import checkpoint
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training import LlamaModel, ModelConfig
+from energon_lite.trainer import LlamaModel, ModelConfig
 
 root, seconds, timeout = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
 save = checkpoint.save_tensors

@@ -18,15 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from energon_lite import (
-    SavableDataLoader,
-    StateError,
-    StateMismatchError,
-    TopologyError,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-)
+from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import StateError, StateMismatchError, TopologyError
 
 DATA_PARALLEL_RANK = [0, 0, None, None, 1, 1, None, None]
 PIPELINE_PARALLEL_RANK = [0, 0, 1, 1, 0, 0, 1, 1]

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from energon_lite import TokenSequence, count_loss_tokens, pack_sequences, pad_sequences
+from energon_lite import pack_sequences, pad_sequences
+from energon_lite.batching import TokenSequence, count_loss_tokens
 
 
 def sequence(length: int) -> TokenSequence:

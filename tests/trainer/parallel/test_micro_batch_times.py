@@ -12,8 +12,8 @@ import pytest
 import torch
 from rank_processes import RunRanks
 
-from energon_lite import read_cost_model, read_micro_batches
 from energon_lite.errors import UsageError
+from energon_lite.extras.balance import read_cost_model, read_micro_batches
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel

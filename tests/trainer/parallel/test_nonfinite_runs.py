@@ -18,9 +18,9 @@ from rank_processes import RankFailure, RunRanks
 from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 from energon_lite.errors import NonFiniteError
+from energon_lite.trainer import Trainer, config_to_dict, read_state
 from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
-from energon_lite.trainer.training import Trainer, config_to_dict, read_state
 from energon_lite.trainer.training.step import evaluate_each
 
 Disturb = Callable[[Trainer, int], None]

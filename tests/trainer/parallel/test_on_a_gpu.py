@@ -10,7 +10,7 @@ import torch
 from rank_processes import RunRanks
 from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
-from energon_lite.trainer.training import Trainer
+from energon_lite.trainer import Trainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; pytest -m gpu")]
 

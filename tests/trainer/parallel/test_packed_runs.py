@@ -20,11 +20,11 @@ from energon_lite import CaptioningSample, TextSample
 from energon_lite.cli.measure import command as measure
 from energon_lite.errors import ConfigError
 from energon_lite.hooks import HookContext, hook_context
+from energon_lite.trainer import MultimodalBatch, MultimodalTaskEncoder, TrainerConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import learning_rate
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
-from energon_lite.trainer.training import MultimodalBatch, MultimodalTaskEncoder, TrainerConfig
 from energon_lite.trainer.training.pipeline import run_pipeline
 
 CONFIG = dataclasses.replace(BASE, vocab_size=259, vocab_multiple=64)
@@ -114,7 +114,7 @@ def test_documents_are_what_makes_the_difference(run_ranks: RunRanks) -> None:
 def measured(blend: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
     """The blend of pictures and texts, with the lengths that the trainer's task encoder gives."""
     (blend.parent / "trainer_rows.py").write_text(
-        "from energon_lite.trainer.training import MultimodalTaskEncoder\n"
+        "from energon_lite.trainer import MultimodalTaskEncoder\n"
         "rows = MultimodalTaskEncoder(max_length=12, image_size=4, patch_size=2)\n"
     )
     monkeypatch.syspath_prepend(str(blend.parent))

@@ -15,7 +15,7 @@ from rank_processes import RunRanks
 from test_trainer_runs import blend, make_config, metrics, train  # noqa: F401
 
 from energon_lite.errors import ConfigError
-from energon_lite.trainer.training import TrainConfig
+from energon_lite.trainer import TrainConfig
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:

@@ -16,17 +16,8 @@ from hypothesis import strategies as st
 from rank_processes import RankFailure, RunRanks
 from torch.distributed.device_mesh import init_device_mesh
 
-from energon_lite import (
-    TaskEncoder,
-    TextSample,
-    TopologyError,
-    UsageError,
-    WorkerConfig,
-    WorkerError,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
+from energon_lite import TaskEncoder, TextSample, WorkerConfig, get_savable_loader, get_train_dataset, stateless
+from energon_lite.errors import TopologyError, UsageError, WorkerError
 from energon_lite.loading.replica_broadcast import batch_checksum, select_fields
 
 AXES = ("pp", "dp", "cp", "tp")

@@ -18,7 +18,7 @@ from rank_processes import RunRanks
 from test_packed_runs import BATCHING, measured  # noqa: F401
 from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
-from energon_lite.trainer.training import TrainerConfig
+from energon_lite.trainer import TrainerConfig
 
 #: World size and mesh. All share two micro-batches and more; four layers fit two stages with two chunks.
 LAYOUTS: list[tuple[int, dict[str, Any]]] = [

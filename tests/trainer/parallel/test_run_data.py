@@ -11,14 +11,13 @@ from effort import nightly_but
 from rank_processes import RankFailure, RunRanks
 from test_trainer_runs import train
 
-from energon_lite.trainer.training import Trainer, TrainerConfig, config_from_dict
+from energon_lite.trainer import Trainer, TrainerConfig, config_from_dict
 
 #: A user's module. Its encoder returns what the library makes of sequences; a mistake is made where a test says so.
 MODULE = """
 import torch
-from energon_lite import (
-    Cooker, TaskEncoder, TextSample, TokenSequence, basic_sample_keys, cooker, next_token_pairs
-)
+from energon_lite import Cooker, TaskEncoder, TextSample, basic_sample_keys, cooker
+from energon_lite.batching import TokenSequence, next_token_pairs
 from energon_lite import pack_sequences, pad_sequences
 
 @cooker

@@ -15,7 +15,7 @@ from rank_processes import RunRanks
 from test_nonfinite_runs import LAYOUTS
 from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
-from energon_lite.trainer.training import Trainer, read_state
+from energon_lite.trainer import Trainer, read_state
 
 
 def spoil(*at: int) -> Callable[[Trainer, int], None]:

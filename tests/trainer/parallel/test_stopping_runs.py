@@ -17,8 +17,9 @@ from rank_processes import RankFailure, RunRanks
 from test_nonfinite_runs import EACH_LAYOUT, saved, spoil_gradients
 from test_trainer_runs import TRAIN_SAMPLES, blend, line, make_config, metrics, send, train  # noqa: F401
 
+from energon_lite.trainer import Trainer, TrainerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training import Trainer, TrainerConfig, requests
+from energon_lite.trainer.training import requests
 from energon_lite.trainer.training.requests import Requests
 
 WriteDataset = Callable[..., Path]

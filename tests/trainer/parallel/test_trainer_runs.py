@@ -22,8 +22,7 @@ from PIL import Image
 from rank_processes import RankFailure, RunRanks
 
 from energon_lite.errors import StateMismatchError, TopologyError, UsageError
-from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
-from energon_lite.trainer.training import (
+from energon_lite.trainer import (
     Trainer,
     TrainerConfig,
     config_from_dict,
@@ -31,6 +30,7 @@ from energon_lite.trainer.training import (
     load_model,
     load_tokenizer,
 )
+from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.trainer.training.throughput import image_flops, training_flops
 
 WriteDataset = Callable[..., Path]

@@ -28,7 +28,7 @@ TIMEOUT = 6.0
 
 TRAIN = """
 import json, logging, sys, time
-from energon_lite.trainer.training import Trainer, config_from_dict
+from energon_lite.trainer import Trainer, config_from_dict
 
 logging.basicConfig(level=logging.INFO)
 with Trainer(config_from_dict(json.load(open(sys.argv[1])))) as trainer:

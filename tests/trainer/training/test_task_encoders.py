@@ -15,18 +15,16 @@ from hypothesis import strategies as st
 from energon_lite import (
     CaptioningSample,
     ChatSample,
-    FatalSampleError,
     InterleavedSample,
     SkipSample,
     TextSample,
-    TokenSequence,
     VQASample,
     pack_sequences,
     pad_sequences,
 )
-from energon_lite.errors import ConfigError, SampleError, UsageError
+from energon_lite.batching import TokenSequence
+from energon_lite.errors import ConfigError, FatalSampleError, SampleError, UsageError
 from energon_lite.hooks import HookContext, hook_context
-from energon_lite.tokenizing.task_encoder import TokenizedSample
 from energon_lite.trainer.data.config import DataConfig
 from energon_lite.trainer.data.records import cook_record
 from energon_lite.trainer.data.rows import RowsTaskEncoder, rows_of
@@ -35,6 +33,7 @@ from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder
 from energon_lite.trainer.data.tokenizer import ByteTokenizer
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.tokenizing.task_encoder import TokenizedSample
 
 BASE: dict[str, Any] = {"__key__": "k", "__restore_key__": ("sample", 0, 0, 0, 0)}
 BOS, EOS, PAD = ByteTokenizer.bos, ByteTokenizer.eos, ByteTokenizer.pad
@@ -279,7 +278,7 @@ def test_nothing_left_is_a_batch_without_rows_for_any_encoder() -> None:
 
 MODULE = """
 from energon_lite import TaskEncoder, TextSample
-from energon_lite.trainer.training import MultimodalTaskEncoder
+from energon_lite.trainer import MultimodalTaskEncoder
 
 class Own(TaskEncoder):
     def __init__(self, tokenizer, shout=False):

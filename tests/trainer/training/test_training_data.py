@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import CaptioningSample, ImageSample, SkipSample, TextSample, TokenSequence
+from energon_lite import CaptioningSample, ImageSample, SkipSample, TextSample
+from energon_lite.batching import TokenSequence
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder, resize_image
 from energon_lite.trainer.data.tokenizer import ByteTokenizer

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from energon_lite import FatalSampleError, TokenSequence
-from energon_lite.errors import UsageError
+from energon_lite.batching import TokenSequence
+from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.trainer.data.rows import RowsTaskEncoder
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder
 from energon_lite.trainer.models.batch import MultimodalBatch

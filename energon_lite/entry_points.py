@@ -1,0 +1,124 @@
+"""Entry points: what guests add to the core, as tables that name code without importing it.
+
+A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
+metadata, in the group ``energon_lite``. Its module ``entry_points`` has tables: ``COMMANDS``, ``SOURCES``,
+``RANGE_READERS``, ``STATE_READERS``. A guest that is deleted takes its entries with it.
+
+Example:
+    A command of your own. In ``my_package/entry_points.py``::
+
+        from energon_lite.entry_points import Command
+
+        COMMANDS = {"thumbnails": Command("my_package.thumbnails:command", "Write small pictures of a data set.")}
+
+    and in your ``pyproject.toml``::
+
+        [project.entry-points.energon_lite]
+        my_package = "my_package.entry_points"
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, NamedTuple
+
+__all__ = ["Command", "SourceFormat", "commands", "load", "range_readers", "source_formats", "state_readers"]
+
+#: Packages whose folders are guests, and guests by themselves.
+_FOLDERS = "energon_lite.extras"
+_TRAINER = "energon_lite.trainer"
+#: Group of the packaging metadata of other distributions.
+_GROUP = "energon_lite"
+
+
+class Command(NamedTuple):
+    """A command of ``energon-lite``. Table ``COMMANDS``, by name.
+
+    Args:
+        target: ``module:object`` of a :class:`click.Command`; imported when the command is called.
+        help: one line.
+        group: the heading under which ``--help`` lists it.
+    """
+
+    target: str
+    help: str
+    group: str = "Commands of extras"
+
+
+class SourceFormat(NamedTuple):
+    """A format of data sets. Table ``SOURCES``, by URL scheme.
+
+    Args:
+        target: ``module:function``, called as ``function(path, split_part)``; returns a
+            :class:`~energon_lite.storage.Source`.
+        extensions: endings of paths that have this format: ``(".parquet",)``.
+        marker: name of a file; folders that hold it have this format.
+    """
+
+    target: str
+    extensions: tuple[str, ...] = ()
+    marker: str = ""
+
+
+def commands() -> dict[str, Command]:
+    """Return the commands of all guests, by name."""
+    return _merged("COMMANDS")
+
+
+def source_formats() -> dict[str, SourceFormat]:
+    """Return the formats of all guests, by URL scheme."""
+    return _merged("SOURCES")
+
+
+def range_readers() -> dict[str, str]:
+    """Return the readers of ranges of all guests, by URL scheme. Table ``RANGE_READERS``.
+
+    A value is ``module:function``, called with a file system of fsspec; returns a
+    :class:`~energon_lite.storage.files.remote_files.RangeReader`, or None if it has none for that file system.
+    """
+    return _merged("RANGE_READERS")
+
+
+def state_readers() -> dict[str, str]:
+    """Return the readers of states in checkpoint folders of all guests, by a file that marks such a folder.
+
+    Table ``STATE_READERS``. A value is ``module:function``, called with the folder; returns what was saved in it, in
+    which the states of loaders are found at any depth.
+    """
+    return _merged("STATE_READERS")
+
+
+def load(target: str) -> Any:
+    """Return the object that ``module:name`` names."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
+@cache
+def _guests() -> tuple[ModuleType, ...]:
+    return tuple(import_module(name) for name in _names())
+
+
+def _names() -> Iterator[str]:
+    if find_spec(_FOLDERS) is not None:
+        for folder in pkgutil.iter_modules(import_module(_FOLDERS).__path__, f"{_FOLDERS}."):
+            if find_spec(f"{folder.name}.entry_points") is not None:
+                yield f"{folder.name}.entry_points"
+    if find_spec(_TRAINER) is not None:
+        yield f"{_TRAINER}.entry_points"
+    for entry_point in metadata.entry_points(group=_GROUP):
+        yield entry_point.value
+
+
+@cache
+def _merged(table: str) -> dict[str, Any]:
+    entries: dict[str, Any] = {}
+    for guest in _guests():
+        added: Mapping[str, Any] = getattr(guest, table, {})
+        entries |= added
+    return entries

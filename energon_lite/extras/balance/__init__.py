@@ -1,0 +1,5 @@
+"""Even work for the ranks of a step: costs of samples, cost models, exchange of samples, shared image encoders."""
+
+from energon_lite.lazy_exports import lazy_exports
+
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -1,0 +1,206 @@
+"""One try of ``energon-lite profile``: real steps with one capacity, in a process of its own, and what they took.
+
+A process of its own, because what an earlier try left behind (cached blocks, fragments, a half-made optimizer) would be
+counted, and because running out of memory may end the process.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from energon_lite.errors import UsageError
+from energon_lite.named_object import find_named
+
+__all__ = ["Outcome", "Trial", "device_memory", "run_trial"]
+
+#: Seconds between two looks at the memory of a process.
+_LOOK = 0.02
+#: Seconds that a GPU has to say how much memory it has.
+_ASKING = 120.0
+#: Words of errors that mean: no memory. Libraries below PyTorch raise a plain RuntimeError.
+_NO_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is tried.
+
+    Args:
+        function: ``module:name``; see :mod:`energon_lite.extras.balance.profile_command`.
+        capacity: what it is called with.
+        steps: how often.
+        device: ``cpu`` or ``cuda``.
+        limit: bytes that may be used; None: what the device has.
+    """
+
+    function: str
+    capacity: int
+    steps: int
+    device: str
+    limit: int | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it.
+
+    Args:
+        fits: it ran, within the limit.
+        peak: most bytes that were in use; 0 if nobody knows.
+        seconds: of the fastest step; 0 if none was finished.
+        error: the error of a step, other than running out of memory.
+    """
+
+    fits: bool
+    peak: int = 0
+    seconds: float = 0.0
+    error: str = ""
+
+
+def run_trial(trial: Trial, timeout: float) -> Outcome:
+    """Run a trial in a process of its own.
+
+    Raises:
+        UsageError: the function fails, other than for want of memory, or takes too long.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        result, log = Path(folder, "result.json"), Path(folder, "output.txt")
+        command = [
+            sys.executable,
+            "-m",
+            "energon_lite.extras.balance.capacity_trial",
+            json.dumps(asdict(trial)),
+            str(result),
+        ]
+        with open(log, "wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            try:
+                peak = _watch(process, trial, timeout)
+            finally:
+                process.kill()
+                process.wait()
+        if peak is not None:
+            return Outcome(False, peak)
+        if result.exists():
+            found = Outcome(**json.loads(result.read_text(encoding="utf-8")))
+        elif process.returncode < 0:
+            return Outcome(False)  # killed: by the system, which ran out of memory
+        else:
+            said = log.read_text(encoding="utf-8", errors="replace")[-4000:].strip()
+            found = Outcome(False, error=said or f"exit status {process.returncode}")
+        if found.error:
+            what = f"{trial.function}({trial.capacity}) failed, and not for want of memory:\n{found.error}"
+            raise UsageError(what, fix="call it yourself with a small capacity until it works")
+        return found
+
+
+def device_memory(device: str) -> int | None:
+    """Bytes of memory of the device; None: nobody knows, or it does not answer. Asked in a process of its own: to ask
+    takes some of it."""
+    if device != "cuda":
+        return None
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.mem_get_info()[1])"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASKING)
+    except subprocess.TimeoutExpired:
+        return None
+    return int(found.stdout) if found.returncode == 0 else None
+
+
+def _watch(process: subprocess.Popen[bytes], trial: Trial, timeout: float) -> int | None:
+    """Wait for the end of a process; the bytes it had when it was stopped because they are too many."""
+    start = time.monotonic()
+    while process.poll() is None:
+        if time.monotonic() - start > timeout:
+            raise UsageError(
+                f"{trial.function}({trial.capacity}) has been running for {timeout:g} s",
+                fix="give a longer --timeout, or fewer --steps",
+            )
+        if trial.device == "cpu" and trial.limit is not None:
+            peak = _peak_of(process.pid)
+            if peak > trial.limit:
+                return peak
+        time.sleep(_LOOK)
+    return None
+
+
+def _peak_of(process: int | str) -> int:
+    """Most bytes of memory that a process has had; 0 where the system does not tell."""
+    with suppress(OSError):  # it has ended, or there is no such folder
+        status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
+        return 1024 * int(found[1]) if (found := re.search(r"^VmHWM:\s*(\d+)", status, re.MULTILINE)) else 0
+    return 0
+
+
+# -- in the process of a trial ----------------------------------------------------------------------------------------
+
+
+def _try(trial: Trial) -> Outcome:
+    example, wanted = "energon-lite profile train:step", "a function of a capacity"
+    function = find_named(trial.function, option="profile", form="module:function", example=example, wanted=wanted)
+    if not callable(function):
+        raise UsageError(f"{trial.function} is not a function", fix=f"name {wanted}")
+    peak, wait = _limited_cuda(trial.limit) if trial.device == "cuda" else (_own_peak, lambda: None)
+    try:
+        seconds = _run_steps(function, trial.capacity, trial.steps, wait)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in _NO_MEMORY):
+            raise
+        return Outcome(False, peak())
+    return Outcome(trial.limit is None or peak() <= trial.limit, peak(), seconds)
+
+
+def _run_steps(function: Callable[[int], Any], capacity: int, steps: int, wait: Callable[[], None]) -> float:
+    """Seconds of the fastest step."""
+    step: Callable[[], Any] | None = None
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        made = function(capacity) if step is None else step()
+        if step is None and callable(made):  # it has built everything, and returned the step
+            step, start = made, time.perf_counter()
+            step()
+        wait()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _own_peak() -> int:
+    """Most bytes of memory that this process has had."""
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return _peak_of("self") or (most if sys.platform == "darwin" else most * 1024)
+
+
+def _limited_cuda(limit: int | None) -> tuple[Callable[[], int], Callable[[], None]]:
+    """What asks for the most bytes that the allocator had, which gets no more than ``limit``; and what waits for the
+    device."""
+    from torch import cuda
+
+    if limit is not None:
+        cuda.set_per_process_memory_fraction(min(1.0, limit / cuda.mem_get_info()[1]))
+    return cuda.max_memory_reserved, cuda.synchronize
+
+
+def _main(trial: str, result: str) -> None:
+    try:
+        found = _try(Trial(**json.loads(trial)))
+    except Exception as error:
+        found = Outcome(False, error=str(error) if isinstance(error, UsageError) else traceback.format_exc())
+    Path(result).write_text(json.dumps(asdict(found)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

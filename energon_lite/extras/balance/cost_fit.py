@@ -1,0 +1,176 @@
+"""Fit of a cost model's coefficients to measured micro-batches: their times and their contents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import UsageError
+from energon_lite.extras.balance.cost_model import MICRO_BATCH_NUMBERS, CostModel
+
+__all__ = ["CostFit", "fit_costs", "relative_errors"]
+
+Floats = NDArray[np.float64]
+
+#: Least number of micro-batches for a fit.
+_LEAST = 8
+#: Least number of micro-batches for each coefficient.
+_FOR_EACH = 2
+#: Errors beyond this multiple of the median error get less weight: the machine was probably disturbed.
+_FAR = 3.0
+#: Rounds of reweighting.
+_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class CostFit:
+    """Fitted cost model, with its accuracy.
+
+    Attributes:
+        model: the cost model.
+        micro_batches: number of micro-batches that it was fitted to.
+        error: mean relative error of a prediction, ``|predicted - measured| / measured``, over micro-batches that were
+            not part of the fit: each half is predicted by a fit to the other half.
+        error_95: 95th percentile of the same errors.
+    """
+
+    model: CostModel
+    micro_batches: int
+    error: float
+    error_95: float
+
+    def __str__(self) -> str:
+        return (
+            f"fitted by {self.micro_batches:,} micro-batches; predictions of others are off by {self.error:.1%} on "
+            f"average, 95 % of them by less than {self.error_95:.1%}"
+        )
+
+
+def fit_costs(sizes: Mapping[str, Any], seconds: Any, prior: CostModel | None = None) -> CostFit:
+    """Fit a cost model to measured micro-batches: non-negative least squares of relative errors.
+
+    If two sizes are proportional, as when each sample has one image of the same size, the times do not determine which
+    of them causes the cost. Predictions for such micro-batches do not depend on it, but plans may. Then the prior
+    decides.
+
+    Args:
+        sizes: sizes of each micro-batch by name, ``[micro-batches]`` each; the names are those of
+            :meth:`CostModel.micro_batch_costs`.
+        seconds: duration of each micro-batch, forward and backward, ``[micro-batches]``.
+        prior: costs, in any unit, that the result stays near to as far as the times allow: those of the model's shape.
+            None: costs of 0.
+
+    Raises:
+        UsageError: too few micro-batches, or invalid times.
+
+    Example:
+        >>> tokens = np.arange(1000, 3000, 100)
+        >>> fit = fit_costs({"tokens": tokens, "images": tokens % 7}, 2e-6 * tokens + 1e-3 * (tokens % 7) + 5e-3)
+        >>> model = fit.model
+        >>> [round(cost, -9) for cost in (model.language.b, model.encoder.c, model.micro_batch)]  # attoseconds
+        [2000000000000, 1000000000000000, 5000000000000000]
+    """
+    times = np.asarray(seconds, dtype=np.float64)
+    columns = {name: np.asarray(sizes[name], dtype=np.float64) for name in _names(sizes)}
+    if times.ndim != 1 or any(column.shape != times.shape for column in columns.values()):
+        shapes = {name: list(column.shape) for name, column in columns.items()} | {"seconds": list(times.shape)}
+        raise UsageError(
+            f"sizes and times are not of the same micro-batches: {shapes}", fix="give one of each for each"
+        )
+    if not (np.isfinite(times).all() and (times > 0).all()):
+        raise UsageError(
+            "a micro-batch took no time, or no number of seconds", fix="leave out micro-batches without rows"
+        )
+    columns = {"micro_batches": np.ones(len(times)), **{name: size for name, size in columns.items() if size.any()}}
+    if len(times) < max(_LEAST, _FOR_EACH * len(columns)):
+        raise UsageError(
+            f"{len(times)} micro-batches are too few to tell {len(columns)} coefficients",
+            fix=f"measure at least {max(_LEAST, _FOR_EACH * len(columns))}, of different sizes",
+        )
+    table = np.stack(list(columns.values()), axis=1)
+    expected = None
+    if prior is not None:
+        known = prior.by_feature()
+        expected = np.array([float(known.get(name, 0)) for name in columns])
+    halves = [np.arange(len(times)) % 2 == half for half in (0, 1)]
+    errors = np.zeros(len(times))
+    for half in halves:
+        errors[half] = np.abs(table[half] @ _solve(table[~half], times[~half], expected) / times[half] - 1)
+    coefficients = dict(zip(columns, _solve(table, times, expected).tolist(), strict=True))
+    model = CostModel.from_features({name: round(value * 1e18) for name, value in coefficients.items()})
+    return CostFit(model, len(times), float(errors.mean()), float(np.quantile(errors, 0.95)))
+
+
+def relative_errors(model: CostModel, sizes: Mapping[str, Any], seconds: Any) -> Floats:
+    """Relative errors of a model's predictions: ``predicted / measured - 1``, ``[micro-batches]``."""
+    errors: Floats = model.micro_batch_costs(sizes) / 1e9 / np.asarray(seconds, dtype=np.float64) - 1
+    return errors
+
+
+def _names(sizes: Mapping[str, Any]) -> list[str]:
+    """Known size names in their fixed order, then the others, sorted."""
+    known = [name for name in MICRO_BATCH_NUMBERS if name in sizes]
+    return known + sorted(sizes.keys() - {*MICRO_BATCH_NUMBERS, "micro_batches"})
+
+
+def _solve(table: Floats, times: Floats, expected: Floats | None) -> Floats:
+    """Non-negative coefficients with the least relative errors; outliers get less weight."""
+    weights = np.ones(len(times))
+    rows = table / times[:, None]
+    spread, towards = _expected(rows, expected)
+    solution = np.zeros(table.shape[1])
+    noise = 0.0
+    for _ in range(_ROUNDS):
+        root, pull = np.sqrt(weights), noise / spread
+        drawn = np.concatenate([rows * root[:, None], np.diag(pull)])
+        solution = _non_negative(drawn, np.concatenate([root, pull * towards]))
+        errors = np.abs(rows @ solution - 1)
+        noise = max(float(np.median(errors)), 1e-12)
+        weights = np.minimum(1.0, _FAR * noise / np.maximum(errors, 1e-300))
+    return solution
+
+
+def _expected(rows: Floats, expected: Floats | None) -> tuple[Floats, Floats]:
+    """Allowed deviation of each coefficient from its expected value, and that value, in the unit of the times.
+
+    As in Bayesian regression, the noisier the times, the closer the coefficients stay. The deviation is the expected
+    value itself; if that is 0, the value that would make a tenth of the time; without any prior, all of the time.
+    """
+    share = 1.0 if expected is None else 0.1
+    expected = np.zeros(rows.shape[1]) if expected is None else expected
+    predicted = rows @ expected
+    towards = expected * float(predicted.sum() / max(float(predicted @ predicted), 1e-300))
+    return np.where(towards > 0, towards, share / np.maximum(rows.mean(axis=0), 1e-300)), towards
+
+
+def _non_negative(table: Floats, wanted: Floats) -> Floats:
+    """``x >= 0`` with the least ``|table @ x - wanted|``, by the active set method of Lawson and Hanson (1974)."""
+    scale = np.linalg.norm(table, axis=0)
+    table = table / np.where(scale > 0, scale, 1.0)
+    count = table.shape[1]
+    chosen = np.zeros(count, dtype=bool)
+    solution = np.zeros(count)
+    for _ in range(10 * count):
+        gradient = np.where(chosen | (scale == 0), -np.inf, table.T @ (wanted - table @ solution))
+        best = int(gradient.argmax())
+        if gradient[best] <= 1e-10 * len(wanted):
+            break
+        chosen[best] = True
+        while chosen.any():
+            part = np.zeros(count)
+            part[chosen] = np.linalg.lstsq(table[:, chosen], wanted, rcond=None)[0]
+            below = chosen & (part <= 0)
+            if not below.any():
+                solution = part
+                break
+            # Move towards it as far as no coefficient gets negative; those that reach 0 leave the active set.
+            step = float((solution[below] / np.maximum(solution[below] - part[below], 1e-300)).min())
+            solution = np.maximum(solution + step * (part - solution), 0.0)
+            solution[below & (solution <= 1e-15)] = 0.0
+            chosen &= solution > 0
+    scaled: Floats = solution / np.where(scale > 0, scale, 1.0)
+    return scaled

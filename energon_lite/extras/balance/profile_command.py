@@ -1,0 +1,146 @@
+"""``energon-lite profile``: the largest capacity with which a training step fits into memory; the costs of a run."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from energon_lite.batching.capacity_search import largest_fitting
+from energon_lite.errors import UsageError, counted
+from energon_lite.extras.balance.capacity_trial import Outcome, Trial, device_memory, run_trial
+from energon_lite.extras.balance.cost_report import is_measured, report_costs
+
+__all__ = ["command", "parse_bytes"]
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+@click.command(name="profile", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("function")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--memory-limit", help="Most memory, such as 6G; on cpu it is needed.  [default: the device's]")
+@click.option(
+    "--headroom",
+    type=click.FloatRange(0, 0.9),
+    default=0.05,
+    show_default=True,
+    help="Share of the memory that is left free: for fragments, communication, and worse batches than those tried.",
+)
+@click.option("--start", type=click.IntRange(min=1), default=1024, show_default=True, help="Capacity tried first.")
+@click.option("--most", type=click.IntRange(min=1), default=1 << 20, show_default=True, help="Largest that is tried.")
+@click.option("--multiple", type=click.IntRange(min=1), default=64, show_default=True, help="Try multiples of this.")
+@click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True, help="Steps in each try.")
+@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds that a try may take.")
+@click.option("--output", "-o", metavar="FILE", help="Of a run: write its costs there, for plans of new runs.")
+@click.option("--compare", metavar="FILE", help="Of a run: say also how well these costs predict it.")
+@click.option("--json", "as_json", is_flag=True, help="Of a run: say it as JSON.")
+def command(
+    function: str,
+    device: str,
+    memory_limit: str | None,
+    headroom: float,
+    start: int,
+    most: int,
+    multiple: int,
+    steps: int,
+    timeout: float,
+    output: str | None,
+    compare: str | None,
+    as_json: bool,
+) -> None:
+    """Find the largest capacity with which FUNCTION, written module:name, fits into memory; or, where FUNCTION is the
+    folder of a run, the costs that fit what it has measured.
+
+    FUNCTION is called with a capacity, and makes one training step with a batch that fills it: model, loss, backward
+    pass, optimizer. Let it take the worst batch that your data can give: with attention that is one sample as long as
+    can be. It may return a function instead, which is then called for each step, so that the model is built once.
+
+    Each try is a process of its own, with real steps: the second one has the optimizer's state in memory. Capacities
+    are doubled until one does not fit, then bisected.
+
+    A run measures its micro-batches with train.measure_costs, into micro_batches.jsonl (other trainers may write such a
+    file). From these come the times of a token, of a pair of tokens, of a patch, ..., by which plans can be balanced.
+
+    \b
+    Examples:
+      energon-lite profile train:step
+      energon-lite profile train:step --device cpu --memory-limit 6G --multiple 256
+      energon-lite profile output/run -o costs.json
+    """
+    if is_measured(function):
+        report_costs(function, output, compare, as_json=as_json)
+        return
+    if output is not None or compare is not None or as_json:
+        raise UsageError(
+            "--output, --compare and --json are of a run's costs",
+            where=function,
+            fix="give the run's folder, or its micro_batches.jsonl",
+        )
+    device = _device() if device == "auto" else device
+    whole = device_memory(device) if memory_limit is None else parse_bytes(memory_limit)
+    if whole is None:
+        raise UsageError(
+            f"how much memory there is on {device} is not known" if device == "cuda" else "cpu needs a limit",
+            fix="give --memory-limit, such as 6G",
+        )
+    limit = int(whole * (1 - headroom))
+    click.echo(f"{function} on {device}, {_gib(limit)} of {_gib(whole)} GiB; {counted(steps, 'step')} a try")
+    outcomes: dict[int, Outcome] = {}
+
+    def fits(capacity: int) -> bool:
+        found = run_trial(Trial(function, capacity, steps, device, limit), timeout)
+        outcomes[capacity] = found
+        click.echo(_line(capacity, found))
+        return found.fits
+
+    best = largest_fitting(fits, start=start, most=most, multiple=multiple)
+    if not best:
+        smallest = min(outcomes)
+        raise UsageError(
+            f"not even a capacity of {smallest} fits into {_gib(limit)} GiB",
+            where=function,
+            fix="use a smaller model, more ranks, or activation checkpointing; or give more memory",
+        )
+    found = outcomes[best]
+    click.echo(f"\nThe largest capacity that fits is {best:,}: {_gib(found.peak)} GiB, {_speed(best, found)}.")
+    if best + multiple > most:
+        click.echo("Nothing larger was tried: see --most.")
+    fastest = max((one for one in outcomes if outcomes[one].fits), key=lambda one: one / outcomes[one].seconds)
+    if fastest / outcomes[fastest].seconds > 1.05 * best / found.seconds:
+        click.echo(f"Faster, token for token, is {fastest:,}: {_speed(fastest, outcomes[fastest])}.")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of ``6G``, ``500 MiB`` or ``1000``.
+
+    Raises:
+        UsageError: it is none of these.
+
+    Example:
+        >>> parse_bytes("1.5k"), parse_bytes("2 GiB")
+        (1536, 2147483648)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
+    if not match or not float(match[1]):
+        raise UsageError(f"{text!r} is not an amount of memory", fix="write 6G, or 500M")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _line(capacity: int, found: Outcome) -> str:
+    peak = f"{_gib(found.peak):>8} GiB" if found.peak else " " * 12
+    return f"{capacity:>10,}  {peak}  " + (_speed(capacity, found) if found.fits else "does not fit")
+
+
+def _speed(capacity: int, found: Outcome) -> str:
+    return f"{found.seconds:.3g} s a step, {capacity / found.seconds:,.0f} tokens/s"
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.2f}"

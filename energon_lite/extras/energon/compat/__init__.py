@@ -1,0 +1,1 @@
+"""Energon's modules and names over ours: what stands where under ``megatron.energon``."""

@@ -1,0 +1,172 @@
+"""Energon's helper functions for samples: sources, keys, formatting."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+import yaml
+
+from energon_lite.errors import field_of
+from energon_lite.samples import Batch, Sample, SourceInfo
+
+__all__ = [
+    "ExtendableDataclassMixin",
+    "FilteredSample",
+    "PinMemoryMixin",
+    "add_source_info",
+    "default_get_batch_keys",
+    "format_sample_compact",
+    "format_sample_detailed",
+    "get_sample_restore_key",
+    "get_source_info",
+    "set_sample_restore_key",
+]
+
+#: Base class of Sample and Batch; both can be pinned and extended.
+PinMemoryMixin = ExtendableDataclassMixin = Sample.__mro__[1]
+
+
+class FilteredSample(TypedDict):
+    """Argument of ``load_sample`` of a data set class: these keys, and the parts by name."""
+
+    __key__: str
+    __shard__: str
+    __restore_key__: tuple[Any, ...]
+    __sources__: tuple[SourceInfo, ...]
+
+
+def add_source_info(sample: Any, *source_infos: SourceInfo) -> Any:
+    """Add sources to a sample, for further files that were read for it."""
+    if isinstance(sample, dict):
+        sample["__sources__"] = (*(sample.get("__sources__") or ()), *source_infos)
+    elif hasattr(sample, "__sources__"):
+        sample.__sources__ = (*(sample.__sources__ or ()), *source_infos)
+    return sample
+
+
+def get_source_info(sample: Any) -> list[SourceInfo] | None:
+    """Return the sources of a sample, or of each sample of a list; None if unknown."""
+    samples = sample if isinstance(sample, list) else [sample]
+    return [source for item in samples for source in field_of(item, "__sources__") or ()] or None
+
+
+def set_sample_restore_key(sample: Any, *key: Any, src: Any = None, fail_otherwise: bool = False) -> Any:
+    """Return the sample unchanged: restore keys are the loader's."""
+    return sample
+
+
+def get_sample_restore_key(sample: Any) -> Any:
+    """Return the restore key of a sample or a batch; None if it has none."""
+    return field_of(sample, "__restore_key__")
+
+
+def default_get_batch_keys(batch: Any) -> list[str] | None:
+    """Return the keys of the samples in a batch, from any of the usual fields; None if there are none."""
+    first = batch[0] if isinstance(batch, list) and batch else batch
+    for name in ("__key__", "__keys__", "keys"):
+        if name == "keys" and not isinstance(first, dict):
+            continue
+        keys = field_of(first, name)
+        if isinstance(keys, (list, tuple)) and all(isinstance(key, str) for key in keys):
+            return list(keys)
+    return None
+
+
+def format_sample_compact(sample: Any, depth: int = 3, max_items: int = 10, max_str_len: int = 50) -> str:
+    """Format a sample in one line.
+
+    Example:
+        >>> format_sample_compact({"text": "a" * 60, "n": [1, 2]}, max_str_len=4)
+        "{text: 'aaaa...', n: [1, 2]}"
+    """
+    inner = {"depth": depth - 1, "max_items": max_items, "max_str_len": max_str_len}
+    shown = _leaf(sample, max_str_len)
+    if shown is not None:
+        return shown
+    fields = _fields(sample)
+    if fields is not None:
+        name = "" if isinstance(sample, Mapping) else type(sample).__name__
+        begin, between, end = ("{", ": ", "}") if isinstance(sample, Mapping) else (f"{name}(", "=", ")")
+        parts = [f"{key}{between}{format_sample_compact(value, **inner)}" for key, value in _some(fields, max_items)]
+    else:
+        begin, end = "[]" if isinstance(sample, list) else "()"
+        parts = [format_sample_compact(value, **inner) for value in sample[:max_items]]
+    return f"{begin}{', '.join(parts) if depth > 0 else '...'}{end}"
+
+
+def format_sample_detailed(sample: Any, indent: str = "") -> str:
+    """Format a sample as YAML, with shapes, ranges and first values of tensors and arrays.
+
+    Example:
+        >>> print(format_sample_detailed({"text": "a", "n": [1]}))
+        text: a
+        n:
+        - 1
+    """
+    text = yaml.safe_dump(_plain(sample), sort_keys=False, default_flow_style=False, width=120).rstrip()
+    lines = text.removesuffix("\n...").split("\n")
+    return "\n".join(indent + line if line else line for line in lines)
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value to types that YAML supports; long values are truncated."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return _array_line(value)
+    if isinstance(value, (int, float, bool, type(None))):
+        return value
+    if isinstance(value, str):
+        return value if len(value) <= 1000 else f"{value[:1000]}... (and {len(value) - 1000} more characters)"
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
+        return [*map(_plain, value[:10]), *([f"... and {len(value) - 10} more items"] if len(value) > 10 else [])]
+    fields = _fields(value)
+    if fields is None:
+        text = repr(value)
+        return text if len(text) <= 200 else f"{text[:200]}..."
+    shown = {name: _plain(entry) for name, entry in _some(fields, 25)}
+    if len(fields) > len(shown):
+        shown["..."] = f"and {len(fields) - len(shown)} more items"
+    return shown if isinstance(value, Mapping) else {type(value).__name__: shown}
+
+
+def _array_line(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
+    is_tensor = isinstance(value, torch.Tensor)
+    facts = [f"shape={value.shape}", f"dtype={value.dtype}", *([f"device={value.device}"] if is_tensor else [])]
+    with suppress(RuntimeError, ValueError, TypeError):  # an empty array, or values without an order
+        low, high, flat = value.min(), value.max(), value.reshape(-1)
+        ends = [flat] if len(flat) <= 6 else [flat[:3], flat[-3:]]
+        listed = ", ..., ".join(", ".join(map(repr, part.tolist() if is_tensor else part)) for part in ends)
+        facts += [f"min={low}", f"max={high}", f"values=[{listed}]"]
+    return f"{'Tensor' if is_tensor else 'np.ndarray'}({', '.join(facts)})"
+
+
+def _leaf(value: Any, longest: int) -> str | None:
+    """Format a value without fields or items; None for others."""
+    if isinstance(value, (str, bytes)):
+        return repr(value) if len(value) <= longest else repr(value[:longest])[:-1] + "..." + repr(value)[-1]
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{type(value).__name__}(shape={tuple(value.shape)}, dtype={value.dtype})"
+    if isinstance(value, (list, tuple)) or _fields(value) is not None:
+        return None
+    text = repr(value)
+    return text if len(text) <= max(longest, 80) else text[:longest] + "..."
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, Mapping):
+        return {str(key): entry for key, entry in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    return dict(value._asdict()) if hasattr(value, "_asdict") else None
+
+
+def _some(fields: dict[str, Any], most: int) -> list[tuple[str, Any]]:
+    return list(islice(fields.items(), most))
+
+
+assert issubclass(Batch, PinMemoryMixin)

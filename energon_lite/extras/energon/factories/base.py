@@ -1,0 +1,178 @@
+"""Base classes of factories: a path, a split, the conversion of parts to samples, and ``build``."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Generic, cast
+
+from typing_extensions import TypeVar
+
+from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.subset import Subset
+from energon_lite.errors import UsageError
+from energon_lite.hooks import TaskEncoder
+from energon_lite.loading.assembly import Chunking, assembled
+from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.identity import Identity, LeafIdentity
+from energon_lite.loading.leaves import open_source
+from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.order.hashing import hash_ints, hash_text
+from energon_lite.order.orders import BlendOrder, ConcatOrder, Order
+from energon_lite.order.shuffle import LeafOrder
+from energon_lite.storage.files.epath import EPath
+from energon_lite.storage.read.data_digest import data_digest
+from energon_lite.storage.read.opened_source import AnySource
+from energon_lite.storage.samples.sample_loader import SampleLoader
+from energon_lite.worker_config import WorkerConfig
+
+__all__ = ["BaseCoreDatasetFactory", "DatasetFactory", "SampleT", "singles"]
+
+SampleT = TypeVar("SampleT", default=Any)
+
+#: Salt of hashes that keeps different purposes apart; this one is for leaves of a recipe.
+_LEAF = 21
+
+
+class BaseCoreDatasetFactory(ABC, Generic[SampleT]):
+    """Maker of a data set of single samples.
+
+    Attributes:
+        __sample_type__: type of its samples.
+        paths: places of the data.
+        subflavors: labels of all samples.
+    """
+
+    __sample_type__: ClassVar[Any] = None
+    paths: Sequence[EPath]
+    subflavors: dict[str, Any]
+
+    @abstractmethod
+    def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
+        """Build the data set of single samples; in training, endless and shuffled."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples in an epoch, over all ranks."""
+
+    def as_file_store(self) -> Any:
+        """Return a store of the samples' parts as files by name.
+
+        Raises:
+            UsageError: this kind of data has no store.
+        """
+        raise UsageError(f"{type(self).__name__} is no store of files", fix="name it under `aux` in a metadataset")
+
+
+class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
+    """Factory for the samples of one folder, file or URL.
+
+    Args:
+        path: path of the prepared folder, or of a JSONL file.
+        split_part: the split to read.
+        training: True for an endless, shuffled data set; False for each sample once, in order.
+        worker_config: configuration of this rank.
+        shuffle_over_epochs: number of epochs to mix; -1: draw with replacement; None: do not shuffle.
+        parallel_shard_iters: accepted for Energon; without effect.
+        max_samples_per_sequence: accepted for Energon; without effect unless there is a window.
+        subset: the part of the split to read.
+        split_config: name of the file with the splits in ``.nv-meta``.
+        part_filter: function from the name of a part to whether it is read.
+
+    Attributes:
+        filters: conditions under ``filter`` in a metadataset; only samples that meet all of them are read.
+    """
+
+    filters: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        split_part: str = "train",
+        training: bool = False,
+        worker_config: WorkerConfig | None = None,
+        shuffle_over_epochs: int | None = 1,
+        parallel_shard_iters: int | None = None,
+        max_samples_per_sequence: int | None = None,
+        subset: Any = None,
+        split_config: str | None = None,
+        part_filter: Callable[[str], bool] | None = None,
+    ):
+        self.path = EPath(path)
+        self.paths = [self.path]
+        self.name = self.path.display_name
+        self.split_part, self.training = split_part, training
+        self.worker_config = WorkerConfig(rank=0, world_size=1) if worker_config is None else worker_config
+        self.shuffle_over_epochs, self.subset, self.split_config = shuffle_over_epochs, subset, split_config
+        self.parallel_shard_iters, self.max_samples_per_sequence = parallel_shard_iters, max_samples_per_sequence
+        self.part_filter = part_filter
+        if not hasattr(self, "subflavors"):
+            self.subflavors = {}
+
+    @abstractmethod
+    def sample_loader_of(self, source: AnySource) -> SampleLoader:
+        """Return the loader that makes samples from the parts of a source."""
+
+    @cached_property
+    def spec(self) -> LeafSpec:
+        """Specification of the leaf."""
+        subset, split_config = cast("Subset | None", self.subset), self.split_config or "split.yaml"
+        return LeafSpec(
+            os.fspath(self.path), self.split_part, subset=subset, split_config=split_config, filters=self.filters
+        )
+
+    @cached_property
+    def source(self) -> AnySource:
+        """Source of the samples, by index."""
+        return open_source(self.spec)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
+        """Build the data set; see :class:`BaseCoreDatasetFactory`. The offset has no effect."""
+        source, data = self.source, data_digest(self.source)
+        key = hash_ints(_LEAF, hash_text(data), 0)
+        leaf = Leaf(f"{self.name}[{self.split_part}]", source, self.sample_loader_of(source), key)
+        identity = LeafIdentity(self.spec.path, len(source), data, contents=f"{data} {source.contents}")
+        return singles(leaf, identity, self.worker_config, training=self.training, epochs=self.shuffle_over_epochs)
+
+    def config(self) -> dict[str, Any]:
+        """Return the settings as plain data."""
+        return {
+            "type": type(self).__qualname__,
+            "path": str(self.path),
+            "split_part": self.split_part,
+            "training": self.training,
+            "shuffle_over_epochs": self.shuffle_over_epochs,
+            "subflavors": self.subflavors,
+        }
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}(path={self.path})"
+
+
+def singles(
+    leaf: Leaf, identity: LeafIdentity, worker_config: WorkerConfig, *, training: bool, epochs: int | None
+) -> SavableDataset:
+    """Build the data set of a leaf's single samples, unchanged."""
+    seed, length = worker_config.seed_offset, len(leaf.source)
+    order: Order = ConcatOrder([length])
+    if training:
+        order = BlendOrder([LeafOrder(length, hash_ints(seed, leaf.key), epochs)], [1.0], hash_ints(seed, _LEAF))
+    settings: Mapping[str, Any] = {"kind": "factory", "training": training, "seed": seed}
+    return assembled(
+        order,
+        Identity(settings, (identity,)),
+        Chunking(),
+        None,
+        batch_size=None,
+        refill=training,
+        leaves=(leaf,),
+        weights=None,
+        task_encoder=TaskEncoder[Any, Any, Any, Any](),
+        worker_config=worker_config,
+    )

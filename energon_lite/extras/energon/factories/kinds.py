@@ -1,0 +1,134 @@
+"""Kind of the data set at a path, and the shards of its splits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from energon_lite.config.metadataset import is_metadataset
+from energon_lite.config.split import load_split_config
+from energon_lite.storage.files.epath import EPath
+from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.nv_meta import META_FOLDER, read_info
+from energon_lite.storage.read.remote import local_meta
+
+__all__ = [
+    "EnergonDatasetType",
+    "ShardInfo",
+    "WebdatasetInfo",
+    "WebdatasetMeta",
+    "WebdatasetSplits",
+    "check_dataset_info_present",
+    "get_dataset_info",
+    "get_dataset_type",
+    "get_info_shard_files",
+]
+
+
+class EnergonDatasetType(Enum):
+    """Kind of a data set at a path."""
+
+    METADATASET = "metadataset"
+    WEBDATASET = "webdataset"
+    JSONL = "jsonl"
+    FILESYSTEM = "filesystem"
+    INVALID = "invalid"
+
+
+def get_dataset_type(path: str | os.PathLike[str]) -> EnergonDatasetType:
+    """Return the kind of the data set at a path.
+
+    Example:
+        >>> get_dataset_type("blend.yaml")
+        <EnergonDatasetType.METADATASET: 'metadataset'>
+    """
+    where = EPath(path)
+    if where.is_file():
+        if is_jsonl(where.url):
+            return EnergonDatasetType.JSONL
+        return EnergonDatasetType.METADATASET if is_metadataset(where.url) else EnergonDatasetType.INVALID
+    meta = where / META_FOLDER
+    if any((meta / name).is_file() for name in (".info.json", ".info.yaml")):
+        return EnergonDatasetType.WEBDATASET
+    return EnergonDatasetType.FILESYSTEM if (meta / "index.sqlite").is_file() else EnergonDatasetType.INVALID
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """Name, path and number of samples of a shard."""
+
+    name: str
+    path: EPath
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebdatasetInfo:
+    """Contents of ``.info.json``: the number of samples of each shard."""
+
+    shard_counts: Mapping[str, int]
+    energon_version: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebdatasetSplits:
+    """Contents of ``split.yaml``: the shards of each split."""
+
+    split_parts: Mapping[str, Sequence[str]]
+    exclude: Sequence[str] = ()
+
+
+def get_dataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the number of samples of each shard of a prepared folder, from ``.info.json``."""
+    return {"shard_counts": read_info(local_meta(os.fspath(EPath(path))))}
+
+
+def get_info_shard_files(path: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the shards of a prepared folder, in all splits."""
+    return list(get_dataset_info(path)["shard_counts"])
+
+
+def check_dataset_info_present(path: str | os.PathLike[str]) -> bool:
+    """Return whether a folder is prepared."""
+    return get_dataset_type(path) is EnergonDatasetType.WEBDATASET
+
+
+@dataclass(frozen=True)
+class WebdatasetMeta:
+    """Shards of a split.
+
+    Args:
+        sample_excludes: ``shard/key`` of excluded samples.
+        shards: shards of the split.
+        split_part_files: names of these shards.
+        info_shard_files: names of all shards of the data set.
+    """
+
+    sample_excludes: frozenset[str]
+    shards: Sequence[ShardInfo]
+    split_part_files: Sequence[str]
+    info_shard_files: Sequence[str]
+
+    @staticmethod
+    def from_config(
+        path: str | os.PathLike[str], *, split_part: str, split_config: str | None = None
+    ) -> WebdatasetMeta:
+        """Read the shards of a split from ``.nv-meta``.
+
+        Raises:
+            ConfigError, DatasetError: the split does not exist, or the files are invalid.
+        """
+        folder = EPath(path)
+        meta = local_meta(os.fspath(folder))
+        counts = read_info(meta)
+        split = load_split_config(os.path.join(meta, META_FOLDER, split_config or "split.yaml"))
+        names = list(split.shards(split_part))
+        return WebdatasetMeta(
+            frozenset(f"{shard}/{key}" for shard, key in split.excluded_samples),
+            [ShardInfo(name, folder / name, counts[name]) for name in names],
+            names,
+            list(counts),
+        )

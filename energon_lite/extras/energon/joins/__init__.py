@@ -1,0 +1,1 @@
+"""Joined data sets, and stores of auxiliary data sets for cookers."""

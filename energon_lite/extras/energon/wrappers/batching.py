@@ -1,0 +1,275 @@
+"""Wrappers that put items together: in batches of a number, in batches of groups, in packs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import cached_property
+from typing import Any
+
+from energon_lite.batching.plan import FixedPlan
+from energon_lite.errors import UsageError
+from energon_lite.extras.energon.wrappers.items_dataset import ItemsDataset
+from energon_lite.extras.energon.wrappers.items_pipeline import Branch, ItemFunction
+from energon_lite.extras.energon.wrappers.mixing import BlendDataset
+from energon_lite.extras.energon.wrappers.streams import PlanStream
+from energon_lite.extras.energon.wrappers.wrapper import Parts, WrapperDataset, function_name, parts_of
+from energon_lite.hooks import TaskEncoder, hooks_of
+from energon_lite.loading.assembly import Chunking, assembled
+from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.planned_dataset import PlannedDataset
+from energon_lite.worker_config import WorkerConfig
+
+__all__ = ["BatchDataset", "GroupBatchDataset", "MixBatchDataset", "PackingDataset"]
+
+
+class BatchDataset(WrapperDataset):
+    """Batches of a number of items.
+
+    Args:
+        dataset: data set of single samples (``batch_size=None``), or another one whose items have numbers.
+        batch_size: items in a batch; the last one of a pass may have fewer.
+        batcher: ``(list of items) -> batch``; may raise SkipSample.
+        batcher_stateless, batcher_config: accepted for Energon; every function is assumed to be stateless.
+        drop_last: leave out a last batch that is not full.
+        failure_tolerance: as in Energon.
+        worker_config: that of the data set.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        batch_size: int,
+        batcher: Callable[[list[Any]], Any],
+        *,
+        batcher_stateless: bool = False,
+        batcher_config: Any = None,
+        drop_last: bool = False,
+        failure_tolerance: int = 100,
+        worker_config: WorkerConfig | None = None,
+    ):
+        super().__init__(dataset, worker_config=worker_config)
+        self._set("batch_size", batch_size)
+        self._set("batcher", ItemFunction(batcher, function_name(batcher), tolerance=failure_tolerance))
+        self._set("leaves_out_last", drop_last)
+
+    batch_size: int
+    batcher: ItemFunction
+    leaves_out_last: bool
+
+    @cached_property
+    def runs_as(self) -> ItemsDataset:
+        inner = parts_of(self.dataset, type(self).__name__)
+        return self.planned(inner, batch_size=self.batch_size, batcher=self.batcher, drop_last=self.leaves_out_last)
+
+    def parts(self) -> Parts:
+        batches = self.runs_as
+        inner = parts_of(self.dataset, type(self).__name__)
+        return Parts(PlanStream(batches.plan.count(0)), [Branch(batches)], depends_on_ranks=inner.depends_on_ranks)
+
+    def _arguments(self) -> str:
+        return f", {self.batch_size}, {self.batcher.name}" + (", drop_last" if self.leaves_out_last else "")
+
+
+class MixBatchDataset(BatchDataset):
+    """Batches of items of several data sets, mixed by weight: a :class:`BatchDataset` of a :class:`BlendDataset`.
+
+    Args:
+        dataset_weights: pairs ``(data set, weight)``.
+        batch_size: items in a batch.
+        batch_mix_fn: ``(list of items) -> batch``, such as :func:`~energon_lite.extras.energon.homogeneous_concat_mix`.
+        worker_config: that of the data sets.
+    """
+
+    def __init__(
+        self,
+        *dataset_weights: tuple[SavableDataset, float],
+        batch_size: int,
+        batch_mix_fn: Callable[[list[Any]], Any] | None = None,
+        worker_config: WorkerConfig | None = None,
+    ):
+        blend = BlendDataset(*dataset_weights, worker_config=worker_config)
+        super().__init__(blend, batch_size, batch_mix_fn or as_list, worker_config=worker_config)
+
+
+def as_list(items: list[Any]) -> list[Any]:
+    """Return the list of items itself as the batch."""
+    return items
+
+
+class _Inner(TaskEncoder):
+    """Task encoder with the hooks of the inner data set, up to single samples."""
+
+    def __init__(self, inner: TaskEncoder):
+        self.inner = inner
+        self.decoder = inner.decoder
+        self.cookers = inner.cookers  # type: ignore[misc]
+        self.failure_tolerance = inner.failure_tolerance
+        self.padding = inner.padding
+
+    def cook_crude_sample(self, sample: Any, *rest: Any) -> Any:
+        return self.inner.cook_crude_sample(sample, *rest)
+
+    def _encoded(self, sample: Any) -> Any:
+        for name in hooks_of(self.inner, packing=False, batched=False).sample:
+            sample = getattr(self.inner, name)(sample)
+        return sample
+
+
+class _Grouping(_Inner):
+    def __init__(self, inner: TaskEncoder, key: Callable[[Any], Any], batcher: Callable[[list[Any]], Any]):
+        super().__init__(inner)
+        self._key = key
+        self._batcher = batcher
+
+    def encode_sample(self, sample: Any) -> Any:
+        return self._encoded(sample)
+
+    def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
+        key: tuple[Hashable, int | None] = self._key(sample)
+        return key
+
+    def batch(self, samples: list[Any]) -> Any:
+        return self._batcher(samples)
+
+
+class _Packing(_Inner):
+    def __init__(self, inner: TaskEncoder, select: Callable[..., Any], pack: Callable[..., Any]):
+        super().__init__(inner)
+        self._select = select
+        self._pack = pack
+
+    def preencode_sample(self, sample: Any) -> Any:
+        return self._encoded(sample)
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        selected: list[list[Any]] = self._select(samples)
+        return selected
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return self._pack(samples)
+
+
+class _PackingLate(_Packing):
+    """Packing hooks with a function for the samples that were selected."""
+
+    def __init__(self, inner: TaskEncoder, select: Any, pack: Any, encode: Callable[[Any], Any]):
+        super().__init__(inner, select, pack)
+        self._encode = encode
+
+    def postencode_sample(self, sample: Any) -> Any:
+        return self._encode(sample)
+
+
+class _ByContent(WrapperDataset):
+    """A data set of single samples, wrapped by hooks that make the batches content-decided."""
+
+    def _in_chunks(self, encoder: TaskEncoder, batch_size: int | None, chunking: Chunking) -> SavableDataset:
+        inner = self.dataset.runs_as
+        plan = inner.plan
+        if not isinstance(inner, PlannedDataset) or isinstance(inner, ItemsDataset) or not isinstance(plan, FixedPlan):
+            name = type(self).__name__
+            raise UsageError(
+                f"{name} of a {type(inner).__name__} that is no data set of single samples",
+                fix="give what get_train_dataset(..., batch_size=None) returned, or use the hooks of its task encoder",
+            )
+        if inner.batched:
+            raise UsageError(f"{type(self).__name__} of a data set of batches", fix="give it batch_size=None")
+        if inner.limit is not None or inner.loop_length:
+            raise UsageError(
+                f"{type(self).__name__} of a data set that counts single samples (limit or virtual_epoch_length)",
+                fix=f"count batches: LimitDataset, or EpochizeDataset, of the {type(self).__name__}",
+            )
+        common = {
+            name: getattr(inner, name) for name in ("leaves", "weights", "worker_config", "repetitions", "stages")
+        }
+        return assembled(
+            plan.order,
+            inner.identity,
+            chunking,
+            None,
+            batch_size=batch_size,
+            refill=inner.refill,
+            task_encoder=encoder,
+            **common,
+        )
+
+    def parts(self) -> Parts:
+        return parts_of(self.runs_as, type(self).__name__)
+
+
+class GroupBatchDataset(_ByContent):
+    """Batches of samples of one group each: ``batch_group_criterion`` around a data set of single samples.
+
+    Args:
+        dataset: data set from ``get_train_dataset`` or ``get_val_dataset`` with ``batch_size=None``.
+        fixed_batch_size: batch size of all groups; None: ``sample_group_key`` gives it.
+        sample_group_key: ``(sample) -> (key, batch size or None)``.
+        batcher: ``(list of samples) -> batch``.
+        drop_last: leave out batches that are not full.
+        worker_config: that of the data set. The other arguments are Energon's.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        fixed_batch_size: int | None,
+        sample_group_key: Callable[[Any], tuple[Hashable, int | None]],
+        batcher: Callable[[list[Any]], Any],
+        *,
+        batcher_stateless: bool = False,
+        batcher_config: Any = None,
+        drop_last: bool = False,
+        failure_tolerance: int = 100,
+        worker_config: WorkerConfig | None = None,
+    ):
+        super().__init__(dataset, worker_config=worker_config)
+        self._set("call", (fixed_batch_size, sample_group_key, batcher, drop_last))
+
+    call: tuple[Any, ...]
+
+    @cached_property
+    def runs_as(self) -> SavableDataset:
+        size, key, batcher, drop_last = self.call
+        encoder = _Grouping(self.dataset.task_encoder, key, batcher)
+        return self._in_chunks(encoder, size, Chunking(drop_last=drop_last))
+
+
+class PackingDataset(_ByContent):
+    """Packs of samples: packing hooks around a data set of single samples.
+
+    Args:
+        dataset: data set from ``get_train_dataset`` or ``get_val_dataset`` with ``batch_size=None``.
+        buffer_size: samples in a buffer, which ``pre_packer`` gets.
+        pre_packer: ``(list of samples) -> list of lists of them``.
+        final_packer: ``(list of encoded samples) -> pack``.
+        sample_encoder: function for the samples that were selected.
+        worker_config: that of the data set. The other arguments are Energon's.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        buffer_size: int,
+        pre_packer: Callable[[list[Any]], list[list[Any]]],
+        final_packer: Callable[[list[Any]], Any],
+        *,
+        final_packer_stateless: bool = False,
+        sample_encoder: Callable[[Any], Any] | None = None,
+        sample_encoder_stateless: bool = False,
+        packer_config: Any = None,
+        pre_packer_failure_tolerance: int = 100,
+        final_packer_failure_tolerance: int = 100,
+        sample_encoder_failure_tolerance: int = 100,
+        worker_config: WorkerConfig | None = None,
+    ):
+        super().__init__(dataset, worker_config=worker_config)
+        self._set("call", (buffer_size, pre_packer, final_packer, sample_encoder))
+
+    call: tuple[Any, ...]
+
+    @cached_property
+    def runs_as(self) -> SavableDataset:
+        size, select, pack, encode = self.call
+        inner = self.dataset.task_encoder
+        encoder = _Packing(inner, select, pack) if encode is None else _PackingLate(inner, select, pack, encode)
+        return self._in_chunks(encoder, None, Chunking(packing_buffer_size=size))

@@ -1,0 +1,280 @@
+"""Base class of the data sets that wrap others, and their conversion to data sets that a loader can run."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from energon_lite.batching.plan import FixedPlan
+from energon_lite.errors import EmptyDatasetError, UnknownLengthError, UsageError
+from energon_lite.extras.energon.wrappers.items_dataset import ItemsDataset
+from energon_lite.extras.energon.wrappers.items_pipeline import Branch, ItemFunction
+from energon_lite.extras.energon.wrappers.streams import ItemOrder, ItemStream, PlanStream
+from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.identity import Identity
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.loops import Loop, is_endless, length_of
+from energon_lite.loading.iterators.planned_dataset import PlannedDataset
+from energon_lite.order.hashing import hash_ints
+from energon_lite.worker_config import WorkerConfig
+
+__all__ = ["Parts", "WrapperDataset", "function_name", "parts_of"]
+
+#: Tag that separates the hashes of this purpose from those of others.
+_WRAPPED = 33
+#: Number of inner data sets up to which their settings are in the state in clear text; otherwise their fingerprints.
+_IN_CLEAR = 2
+
+
+class Parts:
+    """Items of wrapped data sets: their stream, and the data sets that make them.
+
+    Args:
+        stream: the items, in their order.
+        branches: the innermost data sets.
+        depends_on_ranks: the stream depends on the number of ranks.
+    """
+
+    def __init__(self, stream: ItemStream, branches: Sequence[Branch], *, depends_on_ranks: bool = False):
+        self.stream = stream
+        self.branches = tuple(branches)
+        self.depends_on_ranks = depends_on_ranks
+
+
+class WrapperDataset(SavableDataset):
+    """A data set made of others; a loader treats it like any other. Its state is that of a plan: a few integers.
+
+    An *item* is what the inner data sets return to a rank in one step: a micro-batch, or a sample if nothing is
+    batched. The items of all ranks together are one sequence, which is dealt to the ranks in turn.
+
+    Args:
+        datasets: the inner data sets.
+        worker_config: the same as theirs; may be left out.
+
+    Raises:
+        UsageError: it differs from theirs, or an argument is not a data set.
+    """
+
+    def __init__(
+        self, datasets: SavableDataset | Iterable[SavableDataset], *, worker_config: WorkerConfig | None = None
+    ):
+        given = (datasets,) if isinstance(datasets, SavableDataset) else tuple(datasets)
+        name = type(self).__name__
+        for inner in given:
+            if not isinstance(inner, SavableDataset):
+                raise UsageError(
+                    f"{name} of a {type(inner).__name__}", fix="give what get_train_dataset or get_val_dataset returned"
+                )
+        if not given:
+            raise UsageError(f"{name} of no data set", fix="give at least one")
+        for inner in given:
+            if inner.worker_config != (worker_config or given[0].worker_config):
+                raise UsageError(f"{name} has another worker_config than a data set in it", fix="give both the same")
+        self._set("datasets", given)
+        for field in fields(SavableDataset):  # attributes that loaders and callers read
+            if field.name not in ("plan", "leaves", "identity"):
+                self._set(field.name, getattr(given[0], field.name))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # the base is frozen
+
+    @property
+    def dataset(self) -> SavableDataset:
+        """The only inner data set."""
+        if len(self.datasets) != 1:
+            raise UsageError(f"{type(self).__name__} has {len(self.datasets)} data sets", fix="use .datasets")
+        return self.datasets[0]
+
+    datasets: tuple[SavableDataset, ...]
+
+    @abstractmethod
+    def parts(self) -> Parts:
+        """Return the items of this data set, for a wrapper around it."""
+
+    @cached_property
+    def runs_as(self) -> SavableDataset:
+        """The data set that a loader runs."""
+        return self.planned(self.parts())
+
+    @property
+    def leaves(self) -> Any:
+        return self.runs_as.leaves
+
+    @property
+    def plan(self) -> Any:
+        return self.runs_as.plan
+
+    @property
+    def identity(self) -> Identity:
+        return self.runs_as.identity
+
+    def planned(
+        self,
+        parts: Parts,
+        *,
+        batch_size: int | None = None,
+        batcher: ItemFunction | None = None,
+        drop_last: bool = False,
+        **more: Any,
+    ) -> ItemsDataset:
+        """Return a planned data set of items.
+
+        Args:
+            batch_size, batcher, drop_last: put ``batch_size`` items together to one.
+            more: other fields of the data set.
+
+        Raises:
+            EmptyDatasetError: there are no items.
+        """
+        branches = parts.branches
+        if parts.stream.per_pass == 0:
+            raise EmptyDatasetError(f"{self} has no items", fix="wrap a data set that has samples")
+        inside = [branch.dataset for branch in branches]
+        first = inside[0]
+        settings: dict[str, Any] = {"kind": "wrapped", "wrappers": str(self)}
+        for number, dataset in enumerate(inside):
+            clear = len(inside) <= _IN_CLEAR
+            settings[f"data set {number}"] = dict(dataset.identity.settings) if clear else dataset.identity.fingerprint
+        if len(str(settings)) > 1500:
+            settings = {"kind": "wrapped", "wrappers": hash_text_of(settings)}
+        if parts.depends_on_ranks:
+            settings["ranks"] = self.worker_config.world_size
+        return ItemsDataset(
+            plan=FixedPlan(ItemOrder(parts.stream), batch_size, drop_last=drop_last),
+            branches=branches,
+            batcher=batcher,
+            title=str(self),
+            leaves=tuple(leaf for dataset in inside for leaf in dataset.leaves),
+            weights=None,
+            task_encoder=first.task_encoder,
+            worker_config=self.worker_config,
+            identity=Identity(settings, tuple(leaf for dataset in inside for leaf in dataset.identity.leaves)),
+            seed=hash_ints(first.seed, _WRAPPED),
+            batched=batch_size is not None,
+            **more,
+        )
+
+    # -- as a data set ------------------------------------------------------------------------------------------------
+
+    def pipeline(self) -> Any:
+        return self.runs_as.pipeline()
+
+    def state(self, cursor: Any) -> Any:
+        return self.runs_as.state(cursor)
+
+    def restore_sample(self, key: Any, pipeline: Any) -> Any:
+        return self.runs_as.restore_sample(key, pipeline)
+
+    def behind_begun(self, state: Any) -> Any:
+        return self.runs_as.behind_begun(state)
+
+    @cached_property
+    def is_endless(self) -> bool:
+        return is_endless(self.runs_as.loops, self.runs_as.is_endless)
+
+    def __len__(self) -> int:
+        inner = self.runs_as
+
+        def inside(loops: int) -> int | None:
+            if inner.is_endless and not inner.loop_length:
+                return None
+            if isinstance(inner, PlannedDataset):
+                return sum(map(inner.loop_steps, range(loops)))
+            return loops * len(inner)
+
+        if not inner.loops:
+            return len(inner)
+        if (length := length_of(inner.loops, inside)) is None:
+            raise UnknownLengthError("it never ends", fix="wrap it in LimitDataset or EpochizeDataset")
+        return length
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name_of(dataset)}" for dataset in self.datasets)
+        return f"{type(self).__name__}({inside}{self._arguments()})"
+
+    def _arguments(self) -> str:
+        """Return the part of the description after the data sets."""
+        return ""
+
+    # frozen dataclasses compare and hash by identity here, as their base does
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+def parts_of(dataset: SavableDataset, wrapper: str) -> Parts:
+    """Return the items of a data set.
+
+    Args:
+        wrapper: name of the wrapper, for messages.
+
+    Raises:
+        UsageError: the number of items is not known.
+    """
+    if is_by_content(dataset):
+        raise UsageError(
+            f"{wrapper} of a data set whose hooks or tokens decide how many batches there are: none of them has a "
+            "number",
+            fix="RepeatDataset, LimitDataset and EpochizeDataset take it; do the rest in the task encoder, or blend in "
+            "a metadataset",
+        )
+    if isinstance(dataset, WrapperDataset):
+        return dataset.parts()
+    assert isinstance(dataset, PlannedDataset)
+    world = dataset.worker_config.world_size
+    count = dataset.plan.count(0)
+    loop = dataset.loop_length
+    if count is not None:
+        if dataset.plan.count(1) != count:
+            raise UsageError(
+                f"{wrapper} of a data set whose passes differ in length ({count}, then {dataset.plan.count(1)})",
+                fix="give whole repetitions in the blend_epochized, or repeat=True",
+            )
+        if dataset.drop_last:
+            count -= count % world
+        if dataset.limit is not None:
+            count = min(count, dataset.limit * world)
+    depends = bool(loop) or dataset.limit is not None or (dataset.drop_last and count is not None)
+    stream = PlanStream(count, loop * world if loop else None)
+    return Parts(stream, [Branch(dataset)], depends_on_ranks=depends)
+
+
+def is_by_content(dataset: SavableDataset) -> bool:
+    """Return whether the items of a data set have no numbers."""
+    inner = dataset.runs_as
+    return isinstance(inner, LaneDataset) or (isinstance(inner, PlannedDataset) and inner.plan.rows is None)
+
+
+def looped(wrapper: WrapperDataset, loop: Loop) -> SavableDataset:
+    """Return a data set with batches by hooks or tokens, with another loop around its own."""
+    inner = wrapper.dataset.runs_as
+    loops = (*inner.loops, loop)
+    settings = dict(inner.identity.settings)
+    settings["loops"] = [[inner_loop.kind, inner_loop.count] for inner_loop in loops]
+    counts_inside = any(inner_loop.by_steps for inner_loop in inner.loops) or inner.limit or inner.loop_length
+    counts_inside = counts_inside or (inner.drop_last and not inner.is_endless)
+    if counts_inside:
+        settings["ranks"] = wrapper.worker_config.world_size
+    return replace(inner, loops=loops, identity=replace(inner.identity, settings=settings))
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return the name of a user's function."""
+    return str(getattr(function, "__qualname__", None) or type(function).__name__)
+
+
+def name_of(dataset: SavableDataset) -> str:
+    """Return the name of a data set in the description of a wrapper."""
+    return str(dataset) if isinstance(dataset, WrapperDataset) else type(dataset).__name__
+
+
+def hash_text_of(settings: Any) -> str:
+    """Return a digest of settings that are too long for a state."""
+    import hashlib
+
+    return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+
+
+assert is_dataclass(SavableDataset)

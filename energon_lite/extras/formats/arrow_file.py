@@ -1,0 +1,207 @@
+"""An Arrow file in file format or stream format (which Hugging Face's ``save_to_disk`` writes), read by batches.
+
+Both formats are sequences of messages, each with a header and a body. Headers are found without reading bodies, so that
+any batch can be read by itself.
+https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from typing import Any, NamedTuple
+
+from energon_lite.errors import EnergonLiteError, ShardChangedError, ShardFormatError
+from energon_lite.extras.formats.arrow_package import import_arrow
+from energon_lite.extras.formats.parquet_file import damaged
+from energon_lite.storage.files.byte_ranges import read_bytes, size_of
+from energon_lite.storage.files.remote_files import is_remote
+
+__all__ = ["ArrowTable"]
+
+_FILE_MAGIC = b"ARROW1\0\0"
+#: Kind of a message: the schema.
+_SCHEMA = 1
+#: Kind of a message: a dictionary.
+_DICTIONARY = 2
+#: Kind of a message: a batch of records.
+_BATCH = 3
+#: Bytes behind the footer of a file: its length, and the magic.
+_TAIL = 10
+#: Bytes of the mark at the end of a stream, at most.
+_END = 8
+#: Number of the footer's field that lists the batches (``File.fbs`` of Arrow).
+_FOOTER_BATCHES = 3
+#: Bytes of a message that are read first; they contain most headers.
+_HEAD = 1 << 12
+
+
+class _Message(NamedTuple):
+    """A message: its kind, the rows of a batch, its offset, and its size in bytes."""
+
+    kind: int
+    rows: int
+    offset: int
+    size: int
+
+
+class ArrowTable:
+    """A file of record batches. It can be pickled, and used after a fork. Local files are mapped, not read.
+
+    Args:
+        path: the file, or its URL.
+
+    Attributes:
+        group_rows, names, digest, column_bytes: as in
+            :class:`~energon_lite.extras.formats.parquet_file.ParquetTable`; a group is a batch.
+
+    Raises:
+        MissingShardError, ShardFormatError: the file does not exist, or is no Arrow file.
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        self.size = size_of(path)
+        pa = import_arrow(path)
+        digest = hashlib.sha256()
+        start = len(_FILE_MAGIC) if read_bytes(path, 0, min(self.size, 8)) == _FILE_MAGIC else 0
+        messages = self._messages(start, digest)
+        if not messages or messages[0].kind != _SCHEMA:
+            raise damaged(path, "it does not begin as an Arrow file does")
+        self._batches = [message for message in messages if message.kind == _BATCH]
+        # A batch needs the schema and all dictionaries before it. They are few.
+        self._before = [message for message in messages if message.kind in (_SCHEMA, _DICTIONARY)]
+        self.group_rows = [batch.rows for batch in self._batches]
+        try:
+            self._schema = pa.ipc.read_schema(pa.py_buffer(read_bytes(path, *self._before[0][2:])))
+            self.names: tuple[str, ...] = tuple(self._schema.names)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise damaged(path, error) from error
+        self.digest = digest.hexdigest()
+        size = sum(batch.size for batch in self._batches)
+        self.column_bytes = dict.fromkeys(self.names, size // max(1, len(self.names)))
+        self._map: tuple[int, Any] | None = None
+
+    def read_group(self, number: int, names: list[str] | None) -> Any:
+        """Read a batch as a table with these columns.
+
+        Raises:
+            ShardFormatError: the batch is damaged.
+            ShardChangedError: the file was replaced.
+        """
+        pa = import_arrow(self.path)
+        batch = self._batches[number]
+        try:
+            before = [message for message in self._before if message.offset < batch.offset]
+            if len(before) == 1:
+                records = pa.ipc.read_record_batch(self._bytes(pa, batch), self._schema)
+            else:
+                stream = b"".join(bytes(self._bytes(pa, message)) for message in (*before, batch))
+                records = pa.ipc.open_stream(stream).read_next_batch()
+            records.validate(full=True)  # offsets that a flipped bit has changed would point outside of the memory
+            table = pa.Table.from_batches([records])
+            return table if names is None else table.select(names)
+        except EnergonLiteError:
+            raise
+        except (pa.ArrowException, OSError, ValueError, EOFError) as error:
+            raise damaged(self.path, error, f"batch {number}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_map": None}
+
+    def _bytes(self, pa: Any, message: _Message) -> Any:
+        if is_remote(self.path):
+            return pa.py_buffer(read_bytes(self.path, message.offset, message.size))
+        if self._map is None or self._map[0] != os.getpid():
+            if size_of(self.path) != self.size:
+                raise ShardChangedError(
+                    "the file was replaced since the data set was opened", where=self.path, fix="start the run again"
+                )
+            self._map = os.getpid(), pa.memory_map(self.path)
+        return self._map[1].read_at(message.size, message.offset)
+
+    def _messages(self, at: int, digest: Any) -> list[_Message]:
+        """All messages from byte ``at`` on to the mark at their end."""
+        messages = []
+        while at + 8 <= self.size:
+            head = read_bytes(self.path, at, min(_HEAD, self.size - at))
+            mark, length = struct.unpack_from("<Ii", head)
+            if mark != 0xFFFFFFFF:
+                if at == 0 or mark:
+                    raise damaged(self.path, f"there is no message at byte {at}")
+                break
+            if length == 0:
+                break
+            if length < 0 or at + 8 + length > self.size:
+                raise damaged(self.path, f"it ends in the message at byte {at}")
+            if 8 + length > len(head):
+                head = read_bytes(self.path, at, 8 + length)
+            kind, rows, body = _parse(head[8 : 8 + length], self.path)
+            size = 8 + length + body
+            if body < 0 or at + size > self.size:
+                raise damaged(self.path, f"it ends in the message at byte {at}")
+            messages.append(_Message(kind, rows, at, size))
+            digest.update(head[: 8 + length])
+            at += size
+        self._check_end(at, sum(message.kind == _BATCH for message in messages))
+        return messages
+
+    def _check_end(self, at: int, batches: int) -> None:
+        """Refuse a file whose messages end early: a stream with bytes behind them, or a footer with more batches.
+
+        Raises:
+            ShardFormatError: the messages end early.
+        """
+        tail = read_bytes(self.path, max(0, self.size - _TAIL), min(self.size, _TAIL))
+        if read_bytes(self.path, 0, min(self.size, len(_FILE_MAGIC))) != _FILE_MAGIC:
+            if self.size - at > _END:
+                raise damaged(self.path, f"its messages end at byte {at} of {self.size}")
+            return
+        length = struct.unpack_from("<i", tail)[0] if tail[4:] == _FILE_MAGIC[:6] else -1
+        if not 0 < length < self.size - at:
+            raise damaged(self.path, "it does not end as an Arrow file does (it may have been cut short)")
+        footer = read_bytes(self.path, self.size - _TAIL - length, length)
+        try:
+            place = _slot(footer, struct.unpack_from("<I", footer)[0], _FOOTER_BATCHES)
+            known = 0
+            if place is not None:
+                (vector,) = struct.unpack_from("<I", footer, place)
+                (known,) = struct.unpack_from("<I", footer, place + vector)
+        except struct.error as error:
+            raise damaged(self.path, f"its footer cannot be read: {error}") from None
+        if known != batches:
+            raise damaged(self.path, f"its footer knows {known} batches, and {batches} are there")
+
+
+def _parse(header: bytes, path: str) -> tuple[int, int, int]:
+    """Kind, rows, and bytes of the body of a message, from its flatbuffer (``Message.fbs`` of Arrow)."""
+    try:
+        (table,) = struct.unpack_from("<I", header)
+        kind = _field(header, table, 1, "<B") or 0
+        place = _slot(header, table, 2)
+        body = _field(header, table, 3, "<q") or 0
+        rows = 0
+        if kind == _BATCH and place is not None:
+            rows = _field(header, place + struct.unpack_from("<I", header, place)[0], 0, "<q") or 0
+        if rows < 0:
+            raise ValueError(rows)
+    except (struct.error, ValueError) as error:
+        raise ShardFormatError(
+            f"a message cannot be read: {error}", where=path, fix="restore or download it again"
+        ) from None
+    return kind, rows, body
+
+
+def _slot(data: bytes, table: int, number: int) -> int | None:
+    """Offset of field ``number`` in a flatbuffer's table; None: the field has its default."""
+    lookup = table - struct.unpack_from("<i", data, table)[0]
+    if lookup < 0 or 4 + 2 * number >= struct.unpack_from("<H", data, lookup)[0]:
+        return None
+    offset: int = struct.unpack_from("<H", data, lookup + 4 + 2 * number)[0]
+    return table + offset if offset else None
+
+
+def _field(data: bytes, table: int, number: int, form: str) -> int | None:
+    place = _slot(data, table, number)
+    return None if place is None else int(struct.unpack_from(form, data, place)[0])

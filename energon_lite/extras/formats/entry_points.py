@@ -1,0 +1,21 @@
+"""Entry points of the extra ``formats``."""
+
+from energon_lite.entry_points import Command, SourceFormat
+
+_GROUP = "Other formats"
+
+COMMANDS = {
+    "convert": Command(
+        "energon_lite.extras.formats.converting.command:command",
+        "Write a data set in another format: tar, MDS, Parquet, JSONL.",
+        _GROUP,
+    ),
+}
+SOURCES = {
+    "parquet": SourceFormat("energon_lite.extras.formats.tables:open_source", (".parquet",)),
+    "arrow": SourceFormat("energon_lite.extras.formats.tables:open_source", (".arrow", ".feather")),
+    "lance": SourceFormat("energon_lite.extras.formats.lance:open_source", (".lance",)),
+    "megatron": SourceFormat("energon_lite.extras.formats.megatron:open_source", (".idx", ".bin")),
+    "megatron_sequences": SourceFormat("energon_lite.extras.formats.megatron:open_sequences"),
+    "mds": SourceFormat("energon_lite.extras.formats.mds:open_source", marker="index.json"),
+}

@@ -1,0 +1,76 @@
+"""Cache of decoded pieces of files in a process: the most recently used ones, up to a number of bytes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from energon_lite.errors import ShardFormatError
+
+__all__ = ["HELD_BYTES", "HeldTables", "held_tables"]
+
+#: Bytes of decoded pieces in a process, at most (but at least one piece); set by ``ENERGON_LITE_HELD_BYTES``.
+HELD_BYTES = 1 << 29
+
+
+class HeldTables:
+    """Cache of the most recently used pieces.
+
+    Args:
+        limit: bytes at most; the last piece is kept whatever its size.
+
+    Attributes:
+        size: bytes that are kept.
+        made: number of pieces that were made up to now.
+
+    Example:
+        >>> held = HeldTables(1 << 20)
+        >>> table = held.get(("a.parquet", 3), lambda: read_row_group(3))
+    """
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.size = 0
+        self.made = 0
+        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the piece of a key, made if necessary. The error of a damaged piece is kept, and raised again."""
+        with self._lock:
+            if (piece := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+        if piece is None:
+            try:
+                made = make()
+            except ShardFormatError as error:
+                made = error.with_traceback(None)  # otherwise each sample of a damaged piece would read it all again
+            piece = (made, int(getattr(made, "nbytes", 0)))
+            self._keep(key, piece)
+        if isinstance(piece[0], Exception):
+            raise piece[0]
+        return piece[0]
+
+    def _keep(self, key: Hashable, piece: tuple[Any, int]) -> None:
+        with self._lock:
+            self.made += 1
+            if key not in self._kept:
+                self._kept[key] = piece
+                self.size += piece[1]
+            while len(self._kept) > 1 and self.size > self.limit:
+                self.size -= self._kept.popitem(last=False)[1][1]
+
+
+_shared: dict[int, HeldTables] = {}
+
+
+def held_tables() -> HeldTables:
+    """Return the cache of this process. A forked child starts with an empty one: the parent's would count twice."""
+    process = os.getpid()
+    if process not in _shared:
+        _shared.clear()
+        _shared[process] = HeldTables(int(os.environ.get("ENERGON_LITE_HELD_BYTES", HELD_BYTES)))
+    return _shared[process]

@@ -1,0 +1,167 @@
+"""Tables in Parquet and Arrow files as a source: a sample is a row, its parts are the columns.
+
+Row groups (of Parquet) and batches (of Arrow) are the unit of reading. A process keeps the most recently used decoded
+ones (:mod:`.held_tables`), and the rows of a batch of samples that lie in one are taken out of it together. So with
+``max_samples_per_sequence`` and ``shuffle_buffer_size`` files are read about once, one row group after the other;
+without them, in a full permutation, each row costs the reading of its row group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from energon_lite.errors import DataIndexError, DatasetError, UsageError, did_you_mean, listed
+from energon_lite.extras.formats.arrow_file import ArrowTable
+from energon_lite.extras.formats.arrow_values import lengths_of, values_of
+from energon_lite.extras.formats.file_set import find_files
+from energon_lite.extras.formats.held_tables import held_tables
+from energon_lite.extras.formats.parquet_file import ParquetTable, damaged
+
+__all__ = ["BYTES_MARK", "TableSource", "open_source"]
+
+#: Extensions of the files.
+EXTENSIONS = (".parquet", ".arrow", ".feather")
+#: Mark in the metadata of a text column whose values become bytes, to be decoded by the name of the part (as JSON).
+BYTES_MARK = b"energon_lite.bytes"
+#: Footers that are read at the same time.
+_TOGETHER = 16
+
+
+def open_source(path: str, split_part: str) -> TableSource:
+    """Open the rows of a file, of the files of a pattern, or of a folder."""
+    path = path.partition("://")[2] if path.startswith(("parquet://", "arrow://")) else path
+    files = find_files(path, EXTENSIONS, split_part)
+    if len(files) == 1:
+        return TableSource([_table(files[0])])
+    with ThreadPoolExecutor(_TOGETHER) as pool:
+        return TableSource(list(pool.map(_table, files)))
+
+
+def _table(path: str) -> ParquetTable | ArrowTable:
+    return ParquetTable(path) if path.endswith(".parquet") else ArrowTable(path)
+
+
+class TableSource:
+    """The rows of some files, one file after the other.
+
+    Args:
+        files: the files; all have the same columns.
+        names: the columns that are read; None: all.
+
+    Raises:
+        DatasetError: the columns of the files differ.
+
+    Example:
+        >>> source = open_source("data/train-*.parquet", "train")
+        >>> source.read(7)["caption"]
+        'a red bicycle'
+    """
+
+    portable = True
+
+    def __init__(self, files: Sequence[ParquetTable | ArrowTable], names: frozenset[str] | None = None):
+        self.files = tuple(files)
+        first = self.files[0]
+        for file in self.files:
+            if set(file.names) != set(first.names):
+                others = sorted(set(file.names) ^ set(first.names))
+                raise DatasetError(
+                    f"the files have not the same columns: {listed(others)} are in one only",
+                    where=file.path,
+                    fix=f"make it like {first.path}, or read it as a data set of its own",
+                )
+        self._columns = None if names is None else [name for name in first.names if name in names]
+        self.part_names = frozenset(first.names if self._columns is None else self._columns)
+        rows = [count for file in self.files for count in file.group_rows]
+        self._starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+        self._bounds = self._starts.tolist()
+        self._groups = [
+            (place, group) for place, file in enumerate(self.files) for group in range(len(file.group_rows))
+        ]
+        self.identity = hashlib.sha256(" ".join(file.digest for file in self.files).encode()).hexdigest()
+        decoded = sum(file.column_bytes[name] for file in self.files for name in self.part_names)
+        self.mean_bytes = decoded / max(1, len(self))
+        self.shard_names = tuple(file.path.rpartition("/")[2] for file in self.files)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def select(self, names: frozenset[str]) -> TableSource:
+        """Return the same rows with these columns only."""
+        return TableSource(self.files, names)
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return the number of a row's file, and of its row group in that file."""
+        return self._groups[bisect_right(self._bounds, index) - 1]
+
+    def read(self, index: int) -> Mapping[str, Any]:
+        return {name: values[0] for name, values in self.read_many([index]).items()}
+
+    def read_many(self, indices: Sequence[int]) -> dict[str, list[Any]]:
+        """Read rows by columns; the rows of one row group are taken out of it at once."""
+        wanted = np.asarray(indices, np.int64)
+        groups = np.searchsorted(self._starts, wanted, side="right") - 1
+        if len(wanted) == 0 or (groups[0] == groups).all():
+            return self._take(int(groups[0]), wanted) if len(wanted) else {name: [] for name in self.part_names}
+        order = np.argsort(groups, kind="stable")
+        columns: dict[str, list[Any]] = {}
+        for mine in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+            for name, values in self._take(int(groups[mine[0]]), wanted[mine]).items():
+                columns.setdefault(name, []).extend(values)
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        places = back.tolist()
+        return {name: [values[place] for place in places] for name, values in columns.items()}
+
+    def column(self, name: str) -> Any:
+        """Return the lengths in a column: its integers, or the lengths of its lists.
+
+        Raises:
+            DataIndexError: there is no such column.
+            UsageError: the column has other values.
+        """
+        names = self.files[0].names
+        if name not in names:
+            known = f"there are: {listed(names)}; name one that has lengths (length_column=...)"
+            raise DataIndexError(
+                f"the files have no column {name!r}",
+                where=self.files[0].path,
+                fix=did_you_mean(name, names, known, always=True),
+            )
+        blocks = []
+        for file in self.files:
+            for group in range(len(file.group_rows)):
+                lengths = lengths_of(file.read_group(group, [name]).column(name))
+                if lengths is None:
+                    raise UsageError(
+                        f"column {name!r} has no lengths: it is neither of integers nor of lists, or some are missing",
+                        where=file.path,
+                        fix="name another one (length_column=...)",
+                    )
+                blocks.append(lengths)
+        return np.concatenate(blocks) if blocks else np.zeros(0, np.int64)
+
+    def _take(self, group: int, wanted: Any) -> dict[str, list[Any]]:
+        rows = wanted - self._starts[group]
+        place, number = self._groups[group]
+        file = self.files[place]
+        key = (file, number, None if self._columns is None else tuple(self._columns))
+        table = held_tables().get(key, lambda: file.read_group(number, self._columns))
+        if len(rows) == 1 or (np.diff(rows) == 1).all():
+            taken = table.slice(int(rows[0]), len(rows))
+        else:
+            taken = table.take(rows)
+        try:
+            columns = {name: values_of(taken.column(name)) for name in table.column_names}
+        except ValueError as error:  # also an Arrow error, or text that is not UTF-8
+            raise damaged(file.path, error, f"row group {number}") from error
+        for name in columns:
+            if BYTES_MARK in (table.field(name).metadata or ()):
+                columns[name] = [value.encode() if isinstance(value, str) else value for value in columns[name]]
+        return columns

@@ -1,0 +1,43 @@
+"""Entry points of the extra ``inspect``."""
+
+from energon_lite.entry_points import Command
+
+_GROUP = "Looking at data and runs"
+
+COMMANDS = {
+    "lint": Command(
+        "energon_lite.extras.inspect.linting.command:command",
+        "Examine all samples of a data set or a blend: which are broken, and how.",
+        _GROUP,
+    ),
+    "preview": Command(
+        "energon_lite.extras.inspect.preview.command:command",
+        "A page to look at data: any step, samples before and after the hooks; or in the terminal.",
+        _GROUP,
+    ),
+    "plan": Command(
+        "energon_lite.extras.inspect.planning.command:command",
+        "Compare strategies of batching (token capacity, packing) on the lengths of a data set.",
+        _GROUP,
+    ),
+    "tune": Command(
+        "energon_lite.extras.inspect.tuning.command:command",
+        "Measure how many workers, and which, a data set is loaded fastest with on this machine.",
+        _GROUP,
+    ),
+    "trace": Command(
+        "energon_lite.extras.inspect.tracing.command:command",
+        "Show a loader's trace: time by stage, slow samples, when a sample was seen; for Perfetto too.",
+        _GROUP,
+    ),
+    "audit": Command(
+        "energon_lite.extras.inspect.auditing.command:command",
+        "Was this sample trained on, and when? Had a run the samples that were planned, or those of another run?",
+        _GROUP,
+    ),
+    "analyze-debug": Command(
+        "energon_lite.extras.inspect.tracing.analyze_debug_command:command",
+        "Draw a picture of traces: which sample was seen when.",
+        _GROUP,
+    ),
+}

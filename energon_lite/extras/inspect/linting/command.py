@@ -1,0 +1,257 @@
+"""``energon-lite lint``: read and decode all samples, and say which are broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import click
+
+from energon_lite.cli.job_options import job_options, json_object
+from energon_lite.cli.progress import progress, show_share
+from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
+from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.config.split import SplitConfig, load_split_config
+from energon_lite.documents.paths import local_path
+from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, EnergonLiteError, counted
+from energon_lite.extras.inspect.linting.problem import Problem
+from energon_lite.extras.inspect.linting.run import LintReport, lint
+from energon_lite.extras.inspect.linting.work import Target
+from energon_lite.loading.leaves import find_leaves, open_source
+from energon_lite.storage.index.index_cache import open_index
+from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.nv_meta import META_FOLDER, read_info
+from energon_lite.storage.prepare.odd_samples import usual_parts
+from energon_lite.storage.read.remote import local_meta
+from energon_lite.storage.read.source import source_opener
+from energon_lite.storage.sharded_job.ranks import Ranks
+
+__all__ = ["command"]
+
+#: The splits that are examined unless others are asked for.
+_PARTS = "train,val,test"
+
+
+@click.command(name="lint", context_settings={"show_default": True})
+@click.argument("path", type=click.Path(path_type=str))
+@click.option("--split-parts", help="The splits to examine, with commas.  [default: all of a folder; train,val,test]")
+@click.option("--dataset-config", default="dataset.yaml", help="For a folder: what a sample is.")
+@click.option("--split-config", default="split.yaml", help="For a folder: the file of its splits.")
+@click.option("--task-encoder", metavar="MODULE:CLASS", help="Run also its cookers and hooks, up to encode_sample.")
+@click.option("--subflavors", metavar="JSON", help="Labels over those of the documents, by which cookers are chosen.")
+@click.option("--optional", multiple=True, metavar="PART", help="A part that may be missing, or empty (repeatable).")
+@click.option("--trust-code", is_flag=True, help="Allow dataset.yaml to name Python code that is run.")
+@click.option("--parallel", type=click.IntRange(min=1), help="The same as --num-workers.  [default: one per core]")
+@click.option("--json", "as_json", is_flag=True, help="Write the report as JSON.")
+@job_options("Processes that decode.")
+def command(path: str, as_json: bool, ranks: Ranks, **asked: Any) -> None:
+    """Examine all samples of PATH: a prepared folder, a JSONL file, or a metadataset .yaml (then all that is in it).
+
+    Looks at the headers of shards and at their indexes, decodes every part of every sample, makes samples of them as
+    dataset.yaml says, and looks for keys that stand twice. With --task-encoder the samples go through its cookers and
+    its hooks as well. Each broken sample is named, with its shard, key and part, and the exit code is 1 if there is
+    one. What split.yaml excludes is left out.
+
+    Killed and run again, it goes on where it was. Under torchrun, or with --rank and --world-size, processes share the
+    work.
+
+    \b
+    Example:
+      energon-lite lint data/coco
+      energon-lite lint blend.yaml --task-encoder train:Captions --json > report.json
+    """
+    reports, notes = [], list[Problem]()
+    text = asked["task_encoder"]
+    encoder = None if text is None else make_task_encoder(text)  # now: a mistake in it is told before all else
+    options = {
+        "make_encoder": None if encoder is None else partial(make_task_encoder, text),
+        "code": "" if encoder is None else f"{text} {code_hash(encoder)}",
+        "trust_code": asked["trust_code"],
+        "optional": frozenset(asked["optional"]),
+    }
+    whole, joined = _specs(local_path(path), asked, notes), list[LeafSpec]()
+    for spec in whole:
+        joined += _members(spec, notes)
+    alone = [spec for spec in whole if spec.join is None]
+    if encoder is not None and joined:
+        what = "the task encoder's hooks are not run on joined samples, only on those of other data sets"
+        notes.append(Problem(local_path(path), "", "", "", "join", what, note=True))
+    bare = options | {"make_encoder": None, "code": ""}
+    groups = [(specs, options) for specs in _by_dataset(alone)] + [(specs, bare) for specs in _by_dataset(joined)]
+    for specs, how in groups:
+        try:
+            target = _target(specs, how, notes, asked["split_parts"] is not None)
+        except DatasetError as error:  # the others can be examined all the same
+            notes.append(Problem(specs[0].path, "", "", "", "data set", error.what))
+            continue
+        with progress(asked["show_progress"], f"Examining {os.path.basename(specs[0].path)}", "samples") as show:
+            workers = asked["parallel"] or asked["num_workers"]
+            reports.append(lint(target, ranks=ranks, workers=workers, progress=show))
+    if ranks.rank:
+        show_share(ranks, f"{counted(sum(report.samples for report in reports), 'sample')} examined")
+        return
+    if as_json:
+        click.echo(json.dumps(_plain(reports, notes), indent=2, ensure_ascii=False))
+    else:
+        _show(reports, notes)
+    if any(not one.note for one in notes) or any(report.broken for report in reports):
+        sys.exit(1)
+
+
+# -- what is examined -----------------------------------------------------------------------------------------------
+
+
+def _specs(path: str, asked: dict[str, Any], notes: list[Problem]) -> list[LeafSpec]:
+    """The references to all data sets, in all splits."""
+    labels = json_object(asked["subflavors"] or None, "--subflavors", '{"kind": "chat"}') or {}
+    files = asked["dataset_config"], asked["split_config"]
+    parts = asked["split_parts"]
+    if not is_metadataset(path):
+        # An empty split stands for all shards.
+        return [spec for part in (parts or "").split(",") for spec in find_leaves(path, part.strip(), *files, labels)]
+    specs, missing = list[LeafSpec](), list[ConfigError]()
+    wanted = [part.strip() for part in (parts or _PARTS).split(",")]
+    for part in wanted:
+        try:
+            specs += find_leaves(path, part, *files, labels)
+        except ConfigError as error:
+            missing.append(error)
+    if missing and (not specs or parts or not all("has no split" in str(error) for error in missing)):
+        raise missing[0]
+    return specs
+
+
+def _members(spec: LeafSpec, notes: list[Problem]) -> Sequence[LeafSpec]:
+    """The data sets of a join, each of which is examined by itself; a join that cannot be made is a problem."""
+    if spec.join is None:
+        return ()
+    try:
+        open_source(spec)
+    except EmptyDatasetError as error:
+        notes.append(Problem(" + ".join(spec.folders), "", "", "", "join", error.what, note=True))
+    except EnergonLiteError as error:
+        notes.append(Problem(" + ".join(spec.folders), "", "", "", "join", error.what))
+    return spec.join.members
+
+
+def _by_dataset(specs: Sequence[LeafSpec]) -> list[list[LeafSpec]]:
+    """References that read a data set in the same way; subsets and weights do not count."""
+    found: dict[tuple[str, ...], list[LeafSpec]] = {}
+    for spec in specs:
+        labels = json.dumps(spec.subflavors, sort_keys=True, default=str)
+        split = spec.split_part if source_opener(spec.path) is not None else ""
+        found.setdefault((spec.path, spec.dataset_config, spec.split_config, labels, split), []).append(spec)
+    return list(found.values())
+
+
+def _target(specs: Sequence[LeafSpec], options: dict[str, Any], notes: list[Problem], by_split: bool) -> Target:
+    """What is to be examined of a data set.
+
+    Raises:
+        DatasetError: it is not prepared, or there is nothing to be examined.
+    """
+    spec = replace(specs[0], subset=None)
+    if source_opener(spec.path) is not None:
+        return Target(spec, {"": len(open_source(spec))}, **options)
+    if is_jsonl(spec.path):
+        return Target(spec, open_index(spec.path)[0].shard_counts, **options)
+    meta = local_meta(spec.path)
+    counts = read_info(meta)
+    split = load_split_config(os.path.join(meta, META_FOLDER, spec.split_config))
+    shards = dict[str, None]()
+    for one in specs:
+        shards |= dict.fromkeys(_shards(split, one.split_part, counts))
+    unknown = [shard for shard in shards if shard not in counts]
+    for shard in unknown:
+        what = f"{spec.split_config} names the shard, which the data set does not have"
+        notes.append(Problem(spec.path, shard, "", "", "split", what))
+    wanted = {shard: counts[shard] for shard in shards if shard in counts}
+    if not wanted:
+        raise EmptyDatasetError("there are no shards to be examined", where=spec.path, fix="give other --split-parts")
+    excluded: dict[str, set[str]] = {}
+    for shard, key in split.excluded_samples:
+        excluded.setdefault(shard, set()).add(key)
+    target = Target(spec, wanted, excluded={shard: frozenset(keys) for shard, keys in excluded.items()}, **options)
+    return replace(target, **_known_parts(target, counts)) if target.is_folder else target
+
+
+def _shards(split: SplitConfig, part: str, counts: dict[str, int]) -> Sequence[str]:
+    if not part:
+        left_out = set(split.exclude)
+        return [shard for shard in counts if shard not in left_out]
+    if part not in split.split_parts and part in _PARTS.split(","):
+        return ()
+    return split.shards(part)
+
+
+def _known_parts(target: Target, counts: dict[str, int]) -> dict[str, Any]:
+    """Names of all parts, and of those that nearly all samples have, as the index knows them."""
+    try:
+        index, _ = open_index(target.spec.path, counts)
+    except EnergonLiteError:  # a shard is broken; what is wrong is told of it
+        return {}
+    usual = usual_parts(index.parts[:][:, 2], index.part_names, len(index))
+    return {"part_names": frozenset(index.part_names), "usual": usual}
+
+
+# -- the report -----------------------------------------------------------------------------------------------------
+
+
+def _plain(reports: Sequence[LintReport], notes: Sequence[Problem]) -> dict[str, Any]:
+    problems = [*notes, *(problem for report in reports for problem in report.problems)]
+    return {
+        "ok": all(problem.note for problem in problems),
+        "samples": sum(report.samples for report in reports),
+        "broken_samples": sum(report.broken_samples for report in reports),
+        "data_sets": [
+            {
+                "path": report.path,
+                **{name: getattr(report, name) for name in ("shards", "samples", "skipped", "excluded")},
+                "broken_samples": report.broken_samples,
+                "kinds": report.kinds,
+            }
+            for report in reports
+        ],
+        "problems": [problem.plain() for problem in problems],
+    }
+
+
+def _show(reports: Sequence[LintReport], notes: Sequence[Problem]) -> None:
+    for problem in notes:
+        click.echo(f"{problem.dataset}: {problem.where}: {problem.what}")
+    for report in reports:
+        for line in _lines(report):
+            click.echo(line)
+
+
+def _lines(report: LintReport) -> Iterator[str]:
+    excluded = f", {report.excluded:,} excluded" if report.excluded else ""
+    skipped = f", {report.skipped:,} skipped by hooks" if report.skipped else ""
+    yield f"{report.path}: {counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}{excluded}{skipped}"
+    for problem in report.broken:
+        yield f"  {problem.where}: {problem.kind}: {problem.what}"
+    for text, shards in _notes(report).items():
+        yield f"  note: {text} ({shards[0]}" + (f" and {len(shards) - 1:,} more)" if len(shards) > 1 else ")")
+    if not report.broken:
+        yield "  nothing is broken"
+        return
+    kinds = ", ".join(f"{count:,} x {kind}" for kind, count in report.kinds.items())
+    yield f"  {counted(report.broken_samples, 'broken sample')}; {counted(len(report.broken), 'problem')}: {kinds}"
+    if report.broken_samples and not is_jsonl(report.path) and source_opener(report.path) is None:
+        first = next(problem for problem in report.broken if problem.key)
+        yield "  to leave samples out, name them in .nv-meta/split.yaml, under exclude, such as:"
+        yield f"    exclude: [{first.shard}/{first.key}]"
+
+
+def _notes(report: LintReport) -> dict[str, list[str]]:
+    """What is worth knowing, and of which shards."""
+    found: dict[str, list[str]] = {}
+    for problem in report.problems:
+        if problem.note:
+            found.setdefault(problem.what, []).append(problem.shard)
+    return found

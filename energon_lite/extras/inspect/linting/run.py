@@ -1,0 +1,212 @@
+"""Linting of a data set: its shards in spans of samples, by all processes and ranks, and keys over the whole."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.extras.inspect.linting.problem import Problem
+from energon_lite.extras.inspect.linting.work import Findings, LintWork, Span, Target
+from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.index.index_cache import cache_folder, first_writable, index_places
+from energon_lite.storage.index.nv_meta import meta_path
+from energon_lite.storage.sharded_job.job import Progress, ShardedJob
+from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.sharded_job.work import Table
+
+__all__ = ["LintReport", "lint", "spans_of"]
+
+#: Samples in a span: the work that each process repeats, at most, after a kill.
+SPAN = 512
+#: Largest number of result files, apart from one per shard: large data sets have longer spans.
+_MOST_FILES = 1 << 16
+#: Number of keys that are compared at a time; more keys are compared in parts, by ranges of their hashes.
+_KEYS_AT_ONCE = 1 << 27
+#: Seconds of work up to which no helper processes are started, because these import torch.
+_ALONE = 4.0
+
+
+@dataclass
+class LintReport:
+    """Results of linting a data set.
+
+    Args:
+        path: path of the data set.
+        shards: number of shards examined.
+        samples: number of samples examined.
+        skipped: number of these that a hook of the user's skipped.
+        excluded: number of samples that ``split.yaml`` excludes, which were not examined.
+        problems: problems in the order of shards and samples; duplicate keys come last.
+        is_share: the report covers this rank's share only; rank 0 has the whole.
+    """
+
+    path: str
+    shards: int = 0
+    samples: int = 0
+    skipped: int = 0
+    excluded: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    is_share: bool = False
+
+    @property
+    def broken(self) -> list[Problem]:
+        """Problems that are more than notes."""
+        return [problem for problem in self.problems if not problem.note]
+
+    @property
+    def broken_samples(self) -> int:
+        """Number of samples with a problem."""
+        return len({(problem.shard, problem.key) for problem in self.broken if problem.key})
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Number of problems by kind, the most frequent first."""
+        return dict(Counter(problem.kind for problem in self.broken).most_common())
+
+
+def lint(
+    target: Target, *, ranks: Ranks | None = None, workers: int | None = None, progress: Progress | None = None
+) -> LintReport:
+    """Examine all samples of a data set. After a kill, another call continues the work.
+
+    Args:
+        target: the data set, and the options of the examination.
+        ranks: processes that work together; None: this process alone.
+        workers: processes of this rank; None: one per core.
+        progress: called with the number of samples that are done, the total, and a short text.
+
+    Raises:
+        FatalSampleError: a package is missing, or a hook of the user's is broken.
+        DatasetError: other ranks made no progress in time; there is no folder that can be written.
+    """
+    ranks = ranks or Ranks()
+    path = target.spec.path
+    spans = spans_of(target)
+    work = LintWork(_results_folder(target), target)
+    job = ShardedJob(
+        work,
+        spans,
+        ranks=ranks,
+        workers=workers,
+        alone=_ALONE,
+        what="spans of samples",
+        where=path,
+        tick=_Samples(ranks.seen(spans), progress) if progress else None,
+    )
+    try:
+        job.run()
+    except BaseException:
+        _remove_if_empty(work.folder)
+        raise
+    if ranks.rank:
+        samples = sum(job.done[span]["samples"] for span in job.made)
+        return LintReport(path, samples=samples, is_share=True)
+    report = LintReport(path, len({span.shard for span in spans}))
+    for span in spans:
+        if span in job.errors:
+            error = job.errors[span]
+            report.problems.append(Problem(path, span.shard, "", "", "lint", f"{work.name(span)}: {error.what}"))
+            continue
+        findings = job.read(span)
+        report.samples += findings.samples
+        report.skipped += findings.skipped
+        report.excluded += findings.excluded
+        report.problems += findings.problems
+    report.problems += _duplicates(target, work, [span for span in spans if span not in job.errors], job)
+    if not job.errors:
+        work.remove()
+    return report
+
+
+def spans_of(target: Target) -> list[Span]:
+    """Return the spans of a data set; a shard without samples has one, too."""
+    size = max(SPAN, -(-sum(target.counts.values()) // _MOST_FILES))
+    return [
+        Span(shard, start, start + size, start + size >= count)
+        for shard, count in target.counts.items()
+        for start in range(0, max(count, 1), size)
+    ]
+
+
+def _results_folder(target: Target) -> str:
+    """Return the folder of results: next to the data, where other ranks see it, or in the user's cache."""
+    path = target.spec.path
+    name = "energon_lite.lint"
+    cached = os.path.splitext(index_places(path)[1])[0] + ".lint"
+    if not target.is_folder:
+        return os.path.join(cache_folder(), "lint", os.path.basename(cached)) if is_remote(path) else cached
+
+    def made(folder: str) -> str:
+        os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, "no permission")
+        return folder
+
+    return first_writable(path, "what lint finds", [meta_path(path, name), cached], "run lint", made)
+
+
+def _remove_if_empty(folder: str) -> None:
+    if os.path.isdir(folder) and not os.listdir(folder):
+        os.rmdir(folder)
+
+
+def _duplicates(
+    target: Target, work: LintWork, spans: Sequence[Span], job: ShardedJob[Span, Findings]
+) -> Iterator[Problem]:
+    """Yield a problem for each sample whose key an earlier sample has."""
+    total = sum(job.done[span]["samples"] for span in spans)
+    if not target.has_keys or not total:
+        return
+    rounds = max(1, -(-total // _KEYS_AT_ONCE))
+    for number in range(rounds):
+        hashes = []
+        owners = []
+        places = []
+        for owner, span in enumerate(spans):
+            keys = job.read(span).keys
+            wanted = np.flatnonzero((keys != 0) & (keys % np.uint64(rounds) == number))
+            hashes.append(keys[wanted])
+            owners.append(np.full(len(wanted), owner, dtype=np.int32))
+            places.append(wanted + span.start)
+        yield from _doubled(target, work, spans, np.concatenate(hashes), np.concatenate(owners), np.concatenate(places))
+
+
+def _doubled(
+    target: Target,
+    work: LintWork,
+    spans: Sequence[Span],
+    hashes: NDArray[np.uint64],
+    owners: NDArray[np.int32],
+    places: NDArray[np.int64],
+) -> Iterator[Problem]:
+    order = np.argsort(hashes, kind="stable")
+    same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+    pairs = [(order[row], order[row + 1]) for row in same.tolist()]
+    # Sorted, so that the shards are opened one after the other.
+    wanted = sorted({(int(owners[sample]), int(places[sample])) for pair in pairs for sample in pair})
+    keys = {sample: work.key(spans[sample[0]].shard, sample[1]) for sample in wanted}
+    for pair in pairs:
+        (shard, key), (other, again) = (
+            (spans[owners[sample]].shard, keys[int(owners[sample]), int(places[sample])]) for sample in pair
+        )
+        if key == again:  # otherwise only the hashes are equal
+            where = "this shard" if shard == other else shard
+            yield Problem(target.spec.path, other, key, "", "duplicate key", f"a sample of {where} has the key, too")
+
+
+class _Samples:
+    """Progress in samples."""
+
+    def __init__(self, spans: Sequence[Span], progress: Progress):
+        self._total = sum(span.stop - span.start for span in spans)
+        self._progress = progress
+        self._done = 0
+
+    def __call__(self, span: Span, table: Table | None, done: int, of: int) -> None:
+        self._done += span.stop - span.start
+        self._progress(self._done, self._total, "")

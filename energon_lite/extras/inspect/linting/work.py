@@ -1,0 +1,285 @@
+"""Spans of neighbouring samples of a shard, as units of work of linting, and their results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.config.metadataset import LeafSpec
+from energon_lite.errors import DatasetError, EnergonLiteError, FatalSampleError, ShardChangedError
+from energon_lite.extras.inspect.linting.problem import Problem
+from energon_lite.extras.inspect.linting.sample import SampleExaminer
+from energon_lite.extras.inspect.linting.shard import ShardState, examine_shard
+from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder
+from energon_lite.loading.leaves import open_source, open_whole
+from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.files.shard_store import head_checksum
+from energon_lite.storage.index.index_cache import find_index
+from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.prepare.odd_samples import usual_parts
+from energon_lite.storage.read.opened_source import AnySource
+from energon_lite.storage.read.sample_choice import SampleChoice
+from energon_lite.storage.read.source import source_opener
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.sharded_job.work import Arrays, Table, Work
+
+__all__ = ["Findings", "LintWork", "Span", "Target"]
+
+#: Version of the rules; incremented when the same samples would be reported differently.
+_RULES = 1
+_NOTHING = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Neighbouring samples of a shard, ``start`` to ``stop``; the last span of a shard continues to its end, whatever
+    the number of its samples turns out to be."""
+
+    shard: str
+    start: int
+    stop: int
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class Target:
+    """The data set that is examined, and the options of the examination.
+
+    Args:
+        spec: the data set as the documents describe it.
+        counts: number of samples by shard.
+        excluded: keys of the samples that ``split.yaml`` leaves out, by shard.
+        part_names: names of all parts of the data set; empty: not known.
+        usual: parts that nearly all samples have; None: not known.
+        optional: parts that may be missing, or empty.
+        make_encoder: makes the user's task encoder; None: no hooks are run.
+        code: identification of that encoder.
+        trust_code: as in ``get_train_dataset``.
+    """
+
+    spec: LeafSpec
+    counts: Mapping[str, int]
+    excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    part_names: frozenset[str] = frozenset()
+    usual: frozenset[str] | None = None
+    optional: frozenset[str] = frozenset()
+    make_encoder: Callable[[], TaskEncoder] | None = None
+    code: str = ""
+    trust_code: bool = False
+
+    @property
+    def is_folder(self) -> bool:
+        """True if it is a local folder of shards, whose headers can be examined."""
+        return self.has_keys and not is_remote(self.spec.path)
+
+    @property
+    def has_keys(self) -> bool:
+        """True if samples have keys, which may be duplicates; lines and records are numbered."""
+        return not (is_jsonl(self.spec.path) or source_opener(self.spec.path))
+
+
+@dataclass
+class Findings:
+    """Results of a span.
+
+    Args:
+        samples: number of samples that were examined.
+        skipped: number of these that a hook skipped.
+        excluded: number of samples that ``split.yaml`` excludes.
+        problems: problems, in order.
+        keys: uint64 ``[samples of the span]``: a hash of each key; 0: the sample is excluded.
+    """
+
+    samples: int = 0
+    skipped: int = 0
+    excluded: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    keys: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+
+
+class LintWork(Work[Span, Findings]):
+    """Examination of spans of a data set. Tables have the numbers of samples."""
+
+    def __init__(self, folder: str, target: Target):
+        super().__init__(folder)
+        self.target = target
+        self._encoder: TaskEncoder | None = None
+        self._index: tuple[PackedIndex | None] | None = None
+        self._open: tuple[str, ShardState | None, SampleExaminer | None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_encoder": None, "_index": None, "_open": None}
+
+    # -- the unit ---------------------------------------------------------------------------------------------------
+
+    def name(self, unit: Span) -> str:
+        return f"{unit.shard or self.target.spec.path}[{unit.start}:{unit.stop}]"
+
+    def inputs(self, unit: Span) -> list[Any]:
+        """Return the inputs of a unit: rules, the file of the shard, and the settings that problems depend on."""
+        target = self.target
+        spec = self.target.spec
+        path = spec.path if is_jsonl(spec.path) else os.path.join(spec.path, unit.shard)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                now = os.fstat(file.fileno())
+                state_of_file = [now.st_size, now.st_mtime_ns, head_checksum(file.read(512))]
+        except OSError:
+            state_of_file = []
+        settings = [spec.dataset_config, json.dumps(spec.subflavors, sort_keys=True, default=str), target.trust_code]
+        excluded = sorted(target.excluded.get(unit.shard, ()))
+        document = _digest(os.path.join(spec.path, ".nv-meta", spec.dataset_config))
+        return [_RULES, state_of_file, settings, document, target.code, sorted(target.optional), excluded]
+
+    def do(self, unit: Span) -> Findings:
+        findings = Findings()
+        if self._open is None or self._open[0] != unit.shard:
+            self._open = (unit.shard, *self._opened(unit.shard, findings))
+        _, state, examiner = self._open
+        if state is not None and not unit.start:
+            words = ((kind, what, note) for kind, what, note in state.findings)
+            findings.problems += [self._problem(unit, "", "", kind, what, note) for kind, what, note in words]
+        if examiner is not None:
+            self._examine(unit, state, examiner, findings)
+        elif state is not None and state.scan is not None:
+            self._name_lost(unit, state, state.scan.all_keys(), findings)
+        return findings
+
+    def key(self, shard: str, number: int) -> str:
+        """Return the key of a sample that was examined."""
+        if self._open is None or self._open[0] != shard:
+            self._open = (shard, *self._opened(shard, Findings()))
+        return "" if self._open[2] is None else self._open[2].leaf.source.key(number)
+
+    # -- a shard ----------------------------------------------------------------------------------------------------
+
+    def _opened(self, shard: str, findings: Findings) -> tuple[ShardState | None, SampleExaminer | None]:
+        target = self.target
+        state = None
+        if target.is_folder:
+            state = examine_shard(target.spec.path, shard, target.counts[shard], self._stored_index())
+            if state.scan is None or not state.scan.samples:
+                return state, None
+        try:
+            source = self._source(shard, state)
+            if target.part_names and isinstance(source, WebdatasetSource):
+                source.part_names = target.part_names  # a shard without one of them does not make a field map wrong
+            encoder = self._make_encoder()
+            leaf = open_whole(target.spec, encoder or DefaultTaskEncoder(), target.trust_code, source)
+        except EnergonLiteError as error:
+            if isinstance(error, FatalSampleError) and not isinstance(error, ShardChangedError):
+                raise
+            findings.problems.append(Problem(target.spec.path, shard, "", "", "shard", error.what))
+            return state, None
+        usual = target.usual
+        if usual is None and state is not None and state.scan is not None:
+            usual = usual_parts(state.scan.parts[:, 2], state.scan.part_names, state.scan.samples)
+        return state, SampleExaminer(leaf, encoder, usual, target.optional)
+
+    def _source(self, shard: str, state: ShardState | None) -> AnySource:
+        """Return the source of one shard."""
+        spec = self.target.spec
+        if state is not None and state.scan is not None:
+            index = PackedIndex.from_scans([state.scan])
+            return WebdatasetSource(SampleChoice(index, spec.path, [shard], _NOTHING))
+        if source_opener(spec.path) is not None:
+            return open_source(spec)
+        return WebdatasetSource.open(spec.path, shards=[shard])
+
+    def _stored_index(self) -> PackedIndex | None:
+        if self._index is None:
+            try:
+                index = find_index(self.target.spec.path, self.target.counts)
+            except DatasetError:
+                index = None
+            self._index = (None if index is None else index[0],)
+        return self._index[0]
+
+    def _make_encoder(self) -> TaskEncoder | None:
+        if self._encoder is None and self.target.make_encoder is not None:
+            self._encoder = self.target.make_encoder()
+        return self._encoder
+
+    # -- its samples ------------------------------------------------------------------------------------------------
+
+    def _examine(self, unit: Span, state: ShardState | None, examiner: SampleExaminer, findings: Findings) -> None:
+        source = examiner.leaf.source
+        excluded = self.target.excluded.get(unit.shard, frozenset())
+        reader = examiner.all_parts
+        stop = len(source) if unit.is_last else min(unit.stop, len(source))
+        keys = np.zeros(max(0, stop - unit.start), dtype=np.uint64)
+        skipped = examiner.skipped
+        with HookContext() as context:
+            for number in range(unit.start, stop):
+                key = source.key(number)
+                if key in excluded:
+                    findings.excluded += 1
+                    continue
+                keys[number - unit.start] = _hash(key)
+                findings.samples += 1
+                faults = [("shard", *fault) for fault in state.parts.get(number, ())] if state is not None else []
+                faults += [*self._doubles(state, number)]
+                if not faults:
+                    try:
+                        faults = examiner.faults(number, reader.sample(number), context)
+                    except DatasetError as error:
+                        if isinstance(error, FatalSampleError) and not isinstance(error, ShardChangedError):
+                            raise
+                        faults = [("read", "", error.what)]
+                findings.problems += [self._problem(unit, key, part, kind, words) for kind, part, words in faults]
+        findings.keys = keys
+        findings.skipped = examiner.skipped - skipped
+
+    def _name_lost(self, unit: Span, state: ShardState, keys: list[str], findings: Findings) -> None:
+        """Report the samples that a shard that cannot be opened should have."""
+        excluded = self.target.excluded.get(unit.shard, frozenset())
+        for number in range(unit.start, len(keys) if unit.is_last else min(unit.stop, len(keys))):
+            if keys[number] not in excluded:
+                faults = state.parts.get(number) or [("", "its shard cannot be read")]
+                findings.problems += [self._problem(unit, keys[number], part, "shard", what) for part, what in faults]
+
+    def _doubles(self, state: ShardState | None, number: int) -> list[tuple[str, str, str]]:
+        """Return the parts that a sample has more than once, of which only the last is read."""
+        if state is None or state.scan is None:
+            return []
+        first, stop = state.scan.first_part[number : number + 2].tolist()
+        numbers = state.scan.parts[first:stop, 2].tolist()
+        doubled = [part for part in dict.fromkeys(numbers) if numbers.count(part) > 1] if len(numbers) > 1 else []
+        return [
+            ("double part", state.scan.part_names[part], "the sample has the part more than once") for part in doubled
+        ]
+
+    def _problem(self, unit: Span, key: str, part: str, kind: str, what: str, note: bool = False) -> Problem:
+        return Problem(self.target.spec.path, unit.shard, key, part, kind, what, note)
+
+    # -- its file ---------------------------------------------------------------------------------------------------
+
+    def pack(self, result: Findings) -> tuple[dict[str, Any], Arrays]:
+        problems = json.dumps([asdict(problem) for problem in result.problems]).encode()
+        table = {"samples": result.samples, "skipped": result.skipped, "excluded": result.excluded}
+        return table, {"problems": np.frombuffer(problems, dtype=np.uint8), "keys": result.keys}
+
+    def unpack(self, table: Table, arrays: Arrays) -> Findings:
+        problems = [Problem(**fields) for fields in json.loads(arrays["problems"].tobytes())]
+        return Findings(**table, problems=problems, keys=arrays["keys"])
+
+
+def _hash(key: str) -> int:
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+def _digest(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.blake2b(file.read(), digest_size=16).hexdigest()
+    except OSError:
+        return ""

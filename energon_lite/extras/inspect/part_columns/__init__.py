@@ -1,0 +1,1 @@
+"""Columns that are computed from stored parts: sizes of images, bytes, values in JSON."""

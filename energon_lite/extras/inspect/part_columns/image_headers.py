@@ -1,0 +1,91 @@
+"""Sizes of the images of samples, from the headers of their files: no pixel is decoded.
+
+The index has the places of the images, so those of a whole chunk of samples are looked up at once. A kilobyte of each
+is read, more only if a JPEG needs it. Formats whose size is not at their beginning are read by Pillow.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from energon_lite.errors import DecodeError, UsageError, listed
+from energon_lite.extras.media.content import media_kind
+from energon_lite.extras.media.extractor import MediaFilterConfig, MediaFilterStrategy
+from energon_lite.extras.media.image_size import IMAGE_HEAD_BYTES, image_size
+from energon_lite.extras.media.metadata import ImageMetadata
+from energon_lite.storage.files.shard_store import Shard
+from energon_lite.storage.index.column_file import Ragged
+from energon_lite.storage.read.webdataset import WebdatasetSource
+
+__all__ = ["ImageHeaders"]
+
+
+class ImageHeaders:
+    """Reader of the sizes of the images of neighbouring samples.
+
+    Args:
+        source: the whole data set. Parts with an image's name ending, such as ``jpg`` or ``2.png``, are images, in the
+            order of the tar file.
+
+    Raises:
+        UsageError: no sample has such a part.
+    """
+
+    def __init__(self, source: WebdatasetSource):
+        self._source = source
+        names = source.index.part_names
+        is_image = [media_kind(name.rpartition(".")[2]) == "image" for name in names]
+        self._parts = np.flatnonzero(is_image)
+        if not len(self._parts):
+            raise UsageError(
+                "no sample has a part that is an image, by its name",
+                where=source.path,
+                fix=f"the parts are: {listed(sorted(names), 20)}; of images that are inside of parts, or elsewhere, a "
+                "task encoder tells the sizes: sample_costs",
+            )
+
+    def sizes(self, first: int, stop: int, broken: dict[int, Exception]) -> Ragged:
+        """Return height and width of each image of samples ``first`` to ``stop - 1``, in one shard: int64 ``[n, 2]``.
+
+        Args:
+            broken: filled with the error of each image without a size, by its sample's place. The image is left out.
+        """
+        index = self._source.index
+        rows = index.samples[first : stop + 1][:, 0]
+        parts = index.parts[rows[0] : rows[-1]]
+        chosen = np.isin(parts[:, 2], self._parts)
+        owners = np.repeat(np.arange(stop - first), np.diff(rows))[chosen]
+        shard = self._source.choice.shards[self._source.locate(first)[0]]
+        offsets = parts[chosen, 0].tolist()
+        lengths = parts[chosen, 1].tolist()
+        ranges = [
+            (shard, offset, min(length, IMAGE_HEAD_BYTES)) for offset, length in zip(offsets, lengths, strict=True)
+        ]
+        heads = self._source.store.fetch(ranges)
+        sizes = np.zeros((len(heads), 2), dtype=np.int64)
+        for place, (head, offset, length) in enumerate(zip(heads, offsets, lengths, strict=True)):
+            try:
+                sizes[place] = self._size(head, shard, offset, length)
+            except DecodeError as error:
+                broken.setdefault(int(owners[place]), error)
+        there = sizes[:, 0] > 0
+        return Ragged(np.bincount(owners[there], minlength=stop - first), sizes[there])
+
+    def _size(self, head: bytes, shard: Shard, offset: int, length: int) -> tuple[int, int]:
+        fetch = self._source.store.fetch
+
+        def read(start: int, size: int) -> bytes:
+            size = max(0, min(size, length - start))
+            return fetch([(shard, offset + start, size)])[0] if size else b""
+
+        header_size = image_size(head, read)
+        if header_size is not None:
+            return header_size
+        data = head if len(head) == length else read(0, length)
+        metadata = _BY_PILLOW.read_metadata(data, "image")
+        if not isinstance(metadata, ImageMetadata):
+            raise DecodeError("the part is no image that is known", fix="repair or remove it")
+        return metadata.height, metadata.width
+
+
+_BY_PILLOW = MediaFilterConfig(MediaFilterStrategy.HEADER)

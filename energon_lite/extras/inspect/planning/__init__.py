@@ -1,0 +1,1 @@
+"""Comparison of strategies on the lengths of a data set."""

@@ -1,0 +1,176 @@
+"""``energon-lite plan``: what strategies of batching make of the lengths of a data set, side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import numpy as np
+
+from energon_lite.batching.capacity import Ints, checked_lengths
+from energon_lite.batching.metrics import even_balance, measure_plan
+from energon_lite.batching.micro_batches import MicroBatches
+from energon_lite.batching.strategy import CHUNK, STRATEGIES, packing_capacity, plan_in_chunks, strategy_from_dict
+from energon_lite.cli.dataset_arguments import open_dataset, split_config_option, split_part_option, strategy_document
+from energon_lite.cli.tables import aligned
+from energon_lite.documents.paths import is_data_path, local_path
+from energon_lite.errors import EmptyDatasetError, UsageError, counted
+from energon_lite.order.hashing import hash_ints
+from energon_lite.order.permutation import permute_array
+
+__all__ = ["command", "read_lengths"]
+
+#: What is compared if nothing is asked for.
+_DEFAULT = ("fixed", "capacity", "sorted_window", "best_fit", "bfd", "concat_split")
+_POLICIES = click.Choice(["error", "drop", "truncate", "split", "own_batch"])
+_COUNT = click.IntRange(min=1)
+#: The balance is that of so many steps.
+_STEPS = 300
+#: The columns of the table, and how their numbers are written.
+_COLUMNS = {"micro-batches": ",", "steps": ",", "fill": ".4f", "padding eff.": ".4f", "ICC": ".3f", "step var.": ".2f"}
+_COLUMNS |= {"late": ",", "tokens": ".3f", "attention": ".3f"}
+
+
+@click.command(name="plan", context_settings={"show_default": True})
+@click.argument("path", type=click.Path())
+@click.option("--capacity", "-c", type=_COUNT, required=True, help="Tokens (or cost) of a micro-batch.")
+@click.option(
+    "--strategy",
+    "-s",
+    "strategies",
+    multiple=True,
+    help="A strategy, with keys of its own after a colon: best_fit:open_bins=16,max_age=500. Several times: several "
+    "are compared. Without it: fixed, capacity, sorted_window, best_fit, bfd and concat_split.",
+)
+@click.option("--oversize", type=_POLICIES, default="error", help="What to do with samples that do not fit alone.")
+@click.option("--ranks", type=_COUNT, default=8, help="Data-parallel ranks.")
+@click.option("--per-rank", type=_COUNT, default=1, help="Micro-batches in a step.")
+@click.option("--seed", type=int, default=0, help="Seed of the order and of the plans.")
+@click.option("--in-order", is_flag=True, help="Take the samples as they are stored, instead of shuffling them first.")
+@click.option("--chunk", type=_COUNT, default=CHUNK, help="Samples that are planned together.")
+@click.option("--column", default="length", help="For data sets: the column of lengths.")
+@split_part_option
+@split_config_option
+@click.option("--key-lengths", type=click.Path(), help="Lengths of the key field (.npy or text).")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture: .png, .pdf or .svg.")
+@click.option("--json", "as_json", is_flag=True, help="Write the table as JSON.")
+def command(path: str, capacity: int, strategies: tuple[str, ...], **options: Any) -> None:
+    """Compare strategies of batching on the lengths in PATH.
+
+    PATH is a .npy array of integers, a text file with one length a line, a prepared data set or a .jsonl file with a
+    column of lengths (energon-lite measure), or a metadataset of such, each sample of which is taken once.
+
+    \b
+    fill          tokens, of what all micro-batches could hold
+    padding eff.  tokens, of tokens and padding
+    ICC           how alike lengths in a micro-batch are: 0 as by chance, 1 all the same
+    step var.     variance of the steps' mean log length, over that of random steps
+    late          most places that a sample comes after its own
+    tokens        mean over largest of the ranks' tokens in a step (first 300 steps)
+    attention     the same of attention cost, with steps evened out as micro_batches_per_step does it
+
+    \b
+    Example:
+      energon-lite plan lengths.npy --capacity 12000
+      energon-lite plan data/ -c 12000 -s best_fit -s sorted_window:batches=300 --plot plan.png
+    """
+    lengths = read_lengths(path, options["column"], options["split_part"], options["split_config"])
+    keys = None if options["key_lengths"] is None else _read_file(options["key_lengths"])
+    if not len(lengths):
+        raise EmptyDatasetError("there are no lengths", where=path)
+    if keys is not None and len(keys) != len(lengths):
+        raise UsageError(
+            f"{len(keys)} key lengths for {counted(len(lengths), 'sample')}", fix="give one for each sample"
+        )
+    if not options["in_order"]:
+        order = permute_array(np.arange(len(lengths)), len(lengths), hash_ints(options["seed"]))
+        lengths, keys = lengths[order], None if keys is None else keys[order]
+    click.echo(
+        f"{path}: {counted(len(lengths), 'sample')}, {counted(int(lengths.sum()), 'token')}, "
+        f"mean {lengths.mean():,.1f}, longest {int(lengths.max()):,}; "
+        f"{capacity / max(1e-9, float(lengths.mean())):.1f} samples fill the capacity\n",
+        err=options["as_json"],
+    )
+    plans: dict[str, MicroBatches] = {}
+    rows = [["strategy", *_COLUMNS]]
+    for name in strategies or _DEFAULT:
+        strategy = strategy_from_dict(_document(name, capacity, options["oversize"], lengths), at="--strategy")
+        plan = plan_in_chunks(strategy, lengths, seed=options["seed"], key_lengths=keys, chunk=options["chunk"])
+        plans[name] = plan
+        rows.append([name, *_cells(plan, strategy, capacity, options["ranks"], options["per_rank"])])
+    if options["as_json"]:
+        table = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+        click.echo(json.dumps({"samples": len(lengths), "tokens": int(lengths.sum()), "plans": table}, indent=2))
+    for line in [] if options["as_json"] else aligned(rows):
+        click.echo(line)
+    for name, plan in plans.items():
+        for line in _losses(name, plan):
+            click.secho(line, fg="yellow", err=True)
+    if options["plot"]:
+        from energon_lite.extras.inspect.planning.picture import draw_plans
+
+        draw_plans(options["plot"], lengths, plans, capacity, options["ranks"])
+        click.echo(f"\nThe picture is in {options['plot']}.", err=options["as_json"])
+
+
+def read_lengths(path: str, column: str, split_part: str, split_config: str) -> Ints:
+    """The lengths that a file has, or the samples of a data set or a blend, one leaf after the other.
+
+    Raises:
+        UsageError: not a list of lengths.
+        DatasetError: not a prepared data set, or one without the column.
+    """
+    path = local_path(path)
+    if os.path.isfile(path) and not path.endswith((".yaml", ".yml")) and not is_data_path(path):
+        return _read_file(path)
+    return np.concatenate(
+        [
+            checked_lengths(source.column(column)[np.arange(len(source))], f"column {column!r} of {spec.path}")
+            for spec, source in open_dataset(path, split_part, split_config)
+        ]
+    )
+
+
+def _read_file(path: str) -> Ints:
+    try:
+        if path.endswith(".npy"):
+            values = np.load(path, allow_pickle=False)
+        else:
+            with open(path, encoding="utf-8") as file:
+                values = np.array([int(word) for word in file.read().split()], dtype=np.int64)
+    except ValueError as error:
+        raise UsageError(
+            f"this is not a list of lengths: {error}", where=path, fix="give a .npy of integers, or one number a line"
+        ) from None
+    return checked_lengths(values, "the lengths in the file")
+
+
+def _document(text: str, capacity: int, oversize: str, lengths: Ints) -> dict[str, Any]:
+    """``name:key=value,key=value`` as a document; the options of the command are added where the strategy has them."""
+    written = strategy_document(text, "--strategy")
+    name = written["strategy"]
+    fields = getattr(STRATEGIES.get(name), "__dataclass_fields__", {})
+    given: dict[str, Any] = {"capacity": capacity, "tokens": capacity, "oversize": oversize}
+    if name == "fixed":
+        # What fits in the worst case, as one who has no capacity would choose.
+        given["batch_size"] = max(1, capacity // max(1, int(lengths.max())))
+    return {key: value for key, value in given.items() if key in fields} | written
+
+
+def _cells(plan: MicroBatches, strategy: Any, capacity: int, ranks: int, per_rank: int) -> list[str]:
+    if not len(plan):
+        return ["0", "0", *["-"] * 7]
+    found = measure_plan(plan, ranks=ranks, per_rank=per_rank)
+    fill = int(plan.tokens().sum()) / (len(plan) * capacity)
+    balance = even_balance(plan, packing_capacity(strategy), ranks=ranks, per_rank=per_rank, steps=_STEPS)
+    values = [found.micro_batches, found.steps, fill, found.padding_efficiency, found.length_correlation]
+    values += [found.step_variance_ratio, found.lateness, *balance]
+    return [f"{value:{form}}" for value, form in zip(values, _COLUMNS.values(), strict=True)]
+
+
+def _losses(name: str, plan: MicroBatches) -> Iterator[str]:
+    """What planning did to samples that did not fit."""
+    yield from (f"{name}: {words}" for words in plan.counts.words())

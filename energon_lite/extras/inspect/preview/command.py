@@ -1,0 +1,230 @@
+"""``energon-lite preview``: a page to look at data with a browser; or one file of it; or samples in the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from energon_lite.cli.dataset_arguments import batching_argument
+from energon_lite.cli.task_encoder_argument import make_task_encoder
+from energon_lite.documents.paths import local_path
+from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError
+
+if TYPE_CHECKING:
+    from energon_lite.extras.inspect.preview.shown_run import ShownRun
+    from energon_lite.extras.inspect.preview.site import Site
+    from energon_lite.extras.inspect.preview.steps import Place
+    from energon_lite.hooks import TaskEncoder
+
+__all__ = ["command", "in_terminal"]
+
+_PARTS = "train,val,test"
+_COUNT, _FROM_0 = click.IntRange(min=1), click.IntRange(min=0)
+#: Samples with one key that are shown in a file or in a terminal.
+_MOST_FOUND = 16
+
+
+@click.command(name="preview", context_settings={"show_default": True})
+@click.argument("path", type=click.Path(path_type=str))
+@click.option("--step", type=_FROM_0, help="Show this step, counted from 0 in the run.")
+@click.option("--chunk", type=_FROM_0, help="Show this chunk, where batches are made by tokens or by packing.")
+@click.option("--key", help="Show the samples with this key; or what a __restore_key__, as JSON, stands for.")
+@click.option("--leaf", help="Show this data set of a blend: its number, its name or its path.")
+@click.option("--html", "file", type=click.Path(dir_okay=False), help="Write one file, with all media in it.")
+@click.option("--text", "as_text", is_flag=True, help="In the terminal: samples one after the other, or --step.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the local server; 0: a free one.")
+@click.option("--task-encoder", metavar="MODULE:CLASS", help="Show what its cookers and hooks make of the samples.")
+@click.option("--tokenizer", type=click.Path(), help="Folder or file of a Hugging Face tokenizer: tokens as text.")
+@click.option("--quarantine", type=click.Path(dir_okay=False), help="Bad samples, as a loader wrote them down.")
+@click.option("--state", type=click.Path(), help="Of a run: its settings, and where it is. A file, or a checkpoint.")
+@click.option("--batch-size", type=_COUNT, default=8, help="Samples of a micro-batch.")
+@click.option("--packing-buffer-size", type=_COUNT, help="Samples that the packing hooks see at a time.")
+@click.option("--batching", help="By tokens: a YAML file, or a strategy such as best_fit:capacity=8192.")
+@click.option("--length-column", default="length", help="For --batching: the measured column; or none.")
+@click.option("--shuffle-buffer-size", type=_COUNT, help="As in get_train_dataset.")
+@click.option("--max-samples-per-sequence", type=_COUNT, help="As in get_train_dataset.")
+@click.option("--ranks", type=_COUNT, default=1, help="Data-parallel ranks: a step has a micro-batch for each.")
+@click.option("--seed", type=int, default=0, help="Of the run: seed_offset of its WorkerConfig.")
+@click.option("--split-parts", default=_PARTS, help="The split: the first of these that there is. With --text, all.")
+@click.option("--dataset-config", default="dataset.yaml", help="For a folder: what a sample is.")
+@click.option("--split-config", default="split.yaml", help="For a folder: the file of its splits.")
+@click.option("--trust-code", is_flag=True, help="Allow dataset.yaml to name Python code that is run.")
+@click.option("--samples", "-n", type=_COUNT, help="In the terminal: so many of each data set.  [default: 3]")
+@click.option("--start", type=_FROM_0, help="In the terminal: begin with this sample of each data set.  [default: 0]")
+@click.option("--images/--no-images", default=None, help="In the terminal: draw images.  [default: on a terminal]")
+def command(path: str, **asked: Any) -> None:
+    """Look at PATH: a prepared folder, a JSONL file, or a metadataset .yaml.
+
+    Serves a page to this machine until Ctrl-C, and writes its address: the blend and its shares, the batches of any
+    step, each sample as it is stored and as the task encoder makes it, packs, what is bad, and what comes next.
+
+    With --text, or an option of the terminal (-n, --start, --images): samples there, as small pictures. Without --step,
+    --chunk, --key or --leaf the first ones of each data set; on a terminal, each waits for an answer.
+
+    \b
+    Example:
+      energon-lite preview blend.yaml --task-encoder train:Captions
+      energon-lite preview blend.yaml --step 1000000000 --html step.html
+      energon-lite preview data/coco --text -n 1 | less
+    """
+    from energon_lite.extras.inspect.preview.terminal_text import show_place, show_samples
+
+    path = local_path(path)
+    encoder = make_task_encoder(asked["task_encoder"]) if asked["task_encoder"] else None
+    in_terminal = asked["as_text"] or any(asked[name] is not None for name in ("samples", "start", "images"))
+    chosen = [name for name in ("step", "chunk", "key") if asked[name] is not None]
+    if len(chosen) > 1:
+        raise UsageError(f"--{chosen[0]} together with --{chosen[1]}", fix="give one of them")
+    if in_terminal and asked["file"] is not None:
+        raise UsageError("--html together with options of the terminal", fix="leave out one of them")
+    if in_terminal and not chosen and asked["leaf"] is None:
+        terminal = {"samples": asked.pop("samples") or 3, "start": asked.pop("start") or 0}
+        show_samples(path, asked.pop("split_parts"), encoder, **asked, **terminal)
+        return
+    site = _site(path, encoder, asked)
+    leaf = None if asked["leaf"] is None else site.run.find_leaf(asked["leaf"])
+    places, samples = _places(site, asked), _samples(site, asked["key"], leaf)
+    if in_terminal:
+        if leaf is not None and not samples:
+            first, count = asked["start"] or 0, asked["samples"] or 3
+            samples = [(leaf, index) for index in range(first, min(first + count, len(site.run.leaves[leaf].source)))]
+        show_place(site, places, samples, asked["images"])
+    elif asked["file"] is not None:
+        _write(asked["file"], site, places, samples, leaf)
+    else:
+        _serve(site, places, samples, leaf, asked["port"])
+
+
+def _in_terminal(**asked: Any) -> None:
+    assert command.callback is not None
+    command.callback(**{**asked, "as_text": asked["file"] is None})
+
+
+#: The same with --text, as Energon's command is: programs call it, and a page would be served to them for ever.
+in_terminal = click.Command("preview", params=command.params, callback=_in_terminal, help=command.help)
+
+
+def _site(path: str, encoder: TaskEncoder | None, asked: Mapping[str, Any]) -> Site:
+    """The pages of the first split that there is."""
+    from energon_lite.extras.inspect.preview.run_options import RunOptions
+    from energon_lite.extras.inspect.preview.shown_run import ShownRun
+    from energon_lite.extras.inspect.preview.site import Site
+
+    same = ("dataset_config", "split_config", "trust_code", "batch_size", "packing_buffer_size", "shuffle_buffer_size")
+    options = RunOptions(
+        **{name: asked[name] for name in (*same, "max_samples_per_sequence", "ranks", "seed")},
+        batching=None if asked["batching"] is None else batching_argument(asked["batching"]),
+        length_column=None if asked["length_column"] in ("", "none") else asked["length_column"],
+    )
+    decode = None
+    if asked["tokenizer"] is not None:
+        from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
+
+        decode = HuggingFaceTokenizer(asked["tokenizer"]).decode
+    if asked["state"] is not None:
+        options = options.of_state(asked["state"])
+        return Site(ShownRun.open(path, options, encoder, decode=decode), asked["quarantine"])
+    run: ShownRun | None = None
+    problem: Exception | None = None
+    for part in (part.strip() for part in asked["split_parts"].split(",")):
+        try:
+            run = ShownRun.open(path, replace(options, split_part=part), encoder, decode=decode)
+            break
+        except (ConfigError, EmptyDatasetError) as error:
+            problem = problem or error
+    if run is None:
+        raise problem or UsageError("--split-parts names no split", fix="give the name of a split")
+    return Site(run, asked["quarantine"])
+
+
+def _places(site: Site, asked: Mapping[str, Any]) -> list[Place]:
+    """The places that are asked for."""
+    from energon_lite.extras.inspect.preview.steps import Place
+
+    if asked["step"] is not None:
+        return [site.finder.at_step(asked["step"])]
+    key = _restore_key(asked["key"])
+    if asked["chunk"] is None and (not key or key[0] == "sample"):
+        return []
+    place = Place(None, asked["chunk"] or 0)
+    if asked["chunk"] is None:
+        numbers = key[2:4]
+        place = Place(numbers[0] // site.run.options.ranks) if site.finder.by_step else Place(None, *numbers)
+        if site.finder.hooks_decide:  # what stands behind the chunk is a place in it, and no number of a batch
+            place = Place(None, numbers[0])
+    if site.finder.by_step and place.step is None:
+        raise UsageError("--chunk: the batches of this run have no chunks", fix="give --step")
+    site.finder.check(place)
+    return [place]
+
+
+def _samples(site: Site, key: str | None, leaf: int | None) -> list[tuple[int, int]]:
+    """The samples that are asked for by key."""
+    restore_key = _restore_key(key)
+    if key is None or (restore_key and restore_key[0] != "sample"):
+        return []
+    if restore_key:
+        return [(restore_key[1], restore_key[2])]
+    found = site.run.find_key(key, leaf)
+    if not found:
+        raise UsageError(
+            f"no sample has the key {key!r}",
+            where=site.run.path,
+            fix="a key is what stands before the first dot of a name in a shard; --split-parts chooses the split",
+        )
+    return found[:_MOST_FOUND]
+
+
+def _restore_key(text: str | None) -> list[Any]:
+    """A restore key as JSON; empty: it is something else.
+
+    Raises:
+        UsageError: it looks like one, and is none.
+    """
+    if text is None or not text.lstrip().startswith("["):
+        return []
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return []
+    if (
+        not isinstance(value, list)
+        or len(value) < 3
+        or value[0] not in ("sample", "batch", "chunk")
+        or not all(type(one) is int for one in value[1:])
+    ):
+        raise UsageError(f"{text} is not a restore key", fix="write it as JSON: '[\"sample\", 0, 12, 0, 0]'")
+    return value
+
+
+def _write(file: str, site: Site, places: list[Place], samples: list[tuple[int, int]], leaf: int | None) -> None:
+    from energon_lite.extras.inspect.preview.one_file import write_page
+
+    left_out = write_page(file, site, places=places, samples=samples, leaf=None if samples else leaf)
+    click.echo(f"The page is in {file}.")
+    if left_out:
+        click.echo(f"{left_out} pictures, sounds or films are too large for the file, and are left out.", err=True)
+
+
+def _serve(site: Site, places: list[Place], samples: list[tuple[int, int]], leaf: int | None, port: int) -> None:
+    from energon_lite.extras.inspect.preview.server import PreviewServer
+
+    with PreviewServer(site, port) as server:
+        address = server.url.removesuffix(site.base)
+        if places:
+            address += site.links.place(places[0])
+        elif samples:
+            address += site.links.sample(*samples[0], 0)
+        elif leaf is not None:
+            address += site.links.leaf(leaf)
+        else:
+            address = server.url
+        click.echo(f"Open {address}\nThe page is for this machine only. Ctrl-C ends it.")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            click.echo("")

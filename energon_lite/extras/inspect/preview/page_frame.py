@@ -1,0 +1,153 @@
+"""Frame of all pages: head, navigation, keyboard help, and the content security policy."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from energon_lite.extras.inspect.preview.element import Child, Markup, document, element, raw
+from energon_lite.extras.inspect.preview.links import Links
+from energon_lite.extras.inspect.preview.shown_run import ShownRun
+from energon_lite.extras.inspect.preview.steps import Place
+
+__all__ = ["error_page", "page", "policy"]
+
+_KEYS = (
+    ("→ or n", "next step, chunk or page"),
+    ("← or p", "previous step, chunk or page"),
+    ("g", "go to a step"),
+    ("/", "filter, or find a key"),
+    ("o", "overview"),
+    ("?", "this help"),
+)
+
+
+def policy(nonce: str, *, in_file: bool = False) -> str:
+    """Return the content security policy of a page: its own style and script, and its own media."""
+    media = "data:" if in_file else "'self'"
+    rules = [
+        "default-src 'none'",
+        f"style-src 'nonce-{nonce}'",
+        f"script-src 'nonce-{nonce}'",
+        f"img-src {media}",
+        f"media-src {media}",
+        "base-uri 'none'",
+        "form-action 'none'" if in_file else "form-action 'self'",
+        *([] if in_file else ["frame-ancestors 'none'"]),
+    ]
+    return "; ".join(rules)
+
+
+@cache
+def _file(name: str) -> str:
+    return (files("energon_lite.extras.inspect.preview") / name).read_text(encoding="utf-8")
+
+
+def page(
+    run: ShownRun,
+    links: Links,
+    nonce: str,
+    title: str,
+    *main: Child,
+    place: Place | None = None,
+    before: str | None = None,
+    after: str | None = None,
+    in_file: bool = False,
+) -> bytes:
+    """Make a page.
+
+    Args:
+        title: title of the page.
+        main: contents of the page.
+        place: place in the run, if the page shows one.
+        before, after: addresses of the previous and the next page.
+    """
+    rule = (
+        element("meta", http_equiv="Content-Security-Policy", content=policy(nonce, in_file=True)) if in_file else None
+    )
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        rule,
+        element("title", f"{title} · {run.title}"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("meta", name="referrer", content="no-referrer"),
+        None if in_file else element("link", rel="icon", href=f"{links.overview()}icon"),
+        element("style", raw(_file("page.css")), nonce=nonce),
+    )
+    body = element(
+        "body",
+        element("a", "Skip to content", href="#content", class_="skip"),
+        _header(run, links, title, place),
+        element("main", main, id="content", tabindex=-1),
+        _steps(before, after),
+        _help(),
+        element("script", raw(_file("page.js")), nonce=nonce),
+    )
+    return document(head, body)
+
+
+def error_page(run: ShownRun, links: Links, nonce: str, lines: list[str]) -> bytes:
+    """Make a page with an error and its fix."""
+    said = [element("p", line) for line in lines[1:]]
+    return page(run, links, nonce, "Not found", element("h1", lines[0]), said)
+
+
+def _header(run: ShownRun, links: Links, title: str, place: Place | None) -> Markup:
+    pairs = [("Overview", links.overview()), ("Bad samples", links.bad())]
+    items = [element("li", element("a", text, href=address)) for text, address in pairs if address is not None]
+    nav = element("nav", element("ul", items), aria_label="Pages") if items else None
+    forms: list[Child] = []
+    if (find := links.find()) is not None:
+        unit = "step" if place is None or place.step is not None else "chunk"
+        number = element(
+            "input",
+            type="number",
+            name="number",
+            id="go-to",
+            min=0,
+            max=10**15,
+            required=True,
+            value=None if place is None else place.chunk if place.step is None else place.step,
+        )
+        go = [element("label", "Go to ", unit, for_="go-to"), number]
+        go += [element("input", type="hidden", name="what", value=unit), element("button", "Go", type="submit")]
+        forms.append(element("form", go, action=find, method="get", role="search", aria_label=f"Go to a {unit}"))
+        key = element("input", type="search", name="key", id="find-key", required=True, autocomplete="off")
+        ask = [element("label", "Find key", for_="find-key"), key, element("button", "Find", type="submit")]
+        forms.append(
+            element("form", ask, action=find, method="get", role="search", aria_label="Find a sample by its key")
+        )
+    name = element("a", run.title, href=links.overview()) if links.overview() else run.title
+    part = element("span", run.options.split_part, class_="badge")
+    return element("header", element("p", name, " ", part, class_="title"), nav, element("div", forms, class_="forms"))
+
+
+def _steps(before: str | None, after: str | None) -> Markup | None:
+    if before is None and after is None:
+        return None
+    back = (
+        element("a", "← Previous", href=before, rel="prev") if before else element("span", "← Previous", class_="muted")
+    )
+    forth = element("a", "Next →", href=after, rel="next") if after else element("span", "Next →", class_="muted")
+    return element("nav", back, forth, class_="turn", aria_label="Previous and next")
+
+
+def _help() -> Markup:
+    rows = [element("tr", element("td", element("kbd", keys)), element("td", what)) for keys, what in _KEYS]
+    off = element("label", element("input", type="checkbox", id="keys-on", checked=True), " single keys are shortcuts")
+    close = element("form", element("button", "Close", type="submit"), method="dialog")
+    heading = element("h2", "Keyboard", id="help-title")
+    dialog = element(
+        "dialog",
+        heading,
+        element("table", element("tbody", rows)),
+        element("p", off),
+        close,
+        id="help",
+        aria_labelledby="help-title",
+    )
+    button = element("button", "Keyboard", type="button", id="show-help", hidden=True)
+    said = element("p", "", id="said", class_="visually-hidden", role="status", aria_live="polite")
+    return element("footer", button, said, dialog)

@@ -1,0 +1,198 @@
+"""The previewed run: its data sets with their shares, and the data set of its steps."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any
+
+from energon_lite.config.metadataset import LeafSpec
+from energon_lite.documents.paths import local_path
+from energon_lite.errors import UnlikeError, UsageError, counted, did_you_mean
+from energon_lite.extras.inspect.preview.run_options import RunOptions
+from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, stateless
+from energon_lite.loading.blend_facts import LeafFacts, leaf_facts
+from energon_lite.loading.found_leaves import FoundLeaves
+from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.lane_cursor import LaneCursor
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.planned_dataset import Cursor as PlannedCursor
+from energon_lite.loading.iterators.planned_dataset import PlannedDataset
+from energon_lite.loading.leaves import find_leaves
+from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.weight_units import by_samples
+from energon_lite.storage.index.key_index import KeyIndex
+from energon_lite.storage.read.sample_choice import SampleChoice
+from energon_lite.storage.read.webdataset import WebdatasetSource
+
+__all__ = ["Decode", "Listed", "ShownRun", "check_state"]
+
+#: Function from tokens to text.
+Decode = Callable[[Sequence[int]], str]
+#: The largest data set without a key index that is searched sample by sample.
+_SEARCHED = 1 << 20
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Samples in a list instead of a batch, because there is no task encoder to collate them.
+
+    Args:
+        samples: the loaded samples.
+        why: the error that would end a run without a task encoder.
+    """
+
+    samples: Sequence[Any]
+    why: UnlikeError
+
+
+class _ListingEncoder(DefaultTaskEncoder):
+    """Default hooks that return unlike samples as a list, since a page can still show them."""
+
+    @stateless
+    def batch(self, samples: list[Any]) -> Any:
+        try:
+            return super().batch(samples)
+        except UnlikeError as error:
+            return Listed(samples, error)
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """The run that pages show. Make one with :meth:`open`.
+
+    Args:
+        path: path of the data.
+        options: options of the run.
+        dataset: its data set.
+        facts: samples and share of each leaf, in the order of ``dataset.leaves``.
+        encoder_name: name of the user's task encoder; None if there is none, and samples are shown as loaded.
+        decode: function from tokens to text; None if unknown.
+        lock: lock by which hooks run one at a time.
+    """
+
+    path: str
+    options: RunOptions
+    dataset: SavableDataset
+    facts: Sequence[LeafFacts]
+    encoder_name: str | None
+    decode: Decode | None
+    lock: Lock
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        options: RunOptions,
+        encoder: TaskEncoder | None = None,
+        *,
+        decode: Decode | None = None,
+    ) -> ShownRun:
+        """Open a folder, a JSONL file or a metadataset.
+
+        Raises:
+            ConfigError, DatasetError, UsageError: as ``get_train_dataset``.
+            StateMismatchError: the state in the options is of other data.
+        """
+        used = _ListingEncoder() if encoder is None else encoder
+        specs: Sequence[LeafSpec] = find_leaves(
+            path, options.split_part, options.dataset_config, options.split_config, None
+        )
+        dataset = options.open(FoundLeaves(specs), used)
+        if options.state is not None:
+            dataset = dataset.at(options.state)
+            check_state(dataset, options.state)
+        sources = [leaf.source for leaf in dataset.leaves]
+        lengths = [len(source) for source in sources]
+        if options.reads_once:  # all samples are read once, whatever the weights
+            counts = zip(specs, lengths, strict=True)
+            specs = [replace(spec, weight=float(count), segments=(), repetitions=None) for spec, count in counts]
+        else:
+            specs = by_samples(specs, sources)
+        name = None if encoder is None else f"{type(encoder).__module__}:{type(encoder).__qualname__}"
+        if decode is None:
+            decode = getattr(getattr(used, "tokenizer", None), "decode", None)
+        return cls(path, options, dataset, leaf_facts(specs, lengths), name, decode, Lock())
+
+    @property
+    def title(self) -> str:
+        """Short name of the data."""
+        return os.path.basename(self.path.rstrip("/")) or self.path
+
+    @property
+    def folder(self) -> str:
+        """Folder that names of data sets are relative to."""
+        return os.path.dirname(os.path.abspath(local_path(self.path)))
+
+    @property
+    def leaves(self) -> Sequence[Leaf]:
+        """Leaves of the blend."""
+        return self.dataset.leaves
+
+    def leaf_name(self, number: int) -> str:
+        """Return a data set's path, relative to the folder of the blend if it is below it."""
+        folders = self.facts[number].spec.folders
+        return " + ".join(path.removeprefix(self.folder.rstrip("/") + "/") for path in folders)
+
+    def find_leaf(self, text: str) -> int:
+        """Return the number of the data set with a given number, name or path.
+
+        Raises:
+            UsageError: there is none, or there are several.
+        """
+        if text.isdecimal() and int(text) < len(self.leaves):
+            return int(text)
+        whole = os.path.abspath(text)
+        names = [
+            {self.leaf_name(n), leaf.spec.path, os.path.basename(leaf.spec.path)} for n, leaf in enumerate(self.facts)
+        ]
+        matches = [number for number, aliases in enumerate(names) if text in aliases or whole in aliases]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            fix = f"give its number, one of {', '.join(map(str, matches[:8]))}"
+            raise UsageError(f"{counted(len(matches), 'data set')} are called {text!r}", fix=fix)
+        choices = [self.leaf_name(number) for number in range(min(len(self.leaves), 5000))]
+        known = f"give a number from 0 to {len(self.leaves) - 1}, or a path"
+        raise UsageError(f"there is no data set {text!r}", where=self.path, fix=did_you_mean(text, choices, known))
+
+    def find_key(self, key: str, leaf: int | None = None) -> list[tuple[int, int]]:
+        """Return ``(leaf, index)`` of the samples with a key, in one data set or in all.
+
+        An index of keys is built for a data set on its first search.
+        """
+        matches: list[tuple[int, int]] = []
+        for number in range(len(self.leaves)) if leaf is None else [leaf]:
+            source = self.leaves[number].source
+            if isinstance(source, WebdatasetSource):
+                indices = (_number_of(source.choice, sample) for sample in KeyIndex(source.index).find(key))
+                matches += [(number, index) for index in indices if index is not None]
+            elif len(source) <= _SEARCHED:
+                matches += [(number, index) for index in range(len(source)) if source.key(index) == key]
+        return matches
+
+
+def check_state(dataset: SavableDataset, state: Mapping[str, Any]) -> PlannedCursor | LaneCursor:
+    """Return the position of a state, after checking that it is of this data set.
+
+    Raises:
+        StateError, StateMismatchError: the state is damaged, or of other data or another configuration.
+    """
+    if isinstance(dataset, LaneDataset):
+        return dataset.cursor(dict(state), whole=True)
+    assert isinstance(dataset, PlannedDataset)
+    return dataset.cursor(dict(state))
+
+
+def _number_of(choice: SampleChoice, sample: int) -> int | None:
+    """Return the index among the chosen samples of an index in the whole folder; None if it is not chosen."""
+    firsts = choice.index.shards[:, 3]
+    shard = choice.index.shard_names[int(firsts[:-1].searchsorted(sample, "right")) - 1]
+    for place in (place for place, name in enumerate(choice.shard_names) if name == shard):
+        at = bisect_left(range(len(choice)), (place, sample), key=choice.locate)
+        if at < len(choice) and choice.locate(at) == (place, sample):
+            return at
+    return None

@@ -1,0 +1,289 @@
+"""Pages by address."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs
+
+import numpy as np
+
+from energon_lite.errors import EnergonLiteError, UsageError, counted
+from energon_lite.extras.inspect.preview.browser_bytes import png_of
+from energon_lite.extras.inspect.preview.element import element
+from energon_lite.extras.inspect.preview.links import NAME, ServedLinks
+from energon_lite.extras.inspect.preview.media import Media, made_media, stored_media
+from energon_lite.extras.inspect.preview.page_frame import error_page, page
+from energon_lite.extras.inspect.preview.run_pages import LEAF_SAMPLES, bad_main, leaf_main, overview_main
+from energon_lite.extras.inspect.preview.sample_view import leaf_label, sample_card
+from energon_lite.extras.inspect.preview.shown_run import ShownRun
+from energon_lite.extras.inspect.preview.shown_sample import SampleMakers, part_size
+from energon_lite.extras.inspect.preview.step_page import step_main
+from energon_lite.extras.inspect.preview.steps import Place, StepFinder
+from energon_lite.extras.inspect.preview.value_view import Amount
+from energon_lite.loading.makers.outcomes import Failure
+
+__all__ = ["Answer", "Site"]
+
+_HTML = "text/html; charset=utf-8"
+#: Amount shown on a sample's own page.
+_WHOLE = Amount(200_000, None, 64)
+#: The most digits of a number in an address.
+_DIGITS = 18
+#: The most fields of a query.
+_FIELDS = 16
+#: Number of lines of a quarantine file that are shown.
+_MOST_LINES = 500
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Response of the server.
+
+    Args:
+        status: HTTP status.
+        data: the whole body, unless it is media.
+        content_type: MIME type of the body.
+        media: body that is sent in ranges.
+        headers: further headers.
+    """
+
+    status: HTTPStatus
+    data: bytes = b""
+    content_type: str = "text/plain; charset=utf-8"
+    media: Media | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Number of bytes of the body."""
+        return len(self.data) if self.media is None else self.media.size
+
+    def read(self, start: int, size: int) -> bytes:
+        """Return some bytes of the body."""
+        return self.data[start : start + size] if self.media is None else self.media.read(start, size)
+
+
+class Site:
+    """Maker of the pages of a run.
+
+    Args:
+        run: the previewed run.
+        quarantine: quarantine file with bad samples, as a loader writes it, or None.
+
+    Attributes:
+        base: path prefix of all addresses.
+        first: place that the first page links to.
+    """
+
+    def __init__(self, run: ShownRun, quarantine: str | None = None):
+        self.run, self.quarantine, self.base = run, quarantine, "/"
+        self.makers = SampleMakers(run)
+        self.finder = StepFinder(run, self.makers)
+        self.first: Place = self.finder.start()
+        self._batches = lru_cache(8)(self.finder.make)
+
+    @property
+    def links(self) -> ServedLinks:
+        """Addresses of pages and media."""
+        return ServedLinks(self.base)
+
+    def answer(self, segments: Sequence[str], query: str, nonce: str) -> Answer:
+        """Return the response at an address.
+
+        Raises:
+            EnergonLiteError: the step or sample does not exist.
+        """
+        if (fields := 1 + query.count("&")) > _FIELDS:
+            wrong = UsageError(f"a query of {fields:,} fields", fix=f"give {_FIELDS} at most")
+            return self.error(wrong, nonce, HTTPStatus.BAD_REQUEST)
+        asked = {name: values[-1] for name, values in parse_qs(query).items()}
+        match segments:
+            case []:
+                main = overview_main(self.run, self.links, self.makers, self.links.place(self.first))
+                return self._page(nonce, "Overview", main, after=self.links.place(self.first))
+            case ["step", number]:
+                return self._place(self.finder.at_step(_number(number)), asked, nonce)
+            case ["chunk", chunk, batch]:
+                return self._place(Place(None, _number(chunk), _number(batch)), asked, nonce)
+            case ["sample", leaf, index, epoch]:
+                return self._sample(_number(leaf), _number(index), _number(epoch), nonce)
+            case ["leaf", leaf, first]:
+                return self._leaf(_number(leaf), _number(first), nonce)
+            case ["bad"]:
+                lines = [] if self.quarantine is None else _lines(self.quarantine)
+                main = bad_main(self.run, self.links, self._seen(), lines, self.quarantine)
+                return self._page(nonce, "Bad samples", main)
+            case ["find"]:
+                return self._find(asked, nonce)
+            case ["icon"]:
+                return Answer(HTTPStatus.OK, content_type="image/png", media=Media.of("image/png", _icon()))
+            case ["media", *rest]:
+                return self._media(rest)
+        return self.error(UsageError("there is no such page", fix="go to the overview"), nonce)
+
+    def error(self, error: EnergonLiteError, nonce: str, status: HTTPStatus = HTTPStatus.NOT_FOUND) -> Answer:
+        """Make a page with an error."""
+        what = getattr(error, "what", str(error))
+        lines = [text for text in (what[:1].upper() + what[1:], error.where, error.fix) if text]
+        return Answer(status, error_page(self.run, self.links, nonce, lines), _HTML)
+
+    def _page(self, nonce: str, title: str, main: Any, **more: Any) -> Answer:
+        return Answer(HTTPStatus.OK, page(self.run, self.links, nonce, title, main, **more), _HTML)
+
+    def _place(self, place: Place, asked: Mapping[str, str], nonce: str) -> Answer:
+        main = step_main(self.run, self.links, self.makers, self.finder, place, whole="whole" in asked)
+        before, after = self.finder.before(place), self.finder.after(place)
+        return self._page(
+            nonce,
+            str(place).capitalize(),
+            main,
+            place=place,
+            before=None if before is None else self.links.place(before),
+            after=None if after is None else self.links.place(after),
+        )
+
+    def _sample(self, leaf: int, index: int, epoch: int, nonce: str) -> Answer:
+        shown = self.makers.sample(leaf, index, epoch)
+        last = len(self.run.leaves[leaf].source) - 1
+        main = [
+            element("h1", "Sample ", element("bdi", shown.key, class_="key")),
+            sample_card(shown, self.run, self.links, amount=_WHOLE),
+        ]
+        return self._page(
+            nonce,
+            f"Sample {shown.key}",
+            main,
+            before=self.links.sample(leaf, index - 1, epoch) if index else None,
+            after=self.links.sample(leaf, index + 1, epoch) if index < last else None,
+        )
+
+    def _leaf(self, leaf: int, first: int, nonce: str) -> Answer:
+        if not self.run.dataset.has(leaf, first):
+            raise UsageError(f"there is no sample {first:,} of data set {leaf}", fix="go to the overview")
+        main = leaf_main(self.run, self.links, self.makers, leaf, first)
+        stop = first + LEAF_SAMPLES
+        return self._page(
+            nonce,
+            self.run.leaf_name(leaf),
+            main,
+            before=self.links.leaf(leaf, max(0, first - LEAF_SAMPLES)) if first else None,
+            after=self.links.leaf(leaf, stop) if stop < len(self.run.leaves[leaf].source) else None,
+        )
+
+    def _find(self, asked: Mapping[str, str], nonce: str) -> Answer:
+        if "number" in asked:
+            number = _number(asked["number"])
+            place = Place(None, number) if asked.get("what") == "chunk" else self.finder.at_step(number)
+            self.finder.check(place)
+            return _moved(self.links.place(place))
+        key = asked.get("key", "")
+        matches = self.run.find_key(key)
+        if len(matches) == 1:
+            return _moved(self.links.sample(*matches[0], 0))
+        if not matches:
+            raise UsageError(
+                f"no sample has the key {key!r}",
+                where=self.run.path,
+                fix="a key is the part of a name in a shard before the first dot",
+            )
+        rows = [
+            element(
+                "li",
+                leaf_label(self.run, self.links, leaf),
+                element("a", f"number {index:,}", href=self.links.sample(leaf, index, 0)),
+            )
+            for leaf, index in matches[:200]
+        ]
+        main = [
+            element("h1", f"{counted(len(matches), 'sample')} with the key ", element("bdi", key)),
+            element("ul", rows),
+        ]
+        return self._page(nonce, "Found", main)
+
+    def media(self, owner: Sequence[object], path: Sequence[str]) -> Media | None:
+        """Return an image, audio or video in a sample or a batch; None if there are no such media.
+
+        Arguments as for :meth:`~energon_lite.extras.inspect.preview.links.Links.media`.
+        """
+        try:
+            match [*map(str, owner)], [*path]:
+                case ["sample", leaf, index, epoch, "stored"], [name]:
+                    stored = self.makers.sample(_number(leaf), _number(index), _number(epoch)).stored
+                    is_file = part_size(stored[name]) is not None
+                    return stored_media(stored[name]) if is_file else made_media(stored, [name])
+                case ["sample", leaf, index, epoch, "made"], [which, *names]:
+                    made = self.makers.sample(_number(leaf), _number(index), _number(epoch)).made
+                    return made_media(made[_number(which)], names)
+                case ["leaf", leaf], ["small"]:
+                    small = self.makers.small_picture(_number(leaf))
+                    return Media.of("image/png", small) if small else None
+                case ["batch", first, second, rank], names:
+                    place = (
+                        Place(_number(first)) if self.finder.by_step else Place(None, _number(first), _number(second))
+                    )
+                    batches = self._batches(place)
+                    return made_media(batches[_number(rank) if self.finder.by_step else 0].batch, names)
+        except (LookupError, UsageError):
+            pass
+        return None
+
+    def _media(self, rest: Sequence[str]) -> Answer:
+        names = [number for number, segment in enumerate(rest) if segment.startswith(NAME)]
+        cut = names[0] if names else len(rest)
+        media = self.media(rest[:cut], [name.removeprefix(NAME) for name in rest[cut:]])
+        if media is None:
+            return Answer(HTTPStatus.NOT_FOUND, b"there are no such media\n")
+        headers = {"Content-Disposition": "inline", "Cache-Control": "private, max-age=600"}
+        return Answer(HTTPStatus.OK, b"", media.content_type, media, headers)
+
+    def _seen(self) -> list[tuple[tuple[int, int, int], Failure]]:
+        return [(address, failure) for address, failures in self.makers.bad.items() for failure in failures]
+
+
+@cache
+def _icon() -> bytes:
+    """Draw the icon of the pages: four squares, like samples of a batch."""
+    pixels = np.zeros((16, 16, 4), np.uint8)
+    for place, colour in enumerate(((31, 95, 168), (191, 128, 70), (70, 191, 128), (160, 70, 191))):
+        top, left = 1 + place // 2 * 8, 1 + place % 2 * 8
+        pixels[top : top + 6, left : left + 6] = (*colour, 255)
+    return png_of(pixels)
+
+
+def _moved(address: str) -> Answer:
+    return Answer(HTTPStatus.SEE_OTHER, headers={"Location": address})
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS:
+        raise UsageError("this is not a number", fix="give a whole number from 0 on")
+    return int(text)
+
+
+def _lines(path: str) -> list[Mapping[str, Any]]:
+    """Read the last lines of a quarantine file, newest first, without those that are not JSON.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    records: list[Mapping[str, Any]] = []
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for text in file:
+                try:
+                    line = json.loads(text)
+                except ValueError:
+                    continue
+                if isinstance(line, dict):
+                    records.append(line)
+                    del records[:-_MOST_LINES]
+    except OSError as error:
+        raise UsageError(
+            f"the quarantine file cannot be read: {error.strerror}", where=path, fix="correct --quarantine"
+        ) from None
+    return records[::-1]

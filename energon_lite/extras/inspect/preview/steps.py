@@ -1,0 +1,267 @@
+"""Samples of any place in the run, from the plan alone, without running the steps before it.
+
+If micro-batches have a fixed number of samples, a place is a *step*, and any step is found directly. If they are
+planned by tokens, or made by packing hooks, the number of micro-batches before a place is known only after making them
+all. In this case, a place is a *chunk* of the plan, and a micro-batch in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
+from energon_lite.errors import UsageError, counted
+from energon_lite.extras.inspect.preview.shown_run import ShownRun, check_state
+from energon_lite.extras.inspect.preview.shown_sample import SampleMakers
+from energon_lite.loading.iterators.lane_cursor import LaneCursor
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
+from energon_lite.loading.makers.hook_errors import failure_of
+from energon_lite.loading.makers.outcomes import Address, Failure, Outcome
+from energon_lite.loading.makers.pipeline import Job, Pipeline
+
+__all__ = ["MicroBatch", "Place", "StepFinder"]
+
+#: The most chunks that are planned to reach a step; each takes a moment.
+_PLANNED_CHUNKS = 24
+#: The most batches shown of a chunk that hooks make.
+_MADE = 64
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in the run: a step; or a chunk, and a micro-batch in it.
+
+    Args:
+        step: number of the step in its pass; None if ``chunk`` and ``batch`` give the place.
+    """
+
+    step: int | None = None
+    chunk: int = 0
+    batch: int = 0
+
+    def __str__(self) -> str:
+        return f"step {self.step:,}" if self.step is not None else f"chunk {self.chunk:,}, micro-batch {self.batch:,}"
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A micro-batch of one rank.
+
+    Args:
+        rank: the rank; None if it depends on earlier batches.
+        planned: addresses of its samples, followed by ``(start, length, is cut)`` if tokens are planned.
+        used: addresses of the samples in the batch, with replacements of failed ones.
+        batch: result of the hooks; None if it could not be made.
+        failures: lost samples, with reasons.
+    """
+
+    rank: int | None
+    planned: Sequence[Address]
+    used: Sequence[Address] = ()
+    batch: Any = None
+    failures: Sequence[Failure] = field(default=())
+
+
+class _Origins:
+    """Observer that records the samples of a batch."""
+
+    sees_samples = times_samples = True
+
+    def begin(self) -> None:
+        pass
+
+    def step(self, stage: str, leaf: str, key: str) -> None:
+        pass
+
+    def end(self, addresses: Sequence[Address | None]) -> dict[str, Any]:
+        return {"addresses": [tuple(address) for address in addresses if address is not None]}
+
+
+class StepFinder:
+    """Finder of the batches at a place, and of its neighbours."""
+
+    def __init__(self, run: ShownRun, makers: SampleMakers):
+        self._run, self._makers, self._dataset = run, makers, run.dataset
+        self._made: tuple[int, Sequence[MicroBatch]] = (-1, ())
+        makers.pipeline.samples.observers = (_Origins(),)
+
+    @property
+    def by_step(self) -> bool:
+        """True if places are steps."""
+        return isinstance(self._dataset, PlannedDataset) and not isinstance(self._dataset.plan, TokenPlan)
+
+    @property
+    def hooks_decide(self) -> bool:
+        """True if the contents of chunks are known only after making them."""
+        return isinstance(self._dataset, LaneDataset)
+
+    def start(self) -> Place:
+        """Return the place where the run starts: its beginning, or the position of its state."""
+        state = self._run.options.state
+        if state is None:
+            return Place(0) if self.by_step else Place()
+        cursor = check_state(self._dataset, state)
+        if isinstance(cursor, LaneCursor):
+            return Place(None, min((at.chunk for at in cursor.at.values()), default=0))
+        return Place(cursor.position // self._run.options.ranks) if self.by_step else Place(None, *cursor.place)
+
+    def at_step(self, step: int) -> Place:
+        """Return the place of a step.
+
+        Raises:
+            UsageError: the step does not exist, or it takes too long to find.
+        """
+        if self.by_step:
+            self.check(Place(step))
+            return Place(step)
+        if isinstance(self._dataset, PlannedDataset):
+            wanted, chunk = step * self._run.options.ranks, 0
+            size = len(self.planned_chunk(0))
+            if wanted <= _PLANNED_CHUNKS * max(size, 1):
+                place, moved = self._dataset.plan.ahead(0, self._dataset.plan.start, wanted)
+                if moved == wanted:
+                    return Place(None, *place)
+            chunk = wanted // max(size, 1)
+            what = "batches are planned by tokens, one chunk after the other, and nobody counts those before a step"
+            raise UsageError(f"step {step:,}: {what}", fix=f"look at a chunk: this step is near chunk {chunk:,}")
+        raise UsageError(
+            f"step {step:,}: hooks make the batches of this run, and nobody knows how many come before a step",
+            fix="look at a chunk, or at a batch by its restore key",
+        )
+
+    def check(self, place: Place) -> None:
+        """Raise an error for a place that does not exist.
+
+        Raises:
+            UsageError: the run ends before it.
+        """
+        plan, number = self._dataset.plan, place.chunk
+        if self.by_step != (place.step is not None):
+            there = "steps, and no chunks" if self.by_step else "chunks, and steps of which nobody knows the number"
+            raise UsageError(f"there is no {place}", where=self._run.path, fix=f"this run has {there}")
+        if place.step is not None:
+            number = place.step * self._run.options.ranks
+        count = plan.count(0)
+        if number < 0 or (count is not None and number >= count) or not plan.reaches(0, number):
+            unit = "micro-batches in a pass" if place.step is not None else "chunks in a pass"
+            there = "" if count is None else f"there are {count:,} {unit}"
+            raise UsageError(f"there is no {place}", where=self._run.path, fix=there or "give a smaller number")
+
+    def planned_chunk(self, number: int) -> PlannedChunk:
+        """Return the plan of a chunk, for batches planned by tokens."""
+        chunk: PlannedChunk = self._dataset.plan.chunks.get(0, number)
+        return chunk
+
+    def size(self, place: Place) -> int:
+        """Return the number of micro-batches in the chunk of a place; for a step, that of ranks."""
+        if place.step is not None:
+            return self._run.options.ranks
+        return len(self.chunk(place.chunk)) if self.hooks_decide else len(self.planned_chunk(place.chunk))
+
+    def after(self, place: Place) -> Place | None:
+        """Return the next place; None at the end of the run."""
+        if place.step is not None:
+            following = Place(place.step + 1)
+        elif place.batch + 1 < self.size(place):
+            return Place(None, place.chunk, place.batch + 1)
+        else:
+            following = Place(None, place.chunk + 1)
+        try:
+            self.check(following)
+        except UsageError:
+            return None
+        return following
+
+    def before(self, place: Place) -> Place | None:
+        """Return the previous place; None for the first."""
+        if place.step is not None:
+            return Place(place.step - 1) if place.step else None
+        if place.batch:
+            return Place(None, place.chunk, place.batch - 1)
+        if not place.chunk:
+            return None
+        chunk = Place(None, place.chunk - 1)
+        # The previous chunk is not made only to link to its end.
+        return chunk if self.hooks_decide else Place(None, chunk.chunk, max(0, self.size(chunk) - 1))
+
+    def planned(self, place: Place) -> list[tuple[int | None, Sequence[Address]]]:
+        """Return the ranks and the samples of a place, from the plan alone.
+
+        Raises:
+            UsageError: there is no such place.
+        """
+        self.check(place)
+        if isinstance(self._dataset, PlannedDataset):
+            return [(rank, job.addresses) for rank, job in self._jobs(place)]
+        batches = self.chunk(place.chunk)[place.batch : place.batch + 1]
+        return [(batch.rank, batch.used) for batch in batches]
+
+    def make(self, place: Place) -> list[MicroBatch]:
+        """Make the micro-batches of a place.
+
+        Raises:
+            UsageError: there is no such place.
+        """
+        self.check(place)
+        if not isinstance(self._dataset, PlannedDataset):
+            return [*self.chunk(place.chunk)[place.batch : place.batch + 1]]
+        return [self._run_job(rank, job) for rank, job in self._jobs(place)]
+
+    def _jobs(self, place: Place) -> list[tuple[int | None, Job]]:
+        dataset = self._dataset
+        assert isinstance(dataset, PlannedDataset)
+        if place.step is None:
+            if place.batch >= self.size(place):
+                raise UsageError(
+                    f"there is no {place}", fix=f"the chunk has {counted(self.size(place), 'micro-batch')}"
+                )
+            return [(None, job) for job in dataset.jobs(0, [(place.chunk, place.batch)])]
+        start = place.step * dataset.worker_config.world_size
+        at, moved = dataset.plan.ahead(0, dataset.plan.start, start)
+        cursor = Cursor(at, pass_number=0, position=moved)
+        ranks = range(dataset.worker_config.world_size)
+        return [*zip(ranks, dataset.jobs(0, [dataset.place(cursor, rank) for rank in ranks]), strict=True)]
+
+    def _run_job(self, rank: int | None, job: Job) -> MicroBatch:
+        pipeline = self._makers.pipeline
+        assert isinstance(pipeline, Pipeline)
+        planned = [*job.addresses]
+        with self._run.lock:
+            try:
+                result = pipeline.run(job)
+            except Exception as error:  # a run would end here; the page says so
+                return MicroBatch(
+                    rank, planned, failures=[failure_of(error, "batch", "*", counted(len(planned), "sample"))]
+                )
+        used = (result.trace or {}).get("addresses", planned)
+        return MicroBatch(rank, planned, used, result.batch, _failures(result.outcomes))
+
+    def chunk(self, number: int) -> Sequence[MicroBatch]:
+        """Make the first micro-batches of a chunk by the hooks."""
+        dataset, pipeline = self._dataset, self._makers.pipeline
+        assert isinstance(dataset, LaneDataset) and not isinstance(pipeline, Pipeline)
+        with self._run.lock:
+            if self._made[0] == number:
+                return self._made[1]
+            made: list[MicroBatch] = []
+            try:
+                for result in pipeline.batches(dataset.job(0, number)):
+                    used = (result.trace or {}).get("addresses", ())
+                    lost = _failures(result.outcomes)
+                    if result.is_batch:
+                        made.append(MicroBatch(None, used, used, result.batch, lost))
+                    elif lost:  # after the last batch
+                        made.append(MicroBatch(None, (), failures=lost))
+                    if len(made) == _MADE:
+                        break
+            except Exception as error:  # a run would end here; the page says so
+                made.append(MicroBatch(None, (), failures=[failure_of(error, "chunk", "*", f"chunk {number}")]))
+            self._made = number, made
+            return made
+
+
+def _failures(outcomes: Sequence[Outcome]) -> list[Failure]:
+    return [outcome for outcome in outcomes if isinstance(outcome, Failure)]

@@ -1,0 +1,375 @@
+"""Values as HTML: texts, numbers, images, audio, video, tokens, and nested values."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from energon_lite.extras.inspect.preview.browser_bytes import pixels_of
+from energon_lite.extras.inspect.preview.element import Child, Markup, element
+from energon_lite.extras.inspect.preview.media import is_film, is_sound, made_media, sound_rate, stored_media, stream_of
+from energon_lite.extras.inspect.preview.shown_run import Decode
+from energon_lite.extras.inspect.preview.shown_sample import fields_of, part_bytes, part_size
+from energon_lite.extras.inspect.preview.token_text import find_tokens, token_figure
+from energon_lite.storage.samples.decoding import SampleDecoder
+
+__all__ = ["Amount", "ValueView", "tensor_words"]
+
+#: The deepest level of nested values that is drawn.
+_DEEPEST = 5
+#: Extensions of parts that are text, whatever their bytes.
+_TEXTS = frozenset(
+    [
+        "txt",
+        "text",
+        "json",
+        "jsonl",
+        "html",
+        "htm",
+        "svg",
+        "xml",
+        "md",
+        "csv",
+        "tsv",
+        "yaml",
+        "yml",
+        "py",
+        "tex",
+        "srt",
+        "vtt",
+        "cls",
+        "cls2",
+        "index",
+        "inx",
+        "id",
+    ]
+)
+#: Extensions of parts that are decoded as arrays.
+_ARRAYS = frozenset({"npy", "npz", "pt", "pth", "ten", "tb", "pyd", "pickle", "pkl", "mp", "msg", "msgpack"})
+#: The largest part in bytes that is decoded as an array.
+_LARGEST_PART = 16 << 20
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Limits on the shown part of a value.
+
+    Args:
+        text: characters of a text.
+        tokens: tokens of a row; None for all.
+        items: entries of a list, or images.
+    """
+
+    text: int = 1200
+    tokens: int | None = 400
+    items: int = 8
+
+
+@dataclass(frozen=True)
+class ValueView:
+    """Renderer of the values of one sample or batch.
+
+    Args:
+        name: name of the sample, for alternative texts.
+        media: function from a path to the address of its media; None if not available.
+        amount: limits on the shown part.
+        decode: function from tokens to text.
+        more: address of the page with the whole value.
+    """
+
+    name: str
+    media: Callable[[Sequence[str]], str | None]
+    amount: Amount = Amount()
+    decode: Decode | None = None
+    more: str | None = None
+
+    # -- samples after the hooks ----------------------------------------------------------------------------------
+
+    def fields(self, value: Any) -> Markup:
+        """Draw the fields of a sample or a batch, one below the other."""
+        return self._entries(dict(fields_of(value)), (), 0)
+
+    def _entries(self, fields: Mapping[str, Any], path: tuple[str, ...], depth: int) -> Markup:
+        row = find_tokens(fields)
+        rows: list[Child] = []
+        for name, value in fields.items():
+            if value is None or (name == "__subflavors__" and not _says_anything(value)):
+                continue
+            if row is not None and name in row.fields:
+                if name == next(other for other in fields if other in row.fields):
+                    label = f"{', '.join(other for other in fields if other in row.fields)} of {self.name}"
+                    drawn = token_figure(row, label, self.decode, self.amount.tokens, self.more)
+                    names = [element("span", other) for other in fields if other in row.fields]
+                    rows.append(element("div", element("dt", names), element("dd", drawn), class_="wide"))
+                continue
+            drawn = self.value(name, value, (*path, name), depth, fields)
+            wide = "wide" if drawn.startswith(("<figure", "<div", "<dl", "<ol")) else None
+            rows.append(element("div", element("dt", name), element("dd", drawn), class_=wide))
+        if not rows:
+            return element("p", "no fields", class_="muted")
+        return element("dl", rows, class_="fields")
+
+    def value(
+        self, name: str, value: Any, path: tuple[str, ...], depth: int = 0, beside: Mapping[str, Any] | None = None
+    ) -> Markup:
+        """Draw a value.
+
+        Args:
+            name: name of its field.
+            path: its path in the sample.
+            depth: its level of nesting.
+            beside: all fields of the object that contains it.
+        """
+        if value is None or isinstance(value, (bool, int, float)):
+            return element("code", str(value))
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, (bytes, bytearray)):
+            return self._player(made_media({"it": value}, ["it"]), name, path) or _bytes_words(bytes(value))
+        if stream_of(value) is not None:
+            return self._player(_media_of(value), name, path) or element("code", _short(repr(value)))
+        if (pixels := pixels_of(value)) is not None:
+            return self._picture(name, pixels.shape, value, path)
+        if isinstance(value, (torch.Tensor, np.ndarray)):
+            return self._array(name, value, path, beside or {})
+        if depth >= _DEEPEST:
+            return element("code", _short(repr(value)))
+        if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
+            return self._entries(dict(fields_of(value)), path, depth + 1)
+        if isinstance(value, (list, tuple)):
+            return self._list(name, value, path, depth)
+        return element("code", _short(repr(value)))
+
+    def text(self, text: str, kind: str = "text") -> Markup:
+        """Draw a text up to the limit."""
+        most = self.amount.text
+        if len(text) <= most:
+            return element("div", text, class_=kind, dir="auto")
+        rest: Child = f" … {len(text):,} characters"
+        if self.more:
+            rest = [" … ", element("a", f"show all {len(text):,} characters", href=self.more)]
+        return element("div", text[:most], element("span", rest, class_="muted"), class_=kind, dir="auto")
+
+    def _list(self, name: str, value: Sequence[Any], path: tuple[str, ...], depth: int) -> Markup:
+        if not value:
+            return element("span", "empty", class_="muted")
+        if _is_plain(value) and not all(isinstance(item, str) for item in value):
+            return element("code", _short(repr(list(value[:64])), 400) + (" …" if len(value) > 64 else ""))
+        if all(isinstance(item, Mapping) and isinstance(item.get("content"), str) for item in value):
+            return self._chat(value)
+        most = self.amount.items
+        items = [self.value(name, item, (*path, str(number)), depth + 1) for number, item in enumerate(value[:most])]
+        rest = element("li", f"and {len(value) - most:,} more", class_="muted") if len(value) > most else None
+        return element("ol", [element("li", item) for item in items], rest, class_="items", start=0)
+
+    def _chat(self, messages: Sequence[Mapping[str, Any]]) -> Markup:
+        most = max(8, self.amount.items)
+        rows = [
+            element("li", element("span", str(message.get("role", "")), class_="role"), self.text(message["content"]))
+            for message in messages[:most]
+        ]
+        rest = element("li", f"and {len(messages) - most:,} more", class_="muted") if len(messages) > most else None
+        return element("ol", rows, rest, class_="chat")
+
+    def _array(self, name: str, value: Any, path: tuple[str, ...], beside: Mapping[str, Any]) -> Markup:
+        words = element("code", tensor_words(value))
+        if is_film(value):
+            return self._film(name, value, path)
+        if is_sound(name, value) or (len(path) > 1 and is_sound(path[-2], value)):
+            rate = sound_rate(beside)
+            known = None if rate or (len(path) > 1 and "clips" in path[-2]) else "played at 16 kHz: its rate is unknown"
+            return element("figure", self._audio(name, (*path, "sound")), element("figcaption", words, known))
+        if value.ndim == 4 and pixels_of(value[0] if len(value) else value) is not None:
+            most = self.amount.items
+            pictures = [self._picture(name, None, value[n], (*path, str(n))) for n in range(min(most, len(value)))]
+            return element("figure", element("div", pictures, class_="sheet"), element("figcaption", words))
+        return words
+
+    # -- images, audio, video ----------------------------------------------------------------------------------------
+
+    def _picture(self, name: str, shape: Sequence[int] | None, value: Any, path: tuple[str, ...]) -> Markup:
+        address = self.media(path)
+        words = tensor_words(value) if not hasattr(value, "getbands") else f"image {value.size[0]}×{value.size[1]}"
+        if address is None:
+            return element("code", words)
+        picture = element("img", src=address, alt=f"{name} of {self.name}, {words}", loading="lazy", decoding="async")
+        return element("figure", picture, None if shape is None else element("figcaption", words), class_="picture")
+
+    def _film(self, name: str, value: torch.Tensor, path: tuple[str, ...]) -> Markup:
+        most = min(len(value), self.amount.items)
+        chosen = [round(n * (len(value) - 1) / max(1, most - 1)) for n in range(most)]
+        frames = [
+            element("img", src=address, alt=f"frame {n} of {name} of {self.name}", loading="lazy", decoding="async")
+            for n in dict.fromkeys(chosen)
+            if (address := self.media((*path, str(n)))) is not None
+        ]
+        address = self.media((*path, "film"))
+        label = f"{name} of {self.name}, {tensor_words(value)}"
+        player = element("video", src=address, controls=True, preload="none", aria_label=label) if address else None
+        caption = element("figcaption", element("code", tensor_words(value)), f" {len(frames)} of {len(value)} frames")
+        return element("figure", player, element("div", frames, class_="sheet"), caption, class_="film")
+
+    def _audio(self, name: str, path: Sequence[str]) -> Markup:
+        address = self.media(path)
+        if address is None:
+            return element("span", "a sound", class_="muted")
+        return element("audio", src=address, controls=True, preload="none", aria_label=f"{name} of {self.name}")
+
+    def _player(self, media: Any, name: str, path: tuple[str, ...]) -> Markup | None:
+        """Draw an image, audio or video that a browser gets as stored; None for other media."""
+        if media is None:
+            return None
+        address, kind = self.media(path), media.content_type.partition("/")[0]
+        words = f"{media.content_type}, {_size(media.size)}"
+        label, shown = f"{name} of {self.name}", element("span", words, class_="muted")
+        if address is None:
+            return shown
+        if kind == "image":
+            shown = element("img", src=address, alt=label, loading="lazy", decoding="async")
+        elif kind == "audio":
+            shown = element("audio", src=address, controls=True, preload="metadata", aria_label=label)
+        else:
+            shown = element("video", src=address, controls=True, preload="metadata", aria_label=label)
+        return element("figure", shown, element("figcaption", words), class_="picture" if kind == "image" else kind)
+
+    # -- stored parts ---------------------------------------------------------------------------------------------
+
+    def parts(self, parts: Mapping[str, Any]) -> Markup:
+        """Draw the parts of a sample as stored."""
+        rows: list[Child] = []
+        arrays = {name: _array_of(name, part) for name, part in parts.items() if name.endswith(".npy")}
+        row = find_tokens(arrays)
+        for name, part in parts.items():
+            size = part_size(part)
+            if row is not None and name in row.fields:
+                if name == max(row.fields):  # drawn once, for tokens.npy and its mask.npy
+                    names = [element("span", other) for other in parts if other in row.fields]
+                    drawn = token_figure(row, f"tokens of {self.name}", self.decode, self.amount.tokens, self.more)
+                    rows.append(element("div", element("dt", names), element("dd", drawn), class_="wide"))
+                continue
+            drawn = self.value(name, part, (name,)) if size is None else self._part(name, part, size)
+            small = None if size is None else element("small", _size(size), class_="muted")
+            wide = "wide" if drawn.startswith(("<figure", "<div", "<dl", "<ol")) else None
+            rows.append(element("div", element("dt", name, " ", small), element("dd", drawn), class_=wide))
+        return element("dl", rows, class_="fields") if rows else element("p", "no parts", class_="muted")
+
+    def _part(self, name: str, part: Any, size: int) -> Markup:
+        if not size:
+            return element("span", "empty", class_="muted")
+        player = self._player(stored_media(part), name, (name,))
+        if player is not None:
+            return player
+        extension = name.rpartition(".")[2].lower()
+        if extension in _ARRAYS and size <= _LARGEST_PART:
+            try:
+                decoded = SampleDecoder().decode(name, part_bytes(part, 0, size))  # runs no code that is in it
+            except Exception as error:
+                what = getattr(error, "what", str(error))
+                return element("p", _short(f"{type(error).__name__}: {what}"), class_="problem")
+            return element("code", tensor_words(decoded)) if hasattr(decoded, "shape") else self._decoded(decoded)
+        # More bytes than characters: formatting may add white space to JSON.
+        head = part_bytes(part, 0, min(size, max(4096, 8 * self.amount.text)))
+        text = _as_text(head, extension in _TEXTS, is_whole=len(head) == size)
+        if text is None:
+            return _bytes_words(head, size)
+        return self.text(_pretty(text) if extension == "json" and len(head) == size else text, "text source")
+
+    def _decoded(self, value: Any) -> Markup:
+        plain = {k: tensor_words(v) if hasattr(v, "shape") else v for k, v in dict(fields_of(value)).items()}
+        return element("code", _short(repr(plain), 800))
+
+
+def _says_anything(labels: Any) -> bool:
+    return any(labels) if isinstance(labels, (list, tuple)) else bool(labels)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is a list of numbers and short words."""
+    return isinstance(value, (list, tuple)) and all(
+        item is None or isinstance(item, (bool, int, float)) or (isinstance(item, str) and len(item) < 40)
+        for item in value
+    )
+
+
+def _media_of(value: Any) -> Any:
+    try:
+        return made_media({"it": value}, ["it"])
+    except Exception:  # a stream that cannot be read is shown as a value
+        return None
+
+
+def _array_of(name: str, part: Any) -> Any:
+    """Decode a stored array; None if it is none."""
+    size = part_size(part)
+    if not size or size > _LARGEST_PART:
+        return None
+    try:
+        return SampleDecoder().decode(name, part_bytes(part, 0, size))  # runs no code that is in it
+    except Exception:  # the view of the part shows the error
+        return None
+
+
+def _as_text(data: bytes, is_named: bool, *, is_whole: bool) -> str | None:
+    """Decode bytes as text; None if they are not text."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if not is_whole and error.start > len(data) - 4:  # cut within a character
+            return data[: error.start].decode("utf-8")
+    return data.decode("utf-8", "replace") if is_named else None
+
+
+def _pretty(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _bytes_words(data: bytes, size: int | None = None) -> Markup:
+    size = len(data) if size is None else size
+    return element("code", f"{size:,} bytes: {data[:32].hex(' ')}" + (" …" if size > 32 else ""))
+
+
+def tensor_words(value: Any) -> str:
+    """Describe a tensor or an array in a few words.
+
+    Example:
+        >>> tensor_words(torch.arange(3))
+        'int64 [3]: 0, 1, 2'
+    """
+    shape = "×".join(map(str, value.shape)) or "single"
+    words = f"{str(value.dtype).removeprefix('torch.')} [{shape}]"
+    size = int(np.prod(value.shape)) if len(value.shape) else 1
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+    if not size or str(value.dtype) in ("object", "torch.complex64", "torch.complex128"):
+        return words
+    if len(value.shape) <= 1:
+        first = value.reshape(-1)[:12].tolist()
+        return f"{words}: {', '.join(_plain(number) for number in first)}" + (" …" if size > 12 else "")
+    try:
+        return f"{words}, {_plain(value.min().item())} to {_plain(value.max().item())}"
+    except (RuntimeError, TypeError, ValueError):
+        return words
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _short(text: str, most: int = 240) -> str:
+    return text if len(text) <= most else f"{text[:most]} … {len(text):,} characters"
+
+
+def _size(size: int) -> str:
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << power:
+            return f"{size / (1 << power):,.1f} {unit}"
+    return f"{size:,} bytes"

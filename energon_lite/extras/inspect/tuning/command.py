@@ -1,0 +1,162 @@
+"""``energon-lite tune``: how many workers, and which, a data set is loaded fastest with on this machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from energon_lite.cli.dataset_arguments import batching_argument
+from energon_lite.cli.tables import aligned
+from energon_lite.documents.paths import local_path
+from energon_lite.errors import UsageError, counted
+from energon_lite.extras.balance.profile_command import parse_bytes
+from energon_lite.extras.inspect.tuning.memory import available_memory
+from energon_lite.extras.inspect.tuning.search import Bounds, Tuning, tune
+from energon_lite.extras.inspect.tuning.setting import Speed
+from energon_lite.extras.inspect.tuning.trials import Trials, What
+from energon_lite.loading.forks import usable_cores
+
+__all__ = ["command"]
+
+#: Settings that there is time for.
+_TRIES = 16
+#: Of the memory that is free, what a loader may have.
+_MEMORY = 0.8
+#: Looks that differ by more say that others work on this machine, or that looks are too short.
+_QUIET = 0.15
+#: Workers for each core: of hooks that wait for something more of them than cores may pay.
+_PER_CORE = 4
+
+
+@click.command(name="tune", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("path", type=click.Path())
+@click.option("--task-encoder", default="", metavar="MODULE:CLASS", help="Your hooks.  [default: none]")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Samples in a batch.  [default: 8, without --batching]")
+@click.option("--packing-buffer-size", type=click.IntRange(min=1), help="As of get_train_dataset.")
+@click.option("--batching", help="By tokens: a YAML file, or a strategy such as best_fit:capacity=8192.")
+@click.option("--shuffle-buffer-size", type=click.IntRange(min=1), help="As of get_train_dataset.")
+@click.option("--max-samples-per-sequence", type=click.IntRange(min=1), help="As of get_train_dataset.")
+@click.option("--trust-code", is_flag=True, help="Allow the files to name Python code that is run.")
+@click.option(
+    "--step-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that your training takes for a batch: the fewest workers that keep up are looked for.",
+)
+@click.option("--seconds", type=click.FloatRange(min=1), default=60.0, show_default=True, help="For all of it.")
+@click.option(
+    "--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="On this machine; they share it."
+)
+@click.option(
+    "--most-workers", type=click.IntRange(min=1), help="Tried for a rank.  [default: 4 for each of its cores]"
+)
+@click.option("--memory-limit", help="Of a rank with its workers, such as 6G.  [default: 80 % of what is free]")
+@click.option("--threads/--no-threads", default=True, help="Try threads, too.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Write the curve as a picture: .png, .pdf or .svg.")
+@click.option("--json", "as_json", is_flag=True, help="Write what was measured as JSON.")
+def command(path: str, as_json: bool, **asked: Any) -> None:
+    """Measure how fast the data set or blend PATH is loaded on this machine, and propose workers for it.
+
+    It is loaded with more and more workers, as processes and as threads, with more or fewer batches ahead, for a few
+    seconds each, and a minute in all; no trainer runs meanwhile, so stop what else runs on the machine. What takes more
+    memory than it may is not proposed. Of settings that are about as fast, the one with the fewest workers is.
+
+    \b
+    Examples:
+      energon-lite tune data/coco --task-encoder train:Captions --batch-size 32
+      energon-lite tune blend.yaml --task-encoder train:Captions --ranks 8 --step-seconds 0.4 --plot tune.png
+    """
+    cores = max(1, usable_cores() // asked["ranks"])
+    limit = _memory_limit(asked["memory_limit"], asked["ranks"])
+    bounds = Bounds(
+        workers=asked["most_workers"] or _PER_CORE * cores,
+        seconds=asked["seconds"],
+        memory=limit,
+        batches=None if asked["step_seconds"] is None else 1 / asked["step_seconds"],
+        threads=asked["threads"],
+    )
+    names = ("batch_size", "packing_buffer_size", "batching", "shuffle_buffer_size", "max_samples_per_sequence")
+    options = {name: asked[name] for name in names if asked[name] is not None}
+    if "batching" in options:
+        options["batching"] = batching_argument(options["batching"])
+    else:
+        options.setdefault("batch_size", 8)
+    what = What(local_path(path), asked["task_encoder"], options, asked["trust_code"], bounds.seconds / _TRIES / 2)
+    if not as_json:
+        free = "an unknown amount of memory" if limit is None else f"{_gib(limit)} GiB of memory"
+        click.echo(f"{path}: {counted(cores, 'core')} and {free} for a rank")
+
+    def tell(speed: Speed) -> None:
+        if not as_json:
+            click.echo("  " + _line(speed))
+
+    with Trials(what, limit) as trials:
+        found = tune(trials, bounds, tell=tell)
+    if asked["plot"] is not None:
+        from energon_lite.extras.inspect.tuning.curve import draw_curve
+
+        draw_curve(asked["plot"], found, memory=limit, title=f"{path}: {counted(cores, 'core')}")
+    click.echo(json.dumps(_plain(found), indent=1) if as_json else _report(found, bounds))
+
+
+def _report(found: Tuning, bounds: Bounds) -> str:
+    best, alone = found.best, found.speeds[0]
+    assert best is not None
+    rows = [[str(one.setting), f"{one.samples:,.1f}", _memory(one), one.error] for one in found.all()]
+    rows += [[str(setting), "", "", why] for setting, why in found.left_out.items()]
+    text = ["", *aligned([["", "samples/s", "memory", ""], *rows]), ""]
+    setting = best.setting
+    names = f"num_workers={setting.workers}"
+    if setting.workers:
+        names += f", prefetch_factor={setting.prefetch}, start_method={setting.start_method!r}"
+    times = f", {best.samples / alone.samples:.1f} times as fast as without workers" if setting.workers else ""
+    text.append(f"{names}: {best.samples:,.1f} samples/s{times}; {_memory(best)}")
+    if bounds.batches is not None and best.batches < bounds.batches:
+        short = best.batches / bounds.batches
+        text.append(f"That is {100 * short:.0f} % of what the training could take: the loader will be the limit.")
+    if best.limit is not None and best.limit["limit"] != "trainer":
+        text.append(f"What limits the loader then: {best.limit['limit']}.")
+    if found.spread > _QUIET:
+        text.append(
+            f"Looks at the same setting differed by {100 * found.spread:.0f} %: others use this machine, or a few "
+            "samples take much longer than the rest. Stop what else runs on it, or give more --seconds, and try again."
+        )
+    return "\n".join(text)
+
+
+def _plain(found: Tuning) -> dict[str, Any]:
+    return {
+        "best": None if found.best is None else asdict(found.best),
+        "measured": [asdict(one) for one in found.speeds],
+        "left_out": [{"setting": asdict(setting), "why": why} for setting, why in found.left_out.items()],
+    }
+
+
+def _line(speed: Speed) -> str:
+    if not speed.samples:
+        return f"{speed.setting}: {speed.error}"
+    return f"{speed.setting}: {speed.samples:,.1f} samples/s, {_memory(speed)}"
+
+
+def _memory(speed: Speed) -> str:
+    return f"{_gib(speed.memory)} GiB" if speed.memory else "?"
+
+
+def _memory_limit(text: str | None, ranks: int) -> int | None:
+    """Bytes that a rank may have.
+
+    Raises:
+        UsageError: the text is no amount of memory.
+    """
+    if text is not None:
+        return parse_bytes(text)
+    free = available_memory()
+    if free == 0:
+        raise UsageError("no memory is free", fix="stop something, or give --memory-limit")
+    return None if free is None else int(_MEMORY * free / ranks)
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.2f}"

@@ -1,0 +1,21 @@
+from energon_lite.lazy_exports import lazy_exports as lazy_exports
+
+from .av_data import AVData as AVData
+from .av_decoder import AVDecoder as AVDecoder
+from .av_decoder import AVWebdatasetDecoder as AVWebdatasetDecoder
+from .extractor import MediaFilterConfig as MediaFilterConfig
+from .extractor import MediaFilterStrategy as MediaFilterStrategy
+from .metadata import AVMetadata as AVMetadata
+from .metadata import ImageMetadata as ImageMetadata
+from .metadata import MediaMetadataBase as MediaMetadataBase
+from .metadata import MediaMetadataType as MediaMetadataType
+from .metadata import deserialize_media_metadata as deserialize_media_metadata
+from .metadata import serialize_media_metadata as serialize_media_metadata
+from .stores.file_cache_pool import FileStoreCachePool as FileStoreCachePool
+from .stores.kept_lazy import FileCacheLazy as FileCacheLazy
+from .stores.system_store import ByteRangeStore as ByteRangeStore
+from .stores.system_store import SystemFileStore as SystemFileStore
+from .stores.webdataset_store import JsonlFileStore as JsonlFileStore
+from .stores.webdataset_store import WebdatasetFileStore as WebdatasetFileStore
+from .uniform_clips import get_clips_uniform as get_clips_uniform
+from .uniform_clips import get_single_frames_uniform as get_single_frames_uniform

@@ -1,0 +1,18 @@
+"""Entry points of the extra ``media``."""
+
+from energon_lite.entry_points import Command
+
+_GROUP = "Audio, video and files"
+
+COMMANDS = {
+    "prepare-media": Command(
+        "energon_lite.extras.media.prepare_media_command:command",
+        "Store what pictures, sounds and films say about themselves: sizes, durations, rates.",
+        _GROUP,
+    ),
+    "mount": Command(
+        "energon_lite.extras.media.mount_command:command",
+        "Mount a data set as a read-only folder of files.",
+        _GROUP,
+    ),
+}

@@ -1,0 +1,234 @@
+"""The metadata of all media of a data set or a folder, as a job that processes and ranks share.
+
+Units are shards, or a few files of a plain folder. The result of each is kept until all are done, so that a run that
+was killed resumes there. A damaged medium has no metadata; it is reported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from energon_lite.errors import DatasetError, DecodeError, EmptyDatasetError, UsageError
+from energon_lite.extras.media.extractor import MediaFilterConfig
+from energon_lite.extras.media.media_metadata import MediaRow, write_media_metadata
+from energon_lite.extras.media.metadata import serialize_media_metadata
+from energon_lite.storage.files.byte_ranges import found_at
+from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.shard_store import ShardIdentity, file_version, head_checksum
+from energon_lite.storage.index.index_cache import open_index
+from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info, read_uuid
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.read.range_stream import PartRange, RangeStream, open_stream
+from energon_lite.storage.sharded_job.job import Progress, ShardedJob
+from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.sharded_job.work import Arrays, Table, Work
+from energon_lite.storage.tar.tar_headers import BLOCK
+
+__all__ = ["MediaReport", "prepare_media"]
+
+#: Version of the rules; increased when the same file would give other metadata than before.
+_RULES = 1
+#: Files of a plain folder in a unit.
+_TOGETHER = 16
+#: Seconds of work up to which no helpers are started.
+_ALONE = 0.5
+
+#: A unit: the name of one shard, or the names of some files.
+Unit = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MediaReport:
+    """The outcome of a preparation of media.
+
+    Attributes:
+        path: the folder.
+        found: number of media whose metadata was stored.
+        broken: damaged media, each with its defect.
+    """
+
+    path: str
+    found: int
+    broken: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class _Found:
+    rows: list[MediaRow]
+    broken: list[tuple[str, str]]
+
+
+class _Media(Work[Unit, _Found]):
+    """The extraction of metadata from the media of units in a folder."""
+
+    def __init__(self, root: str, media_filter: MediaFilterConfig, *, of_shards: bool):
+        super().__init__(meta_path(root, "energon_lite.extras.media"))
+        self.root = root
+        self.filter = media_filter
+        self.of_shards = of_shards
+
+    def name(self, unit: Unit) -> str:
+        return unit[0] if len(unit) == 1 else f"{unit[0]} to {unit[-1]}"
+
+    def where(self, unit: Unit) -> str:
+        return os.path.join(self.root, unit[0])
+
+    def inputs(self, unit: Unit) -> list[Any]:
+        return [_RULES, self.filter.strategy.value, *self.filter.patterns, *map(self._state, unit)]
+
+    def _state(self, name: str) -> list[int]:
+        try:
+            with open(os.path.join(self.root, name), "rb", buffering=0, opener=open_file) as file:
+                now = os.fstat(file.fileno())
+                return [now.st_size, now.st_mtime_ns, head_checksum(file.read(BLOCK))]
+        except OSError:
+            return []
+
+    def do(self, unit: Unit) -> _Found:
+        result = _Found([], [])
+        for entry, stream in self._of_shard(unit[0]) if self.of_shards else self._of_files(unit):
+            try:
+                metadata = self.filter.read_metadata(stream, entry)
+            except DecodeError as error:
+                result.broken.append((entry, error.what))
+                continue
+            if metadata is not None:
+                kind, text = serialize_media_metadata(metadata)
+                result.rows.append((entry, kind.value, text))
+        return result
+
+    def _of_shard(self, name: str) -> Iterator[tuple[str, RangeStream]]:
+        index = _index(self.root, read_uuid(self.root))
+        scan = index.scan(index.shard_names.index(name))
+        path = os.path.join(self.root, name)
+        shard = path, ShardIdentity(scan.size, scan.head, file_version(found_at(path)))
+        for key, (first, stop) in zip(scan.all_keys(), pairwise(scan.first_part.tolist()), strict=True):
+            for offset, size, number in scan.parts[first:stop].tolist():
+                entry = f"{key}.{scan.part_names[number]}"
+                if self.filter.should_consider_media(entry):
+                    yield entry, PartRange(shard, offset, size).open()
+
+    def _of_files(self, names: Unit) -> Iterator[tuple[str, RangeStream]]:
+        for name in names:
+            yield name, open_stream(os.path.join(self.root, name))
+
+    def pack(self, result: _Found) -> tuple[dict[str, Any], Arrays]:
+        text = json.dumps([result.rows, result.broken]).encode()
+        return {"found": len(result.rows)}, {"found": np.frombuffer(text, np.uint8)}
+
+    def unpack(self, table: Table, arrays: Arrays) -> _Found:
+        rows, broken = json.loads(arrays["found"].tobytes())
+        return _Found([(entry, kind, text) for entry, kind, text in rows], [(entry, what) for entry, what in broken])
+
+
+@lru_cache(maxsize=4)
+def _index(root: str, uuid: str) -> PackedIndex:
+    return open_index(root)[0]
+
+
+def prepare_media(
+    path: str | os.PathLike[str],
+    media_filter: MediaFilterConfig,
+    *,
+    workers: int | None = None,
+    ranks: Ranks | None = None,
+    progress: Progress | None = None,
+    tmp_path: str | None = None,
+) -> MediaReport:
+    """Extract the metadata of the media of a prepared data set or a plain folder, and store it in
+    ``.nv-meta/index.sqlite``, where Energon finds it as well.
+
+    Args:
+        path: the folder.
+        media_filter: the filter that selects media.
+        workers: processes at most; None for one per core.
+        ranks: the processes that share the work; each must call this. Rank 0 stores all results; the reports of the
+            others cover their own share.
+        progress: called with the number of finished units (shards, or a few files), of all, and a few words.
+        tmp_path: a folder in which the database is written first, if the data set's storage is slow.
+
+    Raises:
+        UsageError: the path is no folder.
+        EmptyDatasetError: no file in a plain folder has the name of a medium.
+        DatasetError: a shard cannot be read, or is not the one that was indexed.
+
+    Example:
+        >>> prepare_media("data/films", MediaFilterConfig.parse(None, False, True)).found
+        16413
+    """
+    root, ranks = os.path.abspath(os.path.expanduser(os.fspath(path))), ranks or Ranks()
+    if is_jsonl(root) or not os.path.isdir(root):
+        raise UsageError(
+            "media are looked for in a folder: a prepared data set of shards, or one of media files",
+            where=root,
+            fix="give such a folder",
+        )
+    of_shards = is_prepared(root)
+    units = [(name,) for name, count in read_info(root).items() if count] if of_shards else _files(root, media_filter)
+    work = _Media(root, media_filter, of_shards=of_shards)
+    media_count = 0
+
+    def tick(unit: Unit, table: Table | None, done: int, of: int) -> None:
+        nonlocal media_count
+        media_count += (table or {}).get("found", 0)
+        if progress:
+            progress(done, of, f"{media_count:,} media")
+
+    what = "shards" if of_shards else "groups of files"
+    job = ShardedJob(work, units, ranks=ranks, workers=workers, alone=_ALONE, what=what, where=root, tick=tick)
+    job.run()
+    with ranks.together():
+        if ranks.rank:
+            return MediaReport(root, media_count)
+        job.raise_errors(DatasetError, "be read", "restore them, or prepare the data set again")
+        broken: list[tuple[str, str]] = []
+        count = 0
+
+        def rows() -> Iterator[MediaRow]:
+            nonlocal count
+            for unit in units:
+                result = job.read(unit)
+                broken.extend(result.broken)
+                count += len(result.rows)
+                yield from result.rows
+
+        patterns = ",".join(media_filter.patterns)
+        write_media_metadata(root, rows(), media_filter.strategy.value, patterns, tmp_path)
+        work.remove()
+    return MediaReport(root, count, tuple(broken))
+
+
+def _files(root: str, media_filter: MediaFilterConfig) -> list[Unit]:
+    """Units of the files in a plain folder that may be media."""
+    names: list[str] = []
+    shards = 0
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name != META_FOLDER)
+        shards += sum(name.endswith(".tar") for name in files)
+        place = os.path.relpath(folder, root).replace(os.sep, "/")
+        whole = (name if place == "." else f"{place}/{name}" for name in sorted(files))
+        names += [name for name in whole if media_filter.should_consider_media(name) and _is_file(root, name)]
+    if not names:
+        raise EmptyDatasetError(
+            "no file in the folder is a medium" + (f", but {shards} are shards" if shards else ""),
+            where=root,
+            fix="run `energon-lite prepare` first" if shards else "give other patterns, or --media-metadata-by-header",
+        )
+    return _groups(names)
+
+
+def _is_file(root: str, name: str) -> bool:
+    return os.path.isfile(os.path.join(root, name))
+
+
+def _groups(names: Sequence[str]) -> list[Unit]:
+    return [tuple(names[start : start + _TOGETHER]) for start in range(0, len(names), _TOGETHER)]

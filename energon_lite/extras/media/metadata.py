@@ -1,0 +1,144 @@
+"""Metadata of images, audio and video that takes no decoding, and its stored form. It is that of Megatron-Energon: a
+kind, and a JSON text without unknown entries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import Enum
+from typing import Any, ClassVar
+
+from typing_extensions import Self
+
+from energon_lite.errors import DataIndexError
+
+__all__ = [
+    "AVMetadata",
+    "ImageMetadata",
+    "MediaMetadataBase",
+    "MediaMetadataType",
+    "deserialize_media_metadata",
+    "serialize_media_metadata",
+]
+
+
+_FIX = "make it again with `energon-lite prepare-media`"
+
+
+class MediaMetadataType(str, Enum):
+    """The kinds of metadata."""
+
+    AV = "av"
+    IMAGE = "image"
+
+    @classmethod
+    def from_string(cls, value: str) -> MediaMetadataType:
+        """Return the kind of that name.
+
+        Raises:
+            DataIndexError: the name is unknown (it is a ValueError as well).
+        """
+        try:
+            return cls(value)
+        except ValueError:
+            raise _Unknown(f"media metadata of the unknown kind {value!r}", fix=_FIX) from None
+
+
+class _Unknown(DataIndexError, ValueError):
+    """Error for cases in which Energon raises a ValueError."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MediaMetadataBase:
+    """Base class of the metadata of all kinds."""
+
+    metadata_type: ClassVar[MediaMetadataType]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the known entries as plain data."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, payload: Mapping[str, Any]) -> Self:
+        """Make the metadata from the result of :meth:`to_dict`; unknown entries, as of a later version, are ignored.
+
+        Raises:
+            DataIndexError: an entry is missing.
+        """
+        known = {field.name for field in fields(cls)}
+        try:
+            return cls(**{name: value for name, value in payload.items() if name in known})
+        except TypeError:
+            entries = ", ".join(sorted(map(str, payload)))
+            what = f"media metadata has the entries {entries or '(none)'} instead of {', '.join(sorted(known))}"
+            raise _Unknown(what, fix=_FIX) from None
+
+
+@dataclass(slots=True, kw_only=True)
+class AVMetadata(MediaMetadataBase):
+    """Metadata of a video or an audio file. Durations are in seconds; None: unknown, or there is no such stream."""
+
+    metadata_type: ClassVar[MediaMetadataType] = MediaMetadataType.AV
+
+    video_duration: float | None = None
+    video_num_frames: int | None = None
+    video_fps: float | None = None
+    video_width: int | None = None
+    video_height: int | None = None
+
+    audio_duration: float | None = None
+    audio_channels: int | None = None
+    audio_sample_rate: int | None = None
+    audio_num_samples: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ImageMetadata(MediaMetadataBase):
+    """Metadata of an image: its size in pixels, and format and mode by Pillow's names (``"JPEG"``, ``"RGB"``)."""
+
+    metadata_type: ClassVar[MediaMetadataType] = MediaMetadataType.IMAGE
+
+    width: int
+    height: int
+    format: str
+    mode: str
+
+
+_KINDS: dict[MediaMetadataType, type[MediaMetadataBase]] = {
+    MediaMetadataType.AV: AVMetadata,
+    MediaMetadataType.IMAGE: ImageMetadata,
+}
+
+
+def serialize_media_metadata(metadata: MediaMetadataBase) -> tuple[MediaMetadataType, str]:
+    """Return the kind, and the entries as JSON."""
+    return metadata.metadata_type, json.dumps(metadata.to_dict(), separators=(",", ":"))
+
+
+def deserialize_media_metadata(
+    metadata_type: str | MediaMetadataType, metadata_json: str, *, where: str | None = None
+) -> MediaMetadataBase:
+    """Make the metadata from its stored form.
+
+    Args:
+        metadata_type, metadata_json: result of :func:`serialize_media_metadata`.
+        where: place of the stored form, for messages.
+
+    Raises:
+        DataIndexError: the kind is unknown, or the text does not fit it.
+
+    Example:
+        >>> deserialize_media_metadata("av", '{"audio_channels":2}').audio_channels
+        2
+    """
+    try:
+        kind = _KINDS[MediaMetadataType.from_string(metadata_type)]
+        payload = json.loads(metadata_json) if metadata_json else {}
+        if not isinstance(payload, dict):
+            raise _Unknown("media metadata is no JSON object", fix=_FIX)
+        return kind.from_dict(payload)
+    except _Unknown as error:
+        raise _Unknown(error.what, where=where, fix=_FIX) from None
+    except (ValueError, RecursionError) as error:
+        raise _Unknown(f"media metadata is not JSON: {error}", where=where, fix=_FIX) from None

@@ -1,0 +1,1 @@
+"""Stores of files by name, lazy values, and a cache on a local disk."""

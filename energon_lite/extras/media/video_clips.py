@@ -1,0 +1,260 @@
+"""Reader of clips of video, by the time at which frames are shown.
+
+A frame is shown from its own time stamp until that of the next one; requested times are rounded to the nearest tick of
+the stream's clock, so that ``1 / 30`` gives the frame that begins there. Frame rates are not used: so frames of streams
+with a variable rate are found in the same way, and video and sound of the same time belong together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import DecodeError
+
+if TYPE_CHECKING:
+    import av
+
+__all__ = ["VideoReader"]
+
+#: Seconds to seek further back if the first frame after a seek comes too late; quadrupled each time.
+_BACK = 2.0
+#: Seconds that are decoded rather than skipped by a seek, if key frames are unknown.
+_FORWARD = 2.0
+#: Ticks by which a time may differ from its true value because of floating point.
+_FLOAT_ERROR = 1e-4
+#: Frames that memory is allocated for at first, at most.
+_FIRST_ROOM = 256
+
+
+class VideoReader:
+    """Reader of clips of the first video stream of a container that was just opened. Clips that follow each other
+    closely are decoded without a seek.
+
+    Args:
+        container: from :func:`~energon_lite.extras.media.container.open_container`.
+        source: the file that the container reads; if it has a method ``fetch_ahead(start, stop)``, that is called with
+            the bytes of each clip.
+    """
+
+    def __init__(self, container: av.container.InputContainer, source: Any = None):
+        from av.video.reformatter import VideoReformatter
+
+        self.container = container
+        self.stream = container.streams.video[0]
+        self.time_base = self.stream.time_base
+        #: Duration of each frame in ticks, if the header says that it is the same for all; otherwise 0.
+        self._constant = _constant_duration(container)
+        self._varies = "mov" in container.format.name and not self._constant
+        self._tell = getattr(source, "fetch_ahead", None)
+        self._reformat = VideoReformatter().reformat
+        self._frames: Iterator[av.VideoFrame] | None = None
+        #: Times of the packets that were read, and may not have been decoded yet.
+        self._read: deque[int] = deque()
+        #: The frame after the current one, if it has been decoded; and the current one.
+        self._next: av.VideoFrame | None = None
+        self._current: av.VideoFrame | None = None
+
+    def ticks(self, seconds: float) -> int:
+        """The tick nearest to a time; the earlier of two: half a tick is the middle of a frame of one tick."""
+        return math.ceil(seconds / float(self.time_base) - 0.5 - _FLOAT_ERROR)
+
+    def read(
+        self, start: int, stop: int | None, size: tuple[int, int] | None = None
+    ) -> tuple[NDArray[np.uint8], tuple[float, float]] | None:
+        """Read the frames that are shown from tick ``start`` to tick ``stop`` inclusive (None: to the end), at least
+        one, as ``[frames, height, width, 3]``, with the start of the first and the end of the last in seconds; None:
+        the video ends before ``start``.
+
+        Args:
+            size: width and height that frames are resized to; None: they are not resized.
+
+        Raises:
+            DecodeError: the frames have different sizes.
+        """
+        pictures = _Pictures(self._room(start, stop))
+        first = last = None
+        for frame in self._shown(start, stop):
+            if size is None:
+                picture = self._reformat(frame, format="rgb24", threads=1)
+            else:
+                width, height = size
+                picture = self._reformat(
+                    frame, width=width, height=height, format="rgb24", interpolation="BILINEAR", threads=1
+                )
+            pictures.add(picture)
+            first, last = first or frame, frame
+        if first is None or last is None:
+            return None
+        # FFmpeg gives durations in the order of the file; variable ones may not belong to the frame shown then.
+        after = self._after() if self._varies and stop is not None and last is self._current else None
+        end = (last.pts + (last.duration or 0) if after is None else after) * last.time_base
+        return pictures.array(), (float(first.pts * first.time_base), float(end))
+
+    def _room(self, start: int, stop: int | None) -> int:
+        rate = self.stream.average_rate
+        if stop is None or not rate:
+            return min(_FIRST_ROOM, self.stream.frames or 16)
+        return min(_FIRST_ROOM, math.ceil((stop - start) * self.time_base * rate) + 1)
+
+    def _shown(self, start: int, stop: int | None) -> Iterator[av.VideoFrame]:
+        self._go_to(start, stop)
+        while self._current is not None:
+            yield self._current
+            if stop is not None:
+                after = self._after()
+                if after is None or after > stop:
+                    return
+            self._advance()
+
+    def _go_to(self, start: int, stop: int | None) -> None:
+        """Make the frame that is shown at ``start`` the current one; None: there is no such frame."""
+        here = self._current
+        if here is None or not self._is_near(here.pts, start):
+            self._search(start, stop)
+        while self._current is not None:
+            after = self._after()
+            if after is None:
+                if _end(self._current) <= start:
+                    self._current = None
+                return
+            if after > start:
+                return
+            self._advance()
+
+    def _after(self) -> int | None:
+        """The tick at which the frame after the current one is shown; None: there is none. That frame is decoded only
+        if the time is not known otherwise."""
+        assert self._current is not None
+        if self._next is None:
+            here = self._current.pts
+            if self._constant:
+                return int(here + self._constant)
+            while self._read and self._read[0] <= here:
+                self._read.popleft()
+            if self._read and not self.stream.codec_context.has_b_frames:
+                return self._read[0]
+            self._next = next(self._frames, None) if self._frames is not None else None
+        return None if self._next is None else int(self._next.pts)
+
+    def _advance(self) -> None:
+        if self._next is None and self._frames is not None:
+            self._next = next(self._frames, None)
+        self._current = self._next
+        self._next = None
+
+    def _is_near(self, here: int, start: int) -> bool:
+        """Return True if decoding should continue from frame ``here`` instead of seeking to ``start``."""
+        if here > start:
+            return False
+        key = _key_frame(self.stream, start)
+        if key is not None:
+            return bool(key.timestamp <= here)
+        return bool((start - here) * self.time_base <= _FORWARD)
+
+    def _search(self, start: int, stop: int | None) -> None:
+        back, begin = 0, self.stream.start_time or 0
+        unused = self._frames is None
+        while True:
+            target = start - back
+            if self._tell is not None or not (unused and target <= begin):
+                self.container.seek(max(target, begin), stream=self.stream)
+            if self._tell is not None:
+                self._tell_range(max(target, begin), stop)
+            unused = False
+            self._frames = self._decoded()
+            self._next = None
+            self._current = next(self._frames, None)
+            if target <= begin or (self._current is not None and self._current.pts <= start):
+                return
+            back = 4 * back or max(1, self.ticks(_BACK))
+
+    def _decoded(self) -> Iterator[av.VideoFrame]:
+        after = None
+        self._read.clear()
+        for packet in self.container.demux(self.stream):
+            if packet.pts is not None:
+                self._read.append(packet.pts)
+            for frame in packet.decode():
+                if frame.pts is None:
+                    frame.pts = after
+                if frame.pts is not None:
+                    after = frame.pts + (frame.duration or 0)
+                    yield frame
+
+    def _tell_range(self, start: int, stop: int | None) -> None:
+        """Announce the bytes of the groups of pictures of a clip to the source, if the file's index has them."""
+        assert self._tell is not None
+        entries = self.stream.index_entries
+        first = _key_frame(self.stream, start)
+        if first is None or stop is None:
+            return
+        low, high = first.pos, None
+        number = entries.search_timestamp(stop, backward=False)
+        if number >= 0 and entries[number].timestamp <= stop:
+            number = entries.search_timestamp(stop + 1, backward=False)
+        if number >= 0:
+            high = entries[number].pos
+        elif len(entries):
+            last = entries[len(entries) - 1]
+            high = last.pos + last.size if last.size else None
+        if high is None or high > low:
+            self._tell(low, high)
+
+
+def _constant_duration(container: av.container.InputContainer) -> int:
+    stream = container.streams.video[0]
+    if "mov" not in container.format.name or not stream.frames or not stream.duration or not stream.average_rate:
+        return 0
+    ticks = 1 / (stream.average_rate * stream.time_base)
+    return int(ticks) if ticks == int(ticks) and ticks * stream.frames == stream.duration else 0
+
+
+def _end(frame: av.VideoFrame) -> int:
+    return frame.pts + max(1, frame.duration or 0)
+
+
+def _key_frame(stream: Any, tick: int) -> Any:
+    """The index entry of the last key frame at or before ``tick``; None: the file has no index of them."""
+    entries = stream.index_entries
+    if len(entries) < 2:
+        return None
+    number = entries.search_timestamp(tick)
+    return entries[number] if number >= 0 else None
+
+
+class _Pictures:
+    """Growing array of frames of one size."""
+
+    def __init__(self, room: int):
+        self._room = max(1, room)
+        self._count = 0
+        self._array: NDArray[np.uint8] | None = None
+
+    def add(self, picture: av.VideoFrame) -> None:
+        plane = picture.planes[0]
+        rows = np.frombuffer(plane, np.uint8, picture.height * plane.line_size).reshape(picture.height, -1)
+        pixels = rows[:, : 3 * picture.width].reshape(picture.height, picture.width, 3)
+        if self._array is None:
+            self._array = np.empty((self._room, *pixels.shape), np.uint8)
+        elif self._array.shape[1:] != pixels.shape:
+            raise DecodeError(
+                f"frames of a clip have different sizes, {self._array.shape[1:3]} and {pixels.shape[:2]}",
+                fix="give video_out_frame_size=(width, height)",
+            )
+        elif self._count == len(self._array):
+            more = np.empty((2 * len(self._array), *pixels.shape), np.uint8)
+            more[: self._count] = self._array
+            self._array = more
+        self._array[self._count] = pixels
+        self._count += 1
+
+    def array(self) -> NDArray[np.uint8]:
+        assert self._array is not None
+        kept = self._array[: self._count]
+        return kept.copy() if self._count < len(self._array) * 7 // 8 else kept

@@ -1,0 +1,5 @@
+"""Tools that stand alone: packed lists, order arrays, merged geometric transforms, rows of images and text."""
+
+from energon_lite.lazy_exports import lazy_exports
+
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -1,0 +1,41 @@
+"""Building a blend index on all ranks of a process group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from energon_lite.extras.tools import order_arrays as arrays
+from energon_lite.order import WeightStage
+
+__all__ = ["build_blend_index"]
+
+
+def build_blend_index(
+    weights: Sequence[float] | Sequence[WeightStage],
+    n: int,
+    path: str | os.PathLike[str],
+    *,
+    key: int = 0,
+    workers: int | None = None,
+) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+    """:func:`energon_lite.order.build_blend_index`, each rank of the default process group writing its slice.
+
+    Args:
+        weights, n, key: as there, the same on all ranks.
+        path: a folder to be made, on storage that all ranks see.
+        workers: processes of each rank; None: the cores of the node, shared among its ranks.
+
+    Example:
+        >>> build_blend_index([3, 1], 8, "index")  # under torchrun, or in a single process
+    """
+    ranks: dict[str, Any] = {}
+    if dist.is_available() and dist.is_initialized():
+        ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "barrier": dist.barrier}
+        workers = workers or max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return arrays.build_blend_index(weights, n, path, key=key, workers=workers, **ranks)

@@ -1,0 +1,212 @@
+"""Images and texts as packed rows: the task encoder to begin with, or to read before writing one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from energon_lite.batching.mrope import mrope_positions
+from energon_lite.batching.sequence_batches import PackedBatch, pack_sequences
+from energon_lite.batching.sequences import TokenSequence, next_token_pairs
+from energon_lite.errors import SkipSample, UsageError
+from energon_lite.hooks import TaskEncoder, stateless
+from energon_lite.samples import (
+    CaptioningSample,
+    InterleavedSample,
+    OCRSample,
+    Sample,
+    TextSample,
+    VQASample,
+    edataclass,
+)
+from energon_lite.storage.samples.decoding import SampleDecoder
+
+__all__ = ["ImageTextRow", "ImageTextTaskEncoder", "SelectedSamples"]
+
+
+@edataclass
+class ImageTextRow(PackedBatch):
+    """A packed row of samples with images. Further fields than those of all packed batches, which have the images in
+    ``media["image"]``, and the sample of each in ``media_samples["image"]``:
+
+    Args:
+        mrope_position_ids: int64 ``[3, 1, length]``: frame, row and column of each position, from 0 in each sample; see
+            :func:`~energon_lite.batching.mrope.mrope_positions`.
+        image_grids: int64 ``[images, 3]``: frames, rows and columns of each image, in positions of the row.
+        image_starts: int64 ``[images]``: where in the row each image begins.
+    """
+
+    mrope_position_ids: torch.Tensor
+    image_grids: torch.Tensor
+    image_starts: torch.Tensor
+
+
+@edataclass
+class SelectedSamples(Sample):
+    """The samples of a pack, until they become a row."""
+
+    samples: list[TokenSequence]
+
+
+class ImageTextTaskEncoder(TaskEncoder):
+    """Packs samples of text and images: a row of tokens with placeholders where images are, the images, and what a
+    model needs to keep samples apart and to place them.
+
+    The same encoder packs by a plan (``batching=BestFit(Capacity(8192))``, with lengths that ``energon-lite measure``
+    counted), or by hooks (``batch_size=1``, with ``capacity`` here). Lengths count what is delivered: placeholders, and
+    of n tokens n - 1, since each one's label is the next.
+
+    It takes :class:`~energon_lite.CaptioningSample`, :class:`~energon_lite.InterleavedSample`,
+    :class:`~energon_lite.VQASample`, :class:`~energon_lite.samples.OCRSample` and :class:`~energon_lite.TextSample`.
+    Of a question the loss does not count, nor does it where images are. For others, override ``pieces``.
+
+    Args:
+        tokenize: from a text to its tokens.
+        image_token: the token that keeps an image's places.
+        end_token: the token behind each sample; none of an image's places is lost to the shift of labels.
+        pad: the token to pad with; None: ``end_token``.
+        patch: pixels of a patch, in both directions.
+        merge: patches that the model merges into one token, in both directions.
+        max_image_tokens: an image that would have more is made smaller. None: no limit.
+        capacity: tokens of a pack, where hooks pack; None: a plan packs.
+        multiple: pad the row to the next multiple of this; give the capacity to have one shape only.
+
+    Example:
+        >>> encoder = ImageTextTaskEncoder(tokenizer.encode, image_token=151_655, end_token=151_645)
+        >>> dataset = get_train_dataset("coco", batching=BestFit(Capacity(8192)), task_encoder=encoder,
+        ...                             worker_config=config)
+    """
+
+    decoder = SampleDecoder(image_decode="torchrgb")
+
+    def __init__(
+        self,
+        tokenize: Callable[[str], Sequence[int]],
+        *,
+        image_token: int,
+        end_token: int,
+        pad: int | None = None,
+        patch: int = 14,
+        merge: int = 2,
+        max_image_tokens: int | None = None,
+        capacity: int | None = None,
+        multiple: int = 1,
+    ):
+        super().__init__()
+        self.tokenize, self.image_token, self.end_token = tokenize, image_token, end_token
+        self.pad, self.multiple = end_token if pad is None else pad, multiple
+        self.token_pixels, self.max_image_tokens, self.pack_capacity = patch * merge, max_image_tokens, capacity
+
+    @stateless(restore_seeds=False)
+    def pieces(self, sample: Any) -> list[tuple[torch.Tensor | str, bool]]:
+        """The images and texts of a sample in their order, and whether the loss counts each.
+
+        Raises:
+            SkipSample: it is of another type.
+        """
+        match sample:
+            case CaptioningSample():
+                return [(sample.image, False), (sample.caption, True)]
+            case InterleavedSample():
+                return [(piece, isinstance(piece, str)) for piece in sample.sequence]
+            case VQASample() if sample.answers:
+                return [(sample.image, False), (sample.context, False), (sample.answers[0], True)]
+            case OCRSample():
+                return [(sample.image, False), (sample.text, True)]
+            case TextSample():
+                return [(sample.text, True)]
+        raise SkipSample(f"cannot make a row of a {type(sample).__name__}")
+
+    @stateless(restore_seeds=False)
+    def encode_sample(self, sample: Any) -> TokenSequence:
+        """The row of one sample. Its media are ``image``, ``image_grids`` and ``image_starts``."""
+        tokens: list[int] = []
+        counted: list[bool] = []
+        images: list[torch.Tensor] = []
+        starts: list[int] = []
+        for piece, counts in self.pieces(sample):
+            if isinstance(piece, str):
+                made = list(self.tokenize(piece))
+            else:
+                images.append(self._resized(piece))
+                starts.append(len(tokens))
+                made = [self.image_token] * math.prod(self._grid(images[-1]))
+            tokens += made
+            counted += [counts] * len(made)
+        counted += counted[-1:]  # the end counts if what is before it does
+        if not any(counted[1:]):
+            raise SkipSample("nothing in it that the loss would count")
+        row, labels, mask = next_token_pairs(torch.tensor([*tokens, self.end_token]), torch.tensor(counted))
+        media: dict[str, Any] = {}
+        if images:
+            grids = torch.tensor([[1, *self._grid(image)] for image in images])
+            media = {"image": images, "image_grids": grids, "image_starts": torch.tensor(starts)}
+        return TokenSequence.derive_from(sample, tokens=row, labels=labels, loss_mask=mask, media=media)
+
+    @stateless(restore_seeds=False)
+    def pack_selected_samples(self, samples: list[TokenSequence]) -> SelectedSamples:
+        """A pack, where hooks pack."""
+        return SelectedSamples.derive_from(samples[0], samples=samples)
+
+    @stateless(restore_seeds=False)
+    def batch(self, samples: list[Any]) -> ImageTextRow:
+        """One row of the samples that the plan put together, or of the packs that hooks made. No samples make an empty
+        row."""
+        flat: list[TokenSequence] = []
+        for one in samples:
+            flat += one.samples if isinstance(one, SelectedSamples) else [one]
+        row = pack_sequences(flat, pad=self.pad, multiple=self.multiple)
+        media, owners = dict(row.media), dict(row.media_samples)
+        none = torch.zeros(0, dtype=torch.int64)
+        grids, starts = media.pop("image_grids", none.view(0, 3)), media.pop("image_starts", none)
+        owner = owners.get("image", none)
+        begins = row.cu_seqlens.to(torch.int64)
+        assert isinstance(grids, torch.Tensor) and isinstance(starts, torch.Tensor)
+        places = []
+        for number, size in enumerate(begins.diff().tolist()):
+            mine = owner == number  # none, of the padding at the end
+            places.append(mrope_positions(size, starts[mine].tolist(), grids[mine].tolist()))
+        fields = {name: getattr(row, name) for name in _FIELDS}
+        return ImageTextRow(
+            **fields,
+            media={name: items for name, items in media.items() if name == "image"},
+            media_samples={name: items for name, items in owners.items() if name == "image"},
+            mrope_position_ids=torch.cat([none.view(0).expand(3, 0), *places], dim=1)[:, None],
+            image_grids=grids,
+            image_starts=starts + begins[owner],
+        )
+
+    @stateless(restore_seeds=False)
+    def empty_batch(self, like: Any, rows: int) -> ImageTextRow:
+        """A row for a rank that finds no samples left."""
+        return self.batch([])
+
+    def _grid(self, image: torch.Tensor) -> tuple[int, int]:
+        """Rows and columns of an image, in tokens."""
+        return image.shape[-2] // self.token_pixels, image.shape[-1] // self.token_pixels
+
+    def _resized(self, image: torch.Tensor) -> torch.Tensor:
+        """An image with sides that are whole tokens, and not too many of them, in about its proportions."""
+        if image.dim() != 3 or min(image.shape) < 1:
+            raise UsageError(f"an image of shape {list(image.shape)}", fix="give [channels, height, width]")
+        sides = [size / self.token_pixels for size in image.shape[-2:]]
+        most = self.max_image_tokens
+        if most is not None and math.prod(max(1, round(side)) for side in sides) > most:
+            shrink = math.sqrt(most / math.prod(sides))
+            sides = [max(1, math.floor(side * shrink)) for side in sides]
+            sides = [min(side, most // min(sides)) for side in sides]  # where the shorter one was made a token long
+        size = tuple(max(1, round(side)) * self.token_pixels for side in sides)
+        if tuple(image.shape[-2:]) == size:
+            return image
+        return F.interpolate(image[None], size=size, mode="bilinear", antialias=True)[0].clamp(0.0, 1.0)
+
+
+#: What a row has of a packed batch as it is.
+_FIELDS = (
+    *("__key__", "__restore_key__", "__subflavors__", "__sources__", "tokens", "labels", "loss_mask", "position_ids"),
+    *("num_tokens", "num_loss_tokens", "sample_ids", "cu_seqlens", "max_seqlen", "segment_ids"),
+)

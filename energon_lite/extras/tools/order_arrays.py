@@ -1,0 +1,294 @@
+"""The order as arrays on disk, for programs that want arrays: Megatron's blend index, and a shuffle made ahead of time.
+
+Nothing in this library needs them. The blend index is the pair that Megatron-Core's blended data set reads: of each
+sample the data set, and its number in that data set's own stream. The counts are exact at the end (largest remainder,
+as in Lyuwen Fu, "Finding efficiency gains in data loading procedure in Megatron Core framework", 2024), and at the end
+of each block of 4,096 samples they are within one sample of their share. Any block can be computed alone: so slices
+are written by all cores and all ranks at once, each in bounded memory, and the bytes do not depend on who wrote what.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import astuple
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon_lite.errors import UsageError, WorkerError
+from energon_lite.order.blend import Layout, integer_shares
+from energon_lite.order.block_counts import BLOCK, BlockCounts
+from energon_lite.order.permutation import MAX_LENGTH, permute_array
+from energon_lite.order.stages import StagedBlend, WeightStage, check_stages
+from energon_lite.storage.files.atomic_file import flush_files
+
+__all__ = ["DATASET_INDEX", "SAMPLE_INDEX", "build_blend_index", "shuffle_ahead"]
+
+DATASET_INDEX = "dataset_index.npy"
+SAMPLE_INDEX = "dataset_sample_index.npy"
+
+#: Blocks written at once: 2.5 MiB.
+_BLOCKS_AT_ONCE = 64
+#: A slice shorter than this is not worth a process of its own.
+_WORTH_A_PROCESS = 1 << 20
+
+Ints = NDArray[np.int64]
+#: What the arrays are computed from, as plain data: the counts of each data set, or stages and the length, or the
+#: length of a permutation; and the key.
+Recipe = dict[str, Any]
+
+
+def build_blend_index(
+    weights: Sequence[float] | Sequence[WeightStage],
+    n: int,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    key: int = 0,
+    workers: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    barrier: Callable[[], object] | None = None,
+) -> tuple[NDArray[np.int16], Ints]:
+    """Write a blend of ``n`` samples as two arrays.
+
+    Args:
+        weights: one positive number a data set; only ratios count. Or stages, where weights change along the way:
+            counts are then within one sample of the integral of the share, at the end too.
+        n: samples in all.
+        path: a folder to be made, which appears when both files in it are whole; None: arrays in memory, computed by
+            this process alone.
+        key: another key, another interleaving; the counts stay.
+        workers: processes of this rank; None: one a core. A short array takes fewer.
+        rank, world_size, barrier: to share the work with other processes that see the same folder and call this with
+            the same arguments. ``barrier()`` returns when all of them have called it.
+
+    Returns:
+        ``(data set of each sample [n] int16, its number in that data set's stream [n] int64)``, read-only and mapped
+        from the files where there are files. Numbers go 0, 1, 2, ... in each data set, to its count.
+
+    Raises:
+        UsageError: more than 32,767 data sets, a weight that is not positive, a folder that is there already, ranks
+            without a barrier.
+
+    Example:
+        >>> data_set, sample = build_blend_index([3, 1], 8)
+        >>> np.bincount(data_set).tolist(), sample[data_set == 1].tolist()
+        ([6, 2], [0, 1])
+    """
+    recipe = _recipe(weights, n) | {"key": key}
+    _check_ranks(rank, world_size, barrier)
+    if path is None:
+        data_set, sample = np.empty(n, dtype=np.int16), np.empty(n, dtype=np.int64)
+        for start, (leaves, positions) in _chunks(recipe, 0, _blocks(n)):
+            data_set[start : start + len(leaves)] = leaves
+            sample[start : start + len(leaves)] = positions
+        return data_set, sample
+    final = os.path.abspath(os.fspath(path))
+    if os.path.exists(final):
+        raise UsageError("there is something at this path already", where=final, fix="remove it, or give another path")
+    wait = barrier or (lambda: None)
+    unfinished = os.path.join(os.path.dirname(final), f".{os.path.basename(final)}.unfinished")
+    paths = [os.path.join(unfinished, name) for name in (DATASET_INDEX, SAMPLE_INDEX)]
+    if rank == 0:
+        shutil.rmtree(unfinished, ignore_errors=True)  # left by a build that was killed
+        os.makedirs(unfinished)
+        for file, dtype in zip(paths, (np.int16, np.int64), strict=True):
+            np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=(n,))
+    wait()
+    first, stop = (_blocks(n) * r // world_size for r in (rank, rank + 1))
+    worth = max(1, (stop - first) * BLOCK // _WORTH_A_PROCESS)
+    workers = max(1, min(workers or os.cpu_count() or 1, worth))
+    if workers == 1:
+        with _opened(paths) as files:
+            _fill(files, recipe, first, stop)
+    else:
+        _fill_in_children(paths, recipe, first, stop, workers)
+    wait()
+    if rank == 0:
+        flush_files(paths)
+        os.rename(unfinished, final)
+    wait()
+    data_set, sample = (np.load(os.path.join(final, name), mmap_mode="r") for name in (DATASET_INDEX, SAMPLE_INDEX))
+    return data_set, sample
+
+
+def shuffle_ahead(
+    n: int, key: int, *, folder: str | os.PathLike[str] | None = None, workers: int = 1
+) -> Future[NDArray[np.int64]]:
+    """Compute a whole permutation in the background, knowing nothing but its length.
+
+    Child processes do it, because a thread would wait for the interpreter at each of some hundred numpy calls per
+    16,384 elements while the main thread is opening data sets.
+
+    Args:
+        n: length.
+        key: 64 bits; the result equals ``permute_array(np.arange(n), n, key)``.
+        folder: where the 8 bytes an element lie; the file has no name once it is complete. None: the folder for
+            temporary files.
+        workers: processes.
+
+    Returns:
+        The future array, ``[n]`` int64, read-only and mapped from the file.
+
+    Example:
+        >>> order = shuffle_ahead(1000, key=7)
+        >>> order.result()[:3].tolist() == permute_array(np.arange(3), 1000, 7).tolist()
+        True
+    """
+    if not 1 <= n <= MAX_LENGTH:
+        raise UsageError(f"a permutation of {n} elements", fix="give a length from 1 to 2**62")
+    executor = ThreadPoolExecutor(1, thread_name_prefix="shuffle-ahead")
+    future = executor.submit(_shuffle, n, key, folder, max(1, workers))
+    executor.shutdown(wait=False)
+    return future
+
+
+# -- what is computed -----------------------------------------------------------------------------------------------
+
+
+def _recipe(weights: Sequence[float] | Sequence[WeightStage], n: int) -> Recipe:
+    stages = [stage for stage in weights if isinstance(stage, WeightStage)]
+    numbers = [weight for weight in weights if not isinstance(weight, WeightStage)]
+    if stages and numbers:
+        raise UsageError("stages and numbers among the weights", fix="give stages only, or numbers only")
+    leaves = len(stages[0].weights) if stages else len(numbers)
+    limit = np.iinfo(np.int16).max
+    if leaves > limit:
+        raise UsageError(
+            f"{leaves} data sets: a blend index numbers at most {limit}, in 16 bits",
+            fix="merge small data sets; or use a blend without arrays, which has no such limit",
+        )
+    if not 1 <= n <= MAX_LENGTH:
+        raise UsageError(f"a blend index of {n} samples", fix="give a length from 1 to 2**62")
+    if not stages:
+        return {"counts": integer_shares(numbers, n).tolist()}
+    check_stages(stages, leaves)
+    return {"stages": [astuple(stage) for stage in stages], "length": n}
+
+
+def _blocks(n: int) -> int:
+    return -(-n // BLOCK)
+
+
+def _chunks(recipe: Recipe, first: int, stop: int) -> Iterator[tuple[int, list[NDArray[Any]]]]:
+    """The columns of blocks ``first .. stop``, some blocks at a time, each with the position of its first row."""
+    key = recipe["key"]
+    blend = recipe.get("stages") and StagedBlend(
+        [WeightStage(*stage) for stage in recipe["stages"]], key, recipe["length"]
+    )
+    layout = "counts" in recipe and Layout(BlockCounts(np.array(recipe["counts"], dtype=np.int64)), key)
+    for chunk in range(first, stop, _BLOCKS_AT_ONCE):
+        last = min(chunk + _BLOCKS_AT_ONCE, stop)
+        start = chunk * BLOCK
+        if layout:
+            blocks = [layout.block(number) for number in range(chunk, last)]
+            data_set = np.concatenate([block.leaf for block in blocks]).astype(np.int16)
+            yield start, [data_set, np.concatenate([block.position for block in blocks])]
+            continue
+        rows = np.arange(start, min(last * BLOCK, recipe["length"]))
+        if blend:
+            leaf, sample = blend.lookup(rows)
+            yield start, [leaf.astype(np.int16), sample]
+        else:
+            yield start, [permute_array(rows, recipe["length"], key)]
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(paths: Sequence[str]) -> Iterator[list[tuple[int, int]]]:
+    """Of each array file the descriptor and where its elements begin."""
+    with ExitStack() as ends:
+        # Not written through the mapping: its pages would count as this process's memory.
+        yield [
+            (ends.enter_context(open(path, "r+b", buffering=0)).fileno(), np.load(path, mmap_mode="r").offset)
+            for path in paths
+        ]
+
+
+def _fill(files: Sequence[tuple[int, int]], recipe: Recipe, first: int, stop: int, parent: int | None = None) -> None:
+    """Write blocks ``first .. stop`` into array files, one for each column.
+
+    A child knows files, not paths: if its ``parent`` was killed, another build may have put its own files there.
+    """
+    for start, columns in _chunks(recipe, first, stop):
+        if parent is not None and os.getppid() != parent:
+            raise SystemExit("the process that asked for this is gone")
+        for (file, offset), values in zip(files, columns, strict=True):
+            rest, place = values.tobytes(), offset + start * values.itemsize
+            while rest:
+                written = os.pwrite(file, rest, place)
+                rest, place = rest[written:], place + written
+
+
+def _shuffle(n: int, key: int, folder: str | os.PathLike[str] | None, workers: int) -> Ints:
+    handle, path = tempfile.mkstemp(prefix="shuffle-", suffix=".npy", dir=folder)
+    os.close(handle)
+    try:
+        np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=(n,))
+        _fill_in_children([path], {"length": n, "key": key}, 0, _blocks(n), workers)
+        order: Ints = np.load(path, mmap_mode="r")
+        return order
+    finally:
+        os.unlink(path)
+
+
+# -- child processes ------------------------------------------------------------------------------------------------
+
+# Plain children that get their job as JSON. Nothing of the caller is forked or imported again, as multiprocessing
+# would, nor torch: they start in a tenth of a second.
+_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from energon_lite.extras.tools.order_arrays import serve; serve()"
+
+
+def serve() -> None:
+    """The main function of a child process."""
+    _fill(**json.load(sys.stdin))
+
+
+def _fill_in_children(paths: Sequence[str], recipe: Recipe, first: int, stop: int, workers: int) -> None:
+    """:func:`_fill`, by so many processes."""
+    bounds = [first + (stop - first) * worker // workers for worker in range(workers + 1)]
+    with _opened(paths) as files, ExitStack() as ends:
+        # The parent is told, not asked for: it may be gone by then.
+        job = {"files": files, "recipe": recipe, "parent": os.getpid()}
+        children: list[subprocess.Popen[str]] = []
+        for start, end in pairwise(bounds):
+            child = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, *sys.path],
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[file for file, _ in files],
+                text=True,
+                errors="replace",
+            )
+            children.append(ends.enter_context(child))  # its pipes are closed, and it is waited for
+            ends.callback(child.kill)
+            assert child.stdin is not None
+            with suppress(BrokenPipeError), child.stdin as pipe:  # it has ended already; its own words say why
+                json.dump(job | {"first": start, "stop": end}, pipe)
+        for child in children:
+            assert child.stderr is not None
+            words = child.stderr.read()
+            if child.wait():
+                raise WorkerError(
+                    f"a process that writes arrays ended with {child.returncode}\n{words}",
+                    fix="see what it said; if memory was short, use fewer workers",
+                )
+
+
+def _check_ranks(rank: int, world_size: int, barrier: object) -> None:
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} of {world_size}", fix="give 0 <= rank < world_size")
+    if world_size > 1 and barrier is None:
+        raise UsageError(f"{world_size} ranks without a barrier", fix="give a function that waits for all ranks")

@@ -1,0 +1,38 @@
+"""Chains of torchvision's geometric transforms as one warp: the pixels are interpolated once, and no intermediate image
+is made.
+
+>>> from torchvision import transforms as T
+>>> augment = MergeTransform([T.RandomRotation(20), T.RandomResizedCrop(224), T.RandomHorizontalFlip()])
+>>> augment(image).size
+(224, 224)
+
+Each transform becomes a mapper, which says how it moves the points of the plane (a 3 x 3 matrix) and which size is
+left; the random numbers are drawn as torchvision draws them. Needs torchvision. The idea is Megatron-Energon's.
+"""
+
+from energon_lite.extras.tools.transforms.mapper import CustomTransform, TransformMapper
+from energon_lite.extras.tools.transforms.mappers import (
+    CenterCropMapper,
+    RandomCropMapper,
+    RandomHorizontalFlipMapper,
+    RandomPerspectiveMapper,
+    RandomResizedCropMapper,
+    RandomRotationMapper,
+    RandomVerticalFlipMapper,
+    ResizeMapper,
+)
+from energon_lite.extras.tools.transforms.merge import MergeTransform
+
+__all__ = [
+    "CenterCropMapper",
+    "CustomTransform",
+    "MergeTransform",
+    "RandomCropMapper",
+    "RandomHorizontalFlipMapper",
+    "RandomPerspectiveMapper",
+    "RandomResizedCropMapper",
+    "RandomRotationMapper",
+    "RandomVerticalFlipMapper",
+    "ResizeMapper",
+    "TransformMapper",
+]

@@ -1,0 +1,227 @@
+"""The mappers of torchvision's geometric transforms. Each draws the random numbers that torchvision would draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from energon_lite.errors import UsageError
+from energon_lite.extras.tools.transforms.mapper import Matrix, Moved, Size, TransformMapper
+
+try:
+    from torchvision import transforms as T
+except ImportError as error:
+    how = "pip install 'energon-lite[vision]'"
+    raise ImportError(f"energon_lite.extras.tools.transforms needs torchvision: {how} ({error})") from error
+
+__all__ = [
+    "CenterCropMapper",
+    "RandomCropMapper",
+    "RandomHorizontalFlipMapper",
+    "RandomPerspectiveMapper",
+    "RandomResizedCropMapper",
+    "RandomRotationMapper",
+    "RandomVerticalFlipMapper",
+    "ResizeMapper",
+]
+
+
+class ResizeMapper(TransformMapper[T.Resize]):
+    """``Resize``, without its smoothing of what is made smaller."""
+
+    source_type = T.Resize
+
+    def apply_transform(self, matrix: Matrix, dst_size: Size) -> Moved:
+        size = self.transform.size
+        numbers = _numbers(size)
+        height, width = numbers if len(numbers) == 2 else self._by_shorter_side(dst_size)
+        matrix = self.scale(width / dst_size[1], height / dst_size[0]) @ matrix
+        return matrix, _size(height, width), ("Resize", size)
+
+    def _by_shorter_side(self, dst_size: Size) -> tuple[int, int]:
+        shorter, longer = _numbers(self.transform.size)[0], self.transform.max_size
+        low, high = int(dst_size.min()), int(dst_size.max())
+        if longer is not None and longer <= shorter:
+            raise UsageError(
+                f"Resize(size={shorter}, max_size={longer}): the longer side would be the shorter one",
+                fix="give a max_size above size",
+            )
+        side = int(shorter * high / low)
+        if longer is not None and side > longer:
+            shorter, side = int(longer * shorter / side), longer
+        return (side, shorter) if dst_size[1] <= dst_size[0] else (shorter, side)
+
+    def interpolation(self) -> Any:
+        return self.transform.interpolation
+
+
+class RandomResizedCropMapper(TransformMapper[T.RandomResizedCrop]):
+    """``RandomResizedCrop``, without its smoothing of what is made smaller."""
+
+    source_type = T.RandomResizedCrop
+
+    def apply_transform(self, matrix: Matrix, dst_size: Size) -> Moved:
+        top, left, height, width = self.transform.get_params(
+            _no_image(dst_size), list(self.transform.scale), list(self.transform.ratio)
+        )
+        wanted = self.transform.size
+        matrix = self.scale(wanted[1] / width, wanted[0] / height) @ self.translate(-left, -top) @ matrix
+        return matrix, _size(*wanted), ("RandomResizedCrop", (top, left, height, width))
+
+    def interpolation(self) -> Any:
+        return self.transform.interpolation
+
+
+class RandomHorizontalFlipMapper(TransformMapper[T.RandomHorizontalFlip]):
+    """``RandomHorizontalFlip``."""
+
+    source_type = T.RandomHorizontalFlip
+
+    def apply_transform(self, matrix: Matrix, dst_size: Size) -> Moved:
+        flips = bool(torch.rand(1) < self.transform.p)
+        if flips:
+            matrix = self.translate(dst_size[1], 0) @ self.hflip() @ matrix
+        return matrix, dst_size, ("RandomHorizontalFlip", flips)
+
+
+class RandomVerticalFlipMapper(TransformMapper[T.RandomVerticalFlip]):
+    """``RandomVerticalFlip``."""
+
+    source_type = T.RandomVerticalFlip
+
+    def apply_transform(self, matrix: Matrix, dst_size: Size) -> Moved:
+        flips = bool(torch.rand(1) < self.transform.p)
+        if flips:
+            matrix = self.translate(0, dst_size[0]) @ self.vflip() @ matrix
+        return matrix, dst_size, ("RandomVerticalFlip", flips)
+
+
+class RandomRotationMapper(TransformMapper[T.RandomRotation]):
+    """``RandomRotation``; the size after ``expand`` is Pillow's."""
+
+    source_type = T.RandomRotation
+
+    def apply_transform(self, matrix: Matrix, dst_size: Size) -> Moved:
+        degrees = self.transform.get_params(self.transform.degrees)
+        turn = self.rotate(np.deg2rad(degrees))
+        height, width = dst_size
+        x, y = self.transform.center or (width / 2, height / 2)
+        matrix = self.translate(x, y) @ turn @ self.translate(-x, -y) @ matrix
+        if self.transform.expand:
+            # As Pillow does it: the corners are those of the way back, and are rounded outwards.
+            corners = np.array([(0, width, width, 0), (0, 0, height, height), (1, 1, 1, 1)])
+            corners = (self.translate(x, y) @ turn.T @ self.translate(-x, -y) @ corners)[:2].round(9)
+            wide, high = np.ceil(corners.max(1)) - np.floor(corners.min(1))
+            matrix = self.translate((wide - width) / 2, (high - height) / 2) @ matrix
+            dst_size = _size(high, wide)
+        return matrix, dst_size, ("RandomRotation", degrees)
+
+    def fill(self) -> Any:
+        return self.transform.fill
+
+    def interpolation(self) -> Any:
+        return self.transform.interpolation
+
+
+class RandomCropMapper(TransformMapper[T.RandomCrop]):
+    """``RandomCrop``, with a border of constant color."""
+
+    source_type = T.RandomCrop
+
+    def __init__(self, transform: T.RandomCrop):
+        super().__init__(transform)
+        if transform.padding_mode != "constant":
+            raise UsageError(
+                f"RandomCrop(padding_mode={transform.padding_mode!r}) cannot be merged: the border would show pixels "
+                "twice",
+                fix='give padding_mode="constant", or leave RandomCrop out of MergeTransform and apply it behind',
+            )
+
+    def apply_transform(self, matrix: Matrix, dst_size: Size) -> Moved:
+        wanted = _size(*self.transform.size)
+        left, top, right, bottom = _borders(self.transform.padding)
+        if self.transform.pad_if_needed:
+            missing = np.maximum(wanted - dst_size - (top + bottom, left + right), 0)
+            left, right, top, bottom = left + missing[1], right + missing[1], top + missing[0], bottom + missing[0]
+        matrix = self.translate(left, top) @ matrix
+        dst_size = dst_size + np.array((top + bottom, left + right))
+        if (dst_size < wanted).any():
+            raise UsageError(
+                f"RandomCrop(size={tuple(wanted)}) of an image that is {tuple(dst_size)} (height, width)",
+                fix="give pad_if_needed=True, or a smaller size",
+            )
+        top, left, *_ = self.transform.get_params(_no_image(dst_size), self.transform.size)
+        return self.translate(-left, -top) @ matrix, wanted, ("RandomCrop", (left, top, *wanted))
+
+    def fill(self) -> Any:
+        return self.transform.fill
+
+
+class RandomPerspectiveMapper(TransformMapper[T.RandomPerspective]):
+    """``RandomPerspective``."""
+
+    source_type = T.RandomPerspective
+
+    def apply_transform(self, matrix: Matrix, dst_size: Size) -> Moved:
+        startpoints = endpoints = None
+        if torch.rand(1) < self.transform.p:
+            startpoints, endpoints = self.transform.get_params(
+                int(dst_size[1]), int(dst_size[0]), self.transform.distortion_scale
+            )
+            matrix = _homography(startpoints, endpoints) @ matrix
+        return matrix, dst_size, ("RandomPerspective", startpoints, endpoints)
+
+    def fill(self) -> Any:
+        return self.transform.fill
+
+    def interpolation(self) -> Any:
+        return self.transform.interpolation
+
+
+class CenterCropMapper(TransformMapper[T.CenterCrop]):
+    """``CenterCrop``; around a smaller image there is a border."""
+
+    source_type = T.CenterCrop
+
+    def apply_transform(self, matrix: Matrix, dst_size: Size) -> Moved:
+        numbers = _numbers(self.transform.size)
+        wanted = _size(numbers[0], numbers[-1])
+        # What is missing goes half to each side, rounded down on the first; what is too much is rounded as Python does.
+        missing = np.maximum(wanted - dst_size, 0)
+        cut = [round(int(spare) / 2) for spare in np.maximum(dst_size - wanted, 0)]
+        top, left = missing // 2 - cut
+        return self.translate(left, top) @ matrix, wanted, ("CenterCrop", (top, left, *wanted))
+
+
+def _homography(startpoints: Sequence[Sequence[float]], endpoints: Sequence[Sequence[float]]) -> Matrix:
+    """The matrix that brings four points (x, y) to the places of four others: eight equations for its eight free
+    entries, two from each point."""
+    rows, right = [], []
+    for (x, y), (u, v) in zip(startpoints, endpoints, strict=True):
+        rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
+        right += [u, v]
+    entries = np.linalg.solve(np.array(rows, np.float64), np.array(right, np.float64))
+    matrix: Matrix = np.append(entries, 1.0).reshape(3, 3)
+    return matrix
+
+
+def _numbers(size: int | Sequence[int]) -> tuple[int, ...]:
+    return (size,) if isinstance(size, int) else tuple(size)
+
+
+def _size(height: float, width: float) -> Size:
+    return np.array((height, width), np.int64)
+
+
+def _no_image(size: Size) -> torch.Tensor:
+    """Something with the size of an image, for those of torchvision's functions that look at nothing else."""
+    return torch.empty(1, int(size[0]), int(size[1]), device="meta")
+
+
+def _borders(padding: int | Sequence[int] | None) -> tuple[int, int, int, int]:
+    """Left, top, right, bottom, in torchvision's way of giving one, two or four numbers."""
+    numbers = _numbers(padding or 0)
+    return tuple((numbers * 4)[:4])  # type: ignore[return-value]

@@ -1,1 +1,0 @@
-"""Data sets as objects, by Energon's names: factories that a dataset.yaml may name, and metadatasets."""

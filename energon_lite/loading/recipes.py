@@ -1,0 +1,250 @@
+"""Functions from a path to a loader, for most users, with Energon's names and keywords."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from energon_lite.config.metadataset import LeafSpec
+from energon_lite.errors import UsageError
+from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder
+from energon_lite.loading.dataset_request import DatasetRequest, find_specs
+from energon_lite.loading.energon_compat import called_as, grouped_keywords, loader_arguments, with_decoder
+from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.leaves import PathOrDict
+from energon_lite.loading.loader import DataLoader
+from energon_lite.loading.makers.pack_selection import packing_buffer
+from energon_lite.loading.makers.user_frames import short_traceback
+from energon_lite.loading.options import ByTokens, Chunks, Reading
+from energon_lite.loading.savable_loader import SavableDataLoader
+from energon_lite.loading.token_batching import Batching
+from energon_lite.worker_config import WorkerConfig
+
+__all__ = [
+    "get_loader",
+    "get_processing_dataset",
+    "get_processing_datasets",
+    "get_savable_loader",
+    "get_train_dataset",
+    "get_val_dataset",
+    "get_val_datasets",
+]
+
+#: Neighbours that are read together from slow storage in validation, where samples are in stored order.
+_VAL_RUN = 64
+
+
+@short_traceback
+def get_train_dataset(
+    path: PathOrDict,
+    *,
+    split_part: str = "train",
+    worker_config: WorkerConfig,
+    batch_size: int | None = None,
+    batch_drop_last: bool = False,
+    packing_buffer_size: int | None = None,
+    shuffle_buffer_size: int | None = None,
+    max_samples_per_sequence: int | None = None,
+    virtual_epoch_length: int = 0,
+    shuffle_over_epochs_multiplier: int | None = 1,
+    task_encoder: TaskEncoder | None = None,
+    repeat: bool = True,
+    batching: ByTokens | Batching | None = None,
+    chunks: Chunks | None = None,
+    reading: Reading | None = None,
+    **kwargs: Any,
+) -> SavableDataset:
+    """Make a shuffled, blended, endless data set for training.
+
+    The arguments up to ``repeat`` are Energon's; additions of this library are in the three groups after it.
+
+    Args:
+        path: a prepared folder (or its URL, such as ``s3://bucket/coco``), a ``.jsonl`` file, a metadataset ``.yaml``,
+            or one as a dict.
+        split_part: the split to read, unless the YAML names another.
+        worker_config: rank and workers of this process.
+        batch_size: samples in a micro-batch; None: single samples without batches, or as ``batching`` says.
+        batch_drop_last: with ``repeat=False``: leave out samples that do not fill a batch on every rank.
+        packing_buffer_size: pack samples with ``select_samples_to_pack`` and ``pack_selected_samples``, which get this
+            number of samples at a time. None: no packing; but with ``pack_capacity`` of the task encoder, 128.
+        shuffle_buffer_size: width, in samples of one leaf's stream, of the windows inside which sequences are mixed. No
+            buffer exists: the order is computed. None: mix everything.
+        max_samples_per_sequence: length of the sequences of neighbours that are read one after the other, for storage
+            with slow random access. None: single samples. Both must be given to have an effect.
+        virtual_epoch_length: batches per rank after which a ``for`` loop ends; the next loop continues. 0: never.
+        shuffle_over_epochs_multiplier: 1: each epoch is a permutation. n: n epochs are mixed. -1: draw with
+            replacement. None: do not shuffle.
+        task_encoder: the hooks; None: :class:`~energon_lite.DefaultTaskEncoder`.
+        repeat: False: one ``for`` loop is one pass over the data set, or one epoch of a ``blend_epochized``. A blend by
+            weight is endless.
+        batching: instead of ``batch_size``: micro-batches by tokens, made by a strategy such as
+            ``BestFit(Capacity(12_000))``; see :class:`~energon_lite.ByTokens`.
+        chunks: the samples that are processed together; see :class:`~energon_lite.Chunks`.
+        reading: settings for interpreting and reading files; see :class:`~energon_lite.Reading`.
+        kwargs: the fields of the groups may be given here directly, as ``subflavors`` in Energon. Energon's other
+            keywords are accepted if they have no effect here.
+
+    Raises:
+        ConfigError, DatasetError: a file has a mistake; the message has its place and the fix.
+        UsageError: the arguments are inconsistent.
+
+    Example:
+        >>> dataset = get_train_dataset("blend.yaml", batch_size=4, shuffle_buffer_size=1000,
+        ...                             max_samples_per_sequence=100, reading=Reading(subflavors={"run": 7}),
+        ...                             worker_config=WorkerConfig.default_worker_config())
+        >>> for batch in get_savable_loader(dataset): ...
+    """
+    groups = grouped_keywords(get_train_dataset, kwargs, batching, chunks, reading)
+    encoder = with_decoder(DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_train_dataset)
+    packing = packing_buffer(encoder, packing_buffer_size, by_tokens=groups[0] is not None)
+    request = DatasetRequest(split_part, worker_config, batch_size, batch_drop_last, packing, encoder, *groups)
+    if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
+        raise UsageError(
+            f"virtual_epoch_length is {virtual_epoch_length} with repeat={repeat}", fix="give 0, or repeat=True"
+        )
+    return request.mixed(
+        path,
+        repeat,
+        max_samples_per_sequence,
+        shuffle_buffer_size,
+        shuffle_over_epochs_multiplier,
+        virtual_epoch_length,
+    )
+
+
+@short_traceback
+def get_val_dataset(
+    path: PathOrDict | LeafSpec,
+    *,
+    split_part: str = "val",
+    worker_config: WorkerConfig,
+    batch_size: int | None = None,
+    batch_drop_last: bool = False,
+    packing_buffer_size: int | None = None,
+    limit: int | None = None,
+    task_encoder: TaskEncoder | None = None,
+    batching: ByTokens | Batching | None = None,
+    chunks: Chunks | None = None,
+    reading: Reading | None = None,
+    **kwargs: Any,
+) -> SavableDataset:
+    """Make a data set for validation: unshuffled, each sample exactly once in each ``for`` loop, over all ranks.
+
+    The leaves come one after the other. All ranks make the same number of steps. In the last one, ranks without samples
+    get an empty batch (see ``TaskEncoder.empty_batch``), so a loop with collectives does not hang, and no sample counts
+    twice.
+
+    Args:
+        path: as for :func:`get_train_dataset`; or a leaf's description, as :func:`get_val_datasets` returns it.
+        limit: largest number of batches per rank in a loop. A loop resumed on other ranks ends with the same batch.
+        batch_drop_last: leave out samples that do not fill a batch on every rank.
+
+    The other arguments and errors are those of :func:`get_train_dataset`. Weights and repetitions of a blend are
+    ignored; subsets apply.
+    """
+    groups = grouped_keywords(get_val_dataset, kwargs, batching, chunks, reading)
+    encoder = with_decoder(DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_val_dataset)
+    packing = packing_buffer(encoder, packing_buffer_size, by_tokens=groups[0] is not None)
+    request = DatasetRequest(split_part, worker_config, batch_size, batch_drop_last, packing, encoder, *groups)
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
+    return request.in_order("val", path, run=_VAL_RUN, limit=limit)
+
+
+@called_as(get_val_dataset)
+@short_traceback
+def get_val_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableDataset, LeafSpec]]:
+    """Apply :func:`get_val_dataset` to each leaf separately, and return it with the leaf's description, for metrics."""
+    return _each_leaf(get_val_dataset, get_val_datasets, args, kwargs)
+
+
+@short_traceback
+def get_processing_dataset(
+    path: PathOrDict | LeafSpec,
+    *,
+    split_part: str = "train",
+    worker_config: WorkerConfig,
+    batch_size: int | None = None,
+    task_encoder: TaskEncoder | None = None,
+    chunks: Chunks | None = None,
+    reading: Reading | None = None,
+    **kwargs: Any,
+) -> SavableDataset:
+    """Make a data set for jobs that process all samples once, such as captioning: unshuffled, leaf by leaf.
+
+    All ranks together get each sample exactly once. They need not be in step: a rank ends when it has no samples left,
+    possibly one step before others, and gets no batch without samples. A rank that is restored after its end gets no
+    more samples. Skips and failures are counted.
+
+    Args:
+        batch_size: samples in a batch; None: single samples.
+
+    The other arguments and errors are those of :func:`get_train_dataset`. Weights and repetitions of a blend are
+    ignored; subsets and filters apply. A data set that a blend names twice is processed twice.
+
+    Example:
+        >>> dataset = get_processing_dataset("coco", task_encoder=Decode(), worker_config=config)
+        >>> with get_savable_loader(dataset) as loader:
+        ...     for sample in loader:
+        ...         captions.write(sample.__key__, model.describe(sample.image))
+    """
+    groups = grouped_keywords(get_processing_dataset, kwargs, None, chunks, reading)
+    encoder = with_decoder(
+        DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_processing_dataset
+    )
+    request = DatasetRequest(split_part, worker_config, batch_size, False, None, encoder, *groups)
+    # With several ranks, a sequence of neighbours would be fetched by each of them.
+    run = _VAL_RUN if worker_config.world_size == 1 else None
+    return request.in_order("processing", path, run=run, once=True)
+
+
+@called_as(get_processing_dataset)
+@short_traceback
+def get_processing_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableDataset, LeafSpec]]:
+    """Apply :func:`get_processing_dataset` to each leaf separately, and return it with the leaf's description."""
+    return _each_leaf(get_processing_dataset, get_processing_datasets, args, kwargs)
+
+
+@short_traceback
+def get_loader(dataset: SavableDataset, **kwargs: Any) -> DataLoader:
+    """Make a loader whose position cannot be saved; arguments as for :func:`get_savable_loader`."""
+    return DataLoader(dataset, **loader_arguments(dataset, kwargs, get_loader))
+
+
+@short_traceback
+def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoader:
+    """Make a loader whose position can be saved and restored.
+
+    Args:
+        dataset: from :func:`get_train_dataset` or :func:`get_val_dataset`.
+        kwargs: ``prefetch_factor`` (2), ``start_method`` ("fork"), ``watchdog_timeout_seconds`` (60), ``on_timeout``
+            ("warn"), ``skip_steps``, ``quarantine``, ``trace``, ``log_every`` and the others of
+            :class:`~energon_lite.DataLoader`. Energon's keywords for its snapshots and its garbage collection are
+            accepted and have no effect: there are no snapshots.
+
+    Example:
+        >>> loader = get_savable_loader(dataset)
+        >>> state = loader.save_state_rank()
+    """
+    return SavableDataLoader(dataset, **loader_arguments(dataset, kwargs, get_savable_loader))
+
+
+def _each_leaf(
+    function: Callable[..., SavableDataset], called: Callable[..., Any], args: Any, kwargs: Any
+) -> list[tuple[SavableDataset, LeafSpec]]:
+    """Apply a function to each leaf separately.
+
+    Args:
+        called: the function that the user called, for messages.
+    """
+    call = inspect.signature(function).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    path, flat = given.pop("path"), given.pop("kwargs")
+    encoder = DefaultTaskEncoder() if given["task_encoder"] is None else given["task_encoder"]
+    given["task_encoder"] = with_decoder(encoder, flat, called)
+    names = ("batching", "chunks", "reading")
+    groups = zip(names, grouped_keywords(called, flat, *(given.get(name) for name in names)), strict=True)
+    given |= {name: group for name, group in groups if name in given}
+    return [(function(spec, **given), spec) for spec in find_specs(path, given["split_part"], given["reading"])]

@@ -1,1 +1,0 @@
-"""Data sets made of other data sets: limited, repeated, mixed, mapped. Each is a plan over the items of those."""

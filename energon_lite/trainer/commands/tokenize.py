@@ -1,0 +1,108 @@
+"""``energon-lite tokenize``: texts, prompts with responses, or conversations become a data set of tokens."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from energon_lite.cli.job_options import job_options
+from energon_lite.cli.progress import progress
+from energon_lite.errors import UsageError, counted
+from energon_lite.trainer.tokenizing.metadata import read_metadata
+from energon_lite.trainer.tokenizing.run import Input, TokenizeReport, tokenize_files
+from energon_lite.trainer.tokenizing.tasks import TASKS, TOO_LONG, Task
+
+__all__ = ["command"]
+
+
+@click.command(name="tokenize", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("files", nargs=-1, type=click.Path(path_type=str))
+@click.option("--tokenizer", "-t", required=True, help="Folder (or tokenizer.json) of a Hugging Face tokenizer.")
+@click.option("--output", "-o", required=True, help="Folder of the data set that is made.")
+@click.option(
+    "--task", "kind", type=click.Choice(TASKS), default="sft", show_default=True, help="What records are for."
+)
+@click.option(
+    "--prompt-field", "prompt", default="prompt", show_default=True, help="sft: field(s) of the prompt: a or a,b."
+)
+@click.option("--response-field", "response", default="response", show_default=True, help="sft: field of the response.")
+@click.option(
+    "--messages-field", "messages", help="sft: field with a list of {role, content}, instead of prompt and response."
+)
+@click.option("--text-field", "text", help="pt: field of the text.  [default: text, or else content]")
+@click.option(
+    "--text-records",
+    type=click.Choice(["file", "line"]),
+    default="file",
+    show_default=True,
+    help="What a record of a text file is.",
+)
+@click.option("--max-length", type=click.IntRange(min=2), help="Most tokens of an example.")
+@click.option(
+    "--too-long",
+    type=click.Choice(TOO_LONG),
+    default="truncate",
+    show_default=True,
+    help="What happens to an example with more.",
+)
+@click.option(
+    "--begin-token", "begin", help="Text of the first token of each example; '' for none.  [default: the tokenizer's]"
+)
+@click.option("--end-token", "end", help="Text of the last one; '' for none.  [default: the tokenizer's]")
+@click.option("--metadata", help="JSON or YAML file that lists files with their tasks and fields, instead of FILES.")
+@click.option("--split-ratio", default="1,0,0", show_default=True, help="Shares of train, val and test in shards.")
+@click.option("--records-per-shard", type=click.IntRange(min=1), default=10_000, show_default=True)
+@click.option("--force-overwrite", is_flag=True, help="Begin anew where there is a data set already.")
+@click.option("--sqlite/--no-sqlite", default=False, help="Write index.sqlite, which only Energon's tools use.")
+@job_options("Processes.")
+def command(
+    files: tuple[str, ...],
+    metadata: str | None,
+    text_records: str,
+    prompt: str,
+    num_workers: int | None,
+    show_progress: bool,
+    **others: Any,
+) -> None:
+    """Tokenise FILES (JSONL, text, Parquet; folders and patterns too) into a data set that can be loaded.
+
+    A sample has tokens.npy and, for sft, mask.npy: 1 for each token that the loss counts. Killed and run again it goes
+    on where it was; the result is the same to the byte. Records that are broken are left out, counted, and listed.
+
+    \b
+    Examples:
+      energon-lite tokenize chats.jsonl -t models/llama -o data/chats --messages-field messages --max-length 4096
+      energon-lite tokenize 'books/**/*.txt' -t models/llama -o data/books --task pt --max-length 8192 --too-long split
+    """
+    if bool(files) == bool(metadata):
+        raise UsageError("either FILES or --metadata must be given", fix="name files, or one file that lists them")
+    task = {name: others.pop(name) for name in ("kind", "response", "messages", "text", "max_length", "too_long")}
+    if metadata:
+        inputs = read_metadata(metadata)
+    else:
+        prompts = tuple(name.strip() for name in prompt.split(",") if name.strip())
+        inputs = [Input(files, Task(prompt=prompts, **task), text_records)]
+    with progress(show_progress, "Tokenising", "records") as show:
+        report = tokenize_files(inputs, workers=num_workers, progress=show, **others)
+    _show(report)
+
+
+def _show(report: TokenizeReport) -> None:
+    counts = report.counts
+    click.echo(
+        f"{counted(counts.records, 'record')} -> {counted(counts.examples, 'example')} with "
+        f"{counted(counts.tokens, 'token')} (longest {counts.longest:,}) in "
+        f"{counted(report.shards, 'shard')}: {report.path}"
+    )
+    if report.made < report.shards:
+        click.echo(f"{counted(report.shards - report.made, 'shard')} of them there already.")
+    if counts.too_long:
+        click.echo(f"{counted(counts.too_long, 'record')} longer than the limit.")
+    if counts.left_out:
+        click.echo(f"{counted(counts.left_out, 'record')} left out:")
+        for path, number, problem in report.problems[:10]:
+            click.echo(f"  {os.path.relpath(path)}, record {number}: {problem}")
+        if counts.left_out > 10:
+            click.echo("  ... (the first ones are listed)")

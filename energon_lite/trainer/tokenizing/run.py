@@ -1,0 +1,340 @@
+"""Tokenise files into a prepared data set: all blocks, on all cores and ranks, as often as it takes.
+
+A shard that is whole is never made again, so a run that was killed goes on where it was, and ends with the very bytes
+of a run that was not. What was asked for is kept beside the shards; a run that asks for something else is refused.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from energon_lite.documents.paths import local_path, missing_file_fix
+from energon_lite.errors import DatasetError, EmptyDatasetError, UsageError
+from energon_lite.extras.balance.cost_model import LOSS_TOKENS
+from energon_lite.storage.files.atomic_file import remove_if_there, write_bytes
+from energon_lite.storage.index import nv_meta
+from energon_lite.storage.index.columns import LENGTH, write_column
+from energon_lite.storage.index.splits import parse_ratio
+from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.sharded_job.job import Progress, ShardedJob
+from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.storage.sharded_job.work import Arrays, Table, Work
+from energon_lite.trainer.tokenizing.records import KINDS, Block, find_blocks
+from energon_lite.trainer.tokenizing.shards import (
+    MASK_PART,
+    TOKENS_PART,
+    ShardCounts,
+    Tokenized,
+    shard_name,
+    total,
+    write_shard,
+)
+from energon_lite.trainer.tokenizing.tasks import Task
+from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer, fingerprint_of
+
+__all__ = ["Input", "TokenizeReport", "tokenize_files"]
+
+#: Where results and settings are until the data set is whole.
+WORK_FOLDER, SETTINGS_FILE = ".tokenize", "settings.json"
+#: What a data set was made of, and the counts.
+DONE_FILE = "tokenize.json"
+_FORMAT = 3
+#: Version of the results of shards.
+_RESULTS = 2
+
+
+@dataclass(frozen=True)
+class Input:
+    """Files for one task.
+
+    Args:
+        files: paths, folders (all files of known kinds in them) or patterns with ``*``, ``?`` and ``**``.
+        task: what their records become.
+        text_records: what a record of a text file is: the whole ``file``, or each ``line``.
+    """
+
+    files: tuple[str, ...]
+    task: Task
+    text_records: str = "file"
+
+
+@dataclass
+class TokenizeReport:
+    """What was done.
+
+    Attributes:
+        path: the data set.
+        shards: number of shards.
+        counts: over all shards.
+        problems: the first broken records, as (path, record number, what is wrong).
+        made: shards that this run made; the others were there already.
+    """
+
+    path: str
+    shards: int
+    counts: ShardCounts
+    problems: list[tuple[str, int, str]] = field(default_factory=list)
+    made: int = 0
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A shard that is to be made."""
+
+    number: int
+    block: Block = field(compare=False)
+    task: Task = field(compare=False)
+
+
+class _Shards(Work[_Shard, Tokenized]):
+    """The making of shards; counts are the tables of their results. A shard whose tar is gone is made again."""
+
+    def __init__(self, root: str, settings: Mapping[str, Any], tokenizer: HuggingFaceTokenizer):
+        super().__init__(os.path.join(root, WORK_FOLDER))
+        self._root, self._tokenizer = root, tokenizer
+        self._settings = hashlib.sha256(json.dumps([settings, _RESULTS]).encode()).hexdigest()[:16]
+
+    def name(self, unit: _Shard) -> str:
+        return shard_name(unit.number)
+
+    def where(self, unit: _Shard) -> str:
+        return unit.block.paths[0]
+
+    def inputs(self, unit: _Shard) -> str:
+        return self._settings
+
+    def belongs(self, unit: _Shard, inputs: str) -> bool:
+        return inputs == self._settings and os.path.exists(os.path.join(self._root, self.name(unit)))
+
+    def do(self, unit: _Shard) -> Tokenized:
+        return write_shard(self._root, unit.number, unit.block, unit.task, self._tokenizer)
+
+    def pack(self, result: Tokenized) -> tuple[dict[str, Any], Arrays]:
+        return asdict(result.counts), {"lengths": result.lengths, "loss_tokens": result.loss_tokens}
+
+    def unpack(self, table: Table, arrays: Arrays) -> Tokenized:
+        return Tokenized(ShardCounts(**table), arrays["lengths"], arrays["loss_tokens"])
+
+
+class _Records:
+    """Tells progress in records. How many there will be is known from those that are done, shard for shard."""
+
+    def __init__(self, progress: Progress):
+        self._progress = progress
+        self._made = self._records = self._tokens = 0
+
+    def __call__(self, shard: _Shard, table: Table | None, done: int, of: int) -> None:
+        if table is None:
+            return
+        self._made += 1
+        self._records, self._tokens = self._records + table["records"], self._tokens + table["tokens"]
+        note = f"shard {done}/{of}, {self._tokens / 1e6:.1f} M tokens"
+        self._progress(self._records, round(self._records / self._made * of), note)
+
+
+def tokenize_files(
+    inputs: Sequence[Input],
+    tokenizer: str,
+    output: str,
+    *,
+    begin: str | None = None,
+    end: str | None = None,
+    split_ratio: str = "1,0,0",
+    records_per_shard: int = 10_000,
+    workers: int | None = None,
+    force_overwrite: bool = False,
+    sqlite: bool = False,
+    ranks: Ranks | None = None,
+    progress: Progress | None = None,
+) -> TokenizeReport:
+    """Tokenise records into a data set with ``tokens.npy`` (int32 ``[n]``) and, for ``sft``, ``mask.npy`` (uint8).
+
+    The data set has a column ``length``, the number of tokens of each sample, by which batches can be planned, and a
+    column ``loss_tokens``, how many of them the loss counts.
+
+    Args:
+        inputs: the files and their tasks.
+        tokenizer: folder or file of a Hugging Face tokenizer.
+        output: folder of the data set; made if it is not there.
+        begin, end: texts of the tokens around each example; None: as the tokenizer's folder says; "": none.
+        split_ratio: shares of train, val and test in shards.
+        records_per_shard: at most.
+        workers: processes; None: one per core.
+        force_overwrite: begin anew if ``output`` holds something else, or the same already.
+        sqlite: also write ``index.sqlite`` for Energon's look-ups by key.
+        ranks: the processes that do this together; rank 0 waits for the others, and prepares.
+        progress: called with the number of records that are done (also before this run), of those there will be as
+            far as can be told, and a few words.
+
+    Raises:
+        UsageError: files of unknown kinds, no files, settings that do not fit together, or a folder that holds other
+            data. A folder that holds the very same already is left as it is.
+        EmptyDatasetError: not one record became an example; says why.
+        WorkerError: a worker process died.
+        DatasetError: shards that cannot be made, all of them, each with its reason; or another rank made no progress
+            for too long.
+    """
+    ranks, root = ranks or Ranks(), os.path.abspath(os.path.expanduser(output))
+    parse_ratio(split_ratio)  # what is wrong with the call is known before anything is written
+    inputs = [replace(one, files=tuple(_expand(one.files))) for one in inputs]
+    files = [path for one in inputs for path in one.files]
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    settings = _settings_of(inputs, fingerprint_of(tokenizer), begin, end, records_per_shard)
+    work = _Shards(root, settings, HuggingFaceTokenizer(tokenizer, begin=begin, end=end))
+    shards = _shards_of(inputs, records_per_shard)
+    finished = None if force_overwrite else _read_json(os.path.join(root, DONE_FILE))
+    if finished is not None and finished["settings"] == settings and nv_meta.is_prepared(root):
+        work.remove()  # the earlier run may have been killed just before
+        return _report(root, len(shards), [finished["counts"]], files)
+    if not ranks.rank:
+        _begin(root, work, settings, force_overwrite)
+    elif not ranks.wait(lambda: _read_json(os.path.join(work.folder, SETTINGS_FILE)) == settings):
+        raise DatasetError("rank 0 has not begun this data set", where=root, fix="see what rank 0 says")
+
+    tick = _Records(progress) if progress else None
+    job = ShardedJob(work, shards, ranks=ranks, workers=workers, where=root, tick=tick)
+    job.run()
+    job.raise_errors(DatasetError, "be made", "start again: what is done stays")
+    tables = [job.done[shard] for shard in shards if shard in job.done]
+    report = _report(root, len(tables), tables, files, made=len(job.made))
+    if ranks.rank:
+        return report
+    _check_not_empty(report)
+    prepare_dataset(root, split_ratio=split_ratio, crude=True, sqlite=sqlite, workers=workers, force_overwrite=True)
+    by_name = {work.name(shard): shard for shard in shards}
+    made = [job.read(by_name[name]) for name in nv_meta.read_info(root)]
+    loss_tokens = np.concatenate([one.loss_tokens for one in made])
+    write_column(root, LOSS_TOKENS, loss_tokens, maker={"by": "tokenize", "loss_tokens": MASK_PART})
+    lengths = np.concatenate([one.lengths for one in made])
+    write_column(root, LENGTH, lengths, maker={"by": "tokenize", "length": TOKENS_PART})
+    finished = {"settings": settings, "counts": asdict(report.counts)}  # written last: who finds it leaves all as it is
+    write_bytes(os.path.join(root, DONE_FILE), json.dumps(finished, indent=1).encode())
+    work.remove()
+    return report
+
+
+def _report(root: str, shards: int, tables: Sequence[Table], files: Sequence[str], *, made: int = 0) -> TokenizeReport:
+    counts = total([ShardCounts(**table) for table in tables])
+    problems = [(files[file], number, problem) for file, number, problem in counts.problems]
+    return TokenizeReport(root, shards, counts, problems, made)
+
+
+def _check_not_empty(report: TokenizeReport) -> None:
+    if report.counts.examples:
+        return
+    why = "\n".join(f"  {path}, record {number}: {problem}" for path, number, problem in report.problems[:5])
+    raise EmptyDatasetError(
+        f"none of {report.counts.records} records became an example:\n{why}" if why else "there are no records",
+        where=report.path,
+        fix="name the fields that the records have (--prompt-field, --response-field, --text-field)",
+    )
+
+
+def _expand(patterns: Sequence[str]) -> list[str]:
+    """Files that are meant by paths, folders and patterns; in the order given, those of one pattern sorted."""
+    found: list[str] = []
+    for pattern in patterns:
+        path = os.path.expanduser(local_path(pattern))
+        if os.path.isfile(path):
+            found.append(path)
+            continue
+        if os.path.isdir(path):
+            inside = glob.glob(os.path.join(glob.escape(path), "**", "*"), recursive=True)
+            matches = [one for one in inside if os.path.splitext(one)[1].lower() in KINDS]
+        else:
+            matches = glob.glob(path, recursive=True)
+        matches = sorted(one for one in matches if os.path.isfile(one))
+        if not matches:
+            cure = f"check the path; files named {', '.join(f'*{suffix}' for suffix in KINDS)} are read"
+            if not os.path.isdir(path) and not glob.has_magic(path):
+                cure = missing_file_fix(path, cure)
+            raise UsageError("there are no files to tokenise", where=pattern, fix=cure)
+        found += matches
+    return [os.path.abspath(path) for path in found]
+
+
+def _shards_of(inputs: Sequence[Input], records: int) -> list[_Shard]:
+    if records < 1:
+        raise UsageError(f"records_per_shard is {records}", fix="give at least 1")
+    shards: list[_Shard] = []
+    files = 0
+    for one in inputs:
+        blocks = find_blocks(one.files, records=records, text_records=one.text_records, first_file=files)
+        shards += [_Shard(number, block, one.task) for number, block in enumerate(blocks, start=len(shards))]
+        files += len(one.files)
+    return shards
+
+
+def _settings_of(
+    inputs: Sequence[Input], fingerprint: str, begin: str | None, end: str | None, records: int
+) -> dict[str, Any]:
+    """All that the bytes of the shards depend on, as plain data."""
+    settings = {
+        "format": _FORMAT,
+        "tokenizer": fingerprint,
+        "begin": begin,
+        "end": end,
+        "records_per_shard": records,
+        "inputs": [asdict(one) | {"files": [[path, *_stamp(path)] for path in one.files]} for one in inputs],
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(settings))
+    return plain
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns
+
+
+def _begin(root: str, work: _Shards, settings: Mapping[str, Any], force_overwrite: bool) -> None:
+    """Make the folder, or find that it was begun with the same settings. What holds no example is in nobody's way."""
+    path = os.path.join(work.folder, SETTINGS_FILE)
+    begun = _read_json(path)
+    if begun == settings:
+        return
+    if begun is not None:
+        different = sorted(name for name in settings if begun.get(name) != settings[name])
+        if not force_overwrite and _holds_examples(root):
+            raise UsageError(
+                f"this data set was begun with other settings or files: {', '.join(different)} differ",
+                where=root,
+                fix="call with the same ones to go on, or with --force-overwrite to begin anew",
+            )
+    elif not force_overwrite and (nv_meta.is_prepared(root) or _holds_examples(root)):
+        raise UsageError(
+            "there is another data set here already", where=root, fix="give another folder, or --force-overwrite"
+        )
+    for old in (os.path.join(root, DONE_FILE), *_shards_in(root)):  # what says that they are whole goes first
+        remove_if_there(old)
+    work.remove()
+    work.make_folder()
+    write_bytes(path, json.dumps(settings).encode())
+
+
+def _read_json(path: str) -> Any:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _shards_in(root: str) -> list[str]:
+    return sorted(glob.glob(os.path.join(glob.escape(root), "tokens-*.tar*")))
+
+
+def _holds_examples(root: str) -> bool:
+    """Whether any shard has a member; an archive without one is nothing but zeros."""
+    for path in _shards_in(root):
+        with open(path, "rb") as file:
+            if file.read(1) != b"\0":
+                return True
+    return False
