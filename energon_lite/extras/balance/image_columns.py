@@ -10,11 +10,12 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from energon_lite.entry_points import columns
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError, listed
+from energon_lite.extras.balance.entry_points import COLUMNS
 from energon_lite.extras.balance.image_patches import ImagePatches
 from energon_lite.extras.media.content import media_kind
 from energon_lite.extras.media.image_size import IMAGE_HEAD_BYTES, image_size
@@ -62,11 +63,7 @@ class ImageColumns:
     """
 
     patches: ImagePatches | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all columns of images."""
-        return columns()["images"].names
+    names: ClassVar[tuple[str, ...]] = COLUMNS["images"].names
 
     @property
     def settings(self) -> dict[str, object]:
