@@ -1,65 +1,75 @@
-"""Options that say which files are media."""
+"""Options that say which files are media, and the step that they add to ``prepare``."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from energon_lite.cli.progress import progress, show_share
 from energon_lite.storage.sharded_job.ranks import Ranks
 
-__all__ = ["extract_media", "media_options"]
+if TYPE_CHECKING:
+    from energon_lite.extras.media.extractor import MediaFilterConfig
+
+__all__ = ["begin", "extract_media", "media_filter", "media_options"]
+
+T = TypeVar("T", bound=Callable[..., object])
 
 #: Broken media that are named.
 _NAMED = 10
+_OPTIONS = (
+    click.option(
+        "--media-metadata-by-glob",
+        metavar="PATTERNS",
+        help="Store the metadata of media whose names fit a pattern: '*.jpg,*.mp4'.",
+    ),
+    click.option(
+        "--media-metadata-by-header",
+        is_flag=True,
+        help="Store the metadata of media, known by their first bytes.",
+    ),
+    click.option(
+        "--media-metadata-by-extension",
+        is_flag=True,
+        help="Store the metadata of media, known by extension.",
+    ),
+)
 
 
-def media_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--media-metadata-by-glob``, ``-by-header`` and ``-by-extension``. The command gets ``media``: a
-    :class:`~energon_lite.extras.media.extractor.MediaFilterConfig`, or None if none of them was given."""
-    options = [
-        click.option(
-            "--media-metadata-by-glob",
-            metavar="PATTERNS",
-            help="Store the metadata of media whose names fit a pattern: '*.jpg,*.mp4'.",
-        ),
-        click.option(
-            "--media-metadata-by-header",
-            is_flag=True,
-            help="Store the metadata of media, known by their first bytes.",
-        ),
-        click.option(
-            "--media-metadata-by-extension",
-            is_flag=True,
-            help="Store the metadata of media, known by extension.",
-        ),
-    ]
+def media_options(command: T) -> T:
+    """Add ``--media-metadata-by-glob``, ``-by-header`` and ``-by-extension``; :func:`media_filter` reads them."""
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), command)
 
-    @functools.wraps(command)
-    def with_media(
-        *arguments: Any,
-        media_metadata_by_glob: str | None,
-        media_metadata_by_header: bool,
-        media_metadata_by_extension: bool,
-        **others: Any,
-    ) -> None:
-        given = media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension
-        media = None
-        if any(given):
-            from energon_lite.extras.media.extractor import MediaFilterConfig
 
-            media = MediaFilterConfig.parse(*given)
-        command(*arguments, media=media, **others)
+def media_filter(options: Mapping[str, Any]) -> MediaFilterConfig | None:
+    """Return the filter that options of a command describe; None: none of the three was given.
 
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_media)
+    Raises:
+        UsageError: several were given.
+    """
+    given = tuple(options[f"media_metadata_by_{way}"] for way in ("glob", "header", "extension"))
+    if not any(given):
+        return None
+    from energon_lite.extras.media.extractor import MediaFilterConfig
+
+    return MediaFilterConfig.parse(*given)
+
+
+def begin(options: Mapping[str, Any]) -> Callable[[str], None] | None:
+    """Return the step of ``prepare`` that stores the metadata of media; None: it was not requested."""
+    media = media_filter(options)
+    if media is None:
+        return None
+    workers, show_progress = options["num_workers"], options["show_progress"]
+    return lambda root: extract_media(root, media, Ranks(), workers, show_progress, to_log=options["as_json"])
 
 
 def extract_media(
     root: str,
-    media: Any,
+    media: MediaFilterConfig,
     ranks: Ranks,
     workers: int | None,
     show_progress: bool,

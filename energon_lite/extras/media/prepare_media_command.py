@@ -9,7 +9,7 @@ import click
 from energon_lite.cli.job_options import job_options
 from energon_lite.cli.local_paths import ExistingPath, local_dataset
 from energon_lite.errors import UsageError
-from energon_lite.extras.media.media_options import extract_media, media_options
+from energon_lite.extras.media.media_options import extract_media, media_filter, media_options
 from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["command"]
@@ -25,7 +25,7 @@ __all__ = ["command"]
 )
 @job_options("Processes that read media.")
 def command(
-    path: str, media: Any, tmp_path: str | None, num_workers: int | None, show_progress: bool, ranks: Ranks
+    path: str, tmp_path: str | None, num_workers: int | None, show_progress: bool, ranks: Ranks, **given: Any
 ) -> None:
     """Store the metadata of the media in the folder PATH: size, duration, rates, numbers of frames and channels.
 
@@ -33,6 +33,7 @@ def command(
     metadata goes into PATH/.nv-meta/index.sqlite, where Energon looks for it, too; it is kept when the data set is
     prepared again. Killed and run again, it goes on where it was.
     """
+    media = media_filter(given)
     if media is None:
         raise UsageError(
             "which files are media is not said",
