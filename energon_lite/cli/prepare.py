@@ -144,8 +144,8 @@ def _prepare_url(url: str, asked: _Asked) -> None:
             fix="load it as it is: it is read once, and its index kept; or prepare a local copy, and upload its .idx",
         )
     for name in asked["steps"]:
-        options = prepare_steps()[name].options
-        raise UsageError(f"{options} works on local folders", where=url, fix="leave it out; or use a local copy")
+        what = f"{prepare_steps()[name].options} works on local folders"
+        raise UsageError(what, where=url, fix="leave it out; or use a local copy")
     options = {"--length-field": "length_field", "--column": "columns", "--images": "images", "--patches": "patches"}
     options["--checksums"] = "checksums"
     if wanted := [option for option, name in options.items() if asked[name]]:

@@ -24,8 +24,8 @@ DECODERS = {
 }
 PREPARE_STEPS = {
     "prepare-media": PrepareStep(
-        "energon_lite.extras.media.media_options:media_options",
-        "energon_lite.extras.media.media_options:begin",
+        "energon_lite.extras.media.prepare_media_command:media_options",
+        "energon_lite.extras.media.prepare_media_command:begin",
         "--media-metadata-by-...",
     ),
 }
