@@ -1,9 +1,9 @@
 """Entry points: what guests add to the core, as tables that name code without importing it.
 
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
-metadata, in the group ``energon_lite``. Its module ``entry_points`` has tables: ``COMMANDS``, ``SOURCES``,
-``DECODERS``, ``PREPARE_STEPS``, ``RANGE_READERS``, ``STATE_READERS``. A guest that is deleted takes its entries with
-it.
+metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
+``DECODERS``, ``PREPARE_STEPS``, ``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``. A guest that is deleted takes its
+entries with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -36,6 +36,7 @@ __all__ = [
     "commands",
     "decoders",
     "load",
+    "observers",
     "prepare_steps",
     "range_readers",
     "source_formats",
@@ -145,6 +146,15 @@ def state_readers() -> dict[str, str]:
     which the states of loaders are found at any depth.
     """
     return _merged("STATE_READERS")
+
+
+def observers() -> dict[str, str]:
+    """Return the observers of loaders of all guests, by name. Table ``OBSERVERS``.
+
+    A value is ``module:function``, called as ``function(path, observed)``; see
+    :func:`~energon_lite.loading.batch_observer.open_observer`.
+    """
+    return _merged("OBSERVERS")
 
 
 def load(target: str) -> Any:

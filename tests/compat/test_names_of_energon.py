@@ -159,7 +159,7 @@ def parameters(value: Any) -> list[inspect.Parameter] | None:
 
 
 def test_all_of_its_top_level_is_ours() -> None:
-    for name in megatron.energon.__all__:
+    for name in set(megatron.energon.__all__) - {"__version__"}:
         assert hasattr(energon_lite.extras.energon, name), name
 
 

@@ -1,4 +1,4 @@
-"""``energon-lite prepare-media``: what pictures, sounds and films say about themselves, stored to be looked up.
+"""``energon-lite prepare-media``: extract and store the metadata of images, sounds and videos.
 
 ``prepare`` has the same options: :func:`begin` is a step of it.
 """
@@ -24,23 +24,23 @@ __all__ = ["begin", "command", "media_options"]
 
 T = TypeVar("T", bound=Callable[..., object])
 
-#: Broken media that are named.
+#: Largest number of broken media that are listed.
 _NAMED = 10
 _OPTIONS = (
     click.option(
         "--media-metadata-by-glob",
         metavar="PATTERNS",
-        help="Store the metadata of media whose names fit a pattern: '*.jpg,*.mp4'.",
+        help="Store the metadata of media whose names match a pattern: '*.jpg,*.mp4'.",
     ),
     click.option(
         "--media-metadata-by-header",
         is_flag=True,
-        help="Store the metadata of media, known by their first bytes.",
+        help="Store the metadata of media, recognized by their first bytes.",
     ),
     click.option(
         "--media-metadata-by-extension",
         is_flag=True,
-        help="Store the metadata of media, known by extension.",
+        help="Store the metadata of media, recognized by their extensions.",
     ),
 )
 
@@ -56,7 +56,7 @@ def media_options(command: T) -> T:
 @click.option(
     "--tmp-path",
     type=ExistingPath(),
-    help="A folder in which index.sqlite is written first, where the disk of PATH is slow.",
+    help="A folder in which index.sqlite is written first, if the disk of PATH is slow.",
 )
 @job_options("Processes that read media.")
 def command(
@@ -64,9 +64,9 @@ def command(
 ) -> None:
     """Store the metadata of the media in the folder PATH: size, duration, rates, numbers of frames and channels.
 
-    PATH is a prepared data set, or any folder of media files. Exactly one of the three selections is to be given. The
-    metadata goes into PATH/.nv-meta/index.sqlite, where Energon looks for it, too; it is kept when the data set is
-    prepared again. Killed and run again, it goes on where it was.
+    PATH is a prepared data set, or any folder of media files. Exactly one of the three selections must be given. The
+    metadata goes into PATH/.nv-meta/index.sqlite, as in Energon; it is kept when the data set is prepared again. A run
+    that was killed continues when it is started again.
     """
     media = _media_filter(given)
     if media is None:
@@ -110,8 +110,10 @@ def _extract(
     *,
     to_log: bool = False,
 ) -> None:
-    """Extract and store the metadata of the media in a folder, and say what was found; on standard error, if
-    ``to_log``."""
+    """Extract and store the metadata of the media in a folder, and report the result.
+
+    The report goes to standard error with ``to_log``.
+    """
     from energon_lite.extras.media.media_scan import prepare_media
 
     with progress(show_progress, "Media", "units") as show:

@@ -158,7 +158,9 @@ class CheckpointFiles:
             keep: number of newest checkpoints to keep.
             every: also keep the first one at or after each multiple of this number of steps; 0 for none.
         """
-        latest, names, permanent = self._latest(), self.names(), dict[int, str]()
+        latest = self._latest()
+        names = self.names()
+        permanent = dict[int, str]()
         names = names[: names.index(latest) + 1] if latest in names else names
         for name in names if every else ():
             permanent.setdefault(int(name.removeprefix("step-")) // every, name)

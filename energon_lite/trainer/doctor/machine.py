@@ -49,7 +49,9 @@ def launch(environment: Mapping[str, str]) -> list[Finding]:
     numbers = {name: environment[name] for name in NEEDED if name != "MASTER_ADDR"}
     if wrong := [f"{name}={number!r}" for name, number in numbers.items() if not number.isdigit()]:
         return [Finding("ranks", f"{wrong[0]} is no number", "wrong", "start with torchrun")]
-    rank, world, address = int(numbers["RANK"]), int(numbers["WORLD_SIZE"]), environment["MASTER_ADDR"]
+    rank = int(numbers["RANK"])
+    world = int(numbers["WORLD_SIZE"])
+    address = environment["MASTER_ADDR"]
     if rank >= world:
         fix = "ranks count from 0 to WORLD_SIZE - 1"
         return [Finding("ranks", f"RANK={rank} of WORLD_SIZE={world}", "wrong", fix)]
