@@ -9,7 +9,6 @@ from typing import Any
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError, SkipSample
 from energon_lite.extras.energon.joins.joined_source import JoinedSource
-from energon_lite.extras.media.av_decoder import AVDecoder
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder, hooks_of, returns_its_argument
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Rejected
@@ -18,6 +17,7 @@ from energon_lite.storage.read.opened_source import OpenedSource
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import SampleDecoder
+from energon_lite.storage.samples.part_decoder import MediaFile
 from energon_lite.storage.samples.sample_loader import SampleLoader
 
 __all__ = ["SampleExaminer"]
@@ -103,7 +103,7 @@ class SampleExaminer:
             return None
         try:
             value = self._decoder.decode(name, data)
-            if isinstance(value, AVDecoder):
+            if isinstance(value, MediaFile):
                 value.check()
         except FatalSampleError:
             raise
