@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from energon_lite.config.metadataset import LeafSpec, is_metadataset, multiply_epochs
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset, multiply_epochs
 from energon_lite.errors import UsageError
 from energon_lite.hooks import TaskEncoder, check_hooks
 from energon_lite.loading.assembly import Chunking, assembled

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.extras.energon.joins.joined_loader import JoinedLoader
 from energon_lite.extras.energon.joins.joined_reader import JoinedReader
 from energon_lite.extras.energon.joins.joined_source import JoinedSource

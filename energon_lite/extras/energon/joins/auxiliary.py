@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import AuxReference, LeafSpec
 from energon_lite.errors import ConfigError, EnergonLiteError, UsageError
-from energon_lite.extras.energon.joins.aux_reference import AuxReference
 from energon_lite.extras.media.stores.system_store import ByteRangeStore, SystemFileStore
 from energon_lite.extras.media.stores.webdataset_store import JsonlFileStore, WebdatasetFileStore
 from energon_lite.hooks import Cooker, TaskEncoder, check_stores
