@@ -2,7 +2,7 @@
 
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has tables: ``COMMANDS``, ``SOURCES``,
-``RANGE_READERS``, ``STATE_READERS``. A guest that is deleted takes its entries with it.
+``RANGE_READERS``, ``STATE_READERS``, ``METADATASET_KEYS``. A guest that is deleted takes its entries with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -27,7 +27,16 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
 
-__all__ = ["Command", "SourceFormat", "commands", "load", "range_readers", "source_formats", "state_readers"]
+__all__ = [
+    "Command",
+    "SourceFormat",
+    "commands",
+    "load",
+    "metadataset_keys",
+    "range_readers",
+    "source_formats",
+    "state_readers",
+]
 
 #: Packages whose folders are guests, and guests by themselves.
 _FOLDERS = "energon_lite.extras"
@@ -91,6 +100,14 @@ def state_readers() -> dict[str, str]:
     which the states of loaders are found at any depth.
     """
     return _merged("STATE_READERS")
+
+
+def metadataset_keys() -> dict[str, str]:
+    """Return what opens the keys of metadatasets that guests read, by key. Table ``METADATASET_KEYS``.
+
+    A value is ``module:object``. Keys and types: :mod:`energon_lite.loading.makers.metadataset_keys`.
+    """
+    return _merged("METADATASET_KEYS")
 
 
 def load(target: str) -> Any:

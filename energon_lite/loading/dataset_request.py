@@ -27,7 +27,6 @@ from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, 
 from energon_lite.order.shuffle import LeafOrders
 from energon_lite.storage.index.columns import SKIP
 from energon_lite.storage.read.run_reader import read_in_runs
-from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
 
@@ -143,8 +142,7 @@ class DatasetRequest:
         leaves, identities = open_leaves(
             specs, self.encoder, trusts(self.reading.trust_code), column, self.reading.sample_type, asked=self.asked
         )
-        every = [member for leaf in leaves for member in getattr(leaf.source, "members", (leaf.source,))]
-        folders = [source for source in every if isinstance(source, WebdatasetSource)]
+        folders = [member for leaf in leaves for member in leaf.source.members]
         read_in_runs(folders, self.reading.read_ahead, run=run, window=window)
         return leaves, tuple(identities)
 
