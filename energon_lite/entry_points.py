@@ -1,9 +1,9 @@
 """Entry points: what guests add to the core, as tables that name code without importing it.
 
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
-metadata, in the group ``energon_lite``. Its module ``entry_points`` has tables: ``COMMANDS``, ``SOURCES``,
-``RANGE_READERS``, ``STATE_READERS``, ``METADATASET_KEYS``. A guest that is deleted takes its entries with it.
-
+metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
+``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``, ``METADATASET_KEYS``. A guest that is deleted takes its entries with
+it.
 Example:
     A command of your own. In ``my_package/entry_points.py``::
 
@@ -33,6 +33,7 @@ __all__ = [
     "commands",
     "load",
     "metadataset_keys",
+    "observers",
     "range_readers",
     "source_formats",
     "state_readers",
@@ -102,10 +103,20 @@ def state_readers() -> dict[str, str]:
     return _merged("STATE_READERS")
 
 
-def metadataset_keys() -> dict[str, str]:
-    """Return what opens the keys of metadatasets that guests read, by key. Table ``METADATASET_KEYS``.
+def observers() -> dict[str, str]:
+    """Return the observers of loaders of all guests, by name. Table ``OBSERVERS``.
 
-    A value is ``module:object``. Keys and types: :mod:`energon_lite.loading.makers.metadataset_keys`.
+    A value is ``module:function``, called as ``function(path, observed)``; see
+    :func:`~energon_lite.loading.batch_observer.open_observer`.
+    """
+    return _merged("OBSERVERS")
+
+
+def metadataset_keys() -> dict[str, str]:
+    """Return the functions of guests that open the data sets of a key of metadatasets, by key.
+
+    Table ``METADATASET_KEYS``. A value is ``module:object``; for keys and types of the objects see
+    :mod:`energon_lite.loading.makers.metadataset_keys`.
     """
     return _merged("METADATASET_KEYS")
 

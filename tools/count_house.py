@@ -4,7 +4,8 @@
 
 A *code line* holds at least one token that is neither a comment nor part of a docstring. A part of the package is the
 first of its folders that :data:`PARTS` names; whatever is named nowhere is core. Imports under ``TYPE_CHECKING`` count
-like all others. The exit status is 0 whatever the counts are: the table is to be read.
+like all others, and so do those of a package's stub, by which the package exports names. The exit status is 0 whatever
+the counts are: the table is to be read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,9 +73,10 @@ class Module(NamedTuple):
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names = {f"{node.module}.{alias.name}" for alias in node.names}
-                found |= names & known or {node.module}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                # Only stubs have relative imports, and a stub is part of its package.
+                module = resolve_name("." * node.level + node.module, self.name)
+                found |= {f"{module}.{alias.name}" for alias in node.names} & known or {module}
         return {name for name in found if name.split(".")[0] == PACKAGE and name != self.name}
 
 
@@ -96,10 +99,13 @@ def modules_of(folder: Path) -> list[Module]:
     """All source files below a folder."""
     found = []
     for path in sorted(folder.rglob("*.py")):
-        source = path.read_text()
+        source, stub = path.read_text(), path.with_suffix(".pyi")
+        tree = ast.parse(source)
+        if stub.exists():
+            tree.body += ast.parse(stub.read_text()).body
         parts = path.relative_to(ROOT).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found.append(Module(name, source.count("\n"), code_lines(source), ast.parse(source)))
+        found.append(Module(name, source.count("\n"), code_lines(source), tree))
     return found
 
 

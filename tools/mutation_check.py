@@ -1,4 +1,4 @@
-"""Puts faults into the code, one at a time, and looks whether the tests notice.
+"""Check of the tests: put faults into the code, one at a time, and report those that no test notices.
 
     python tools/mutation_check.py --faults 40 --seed 0
     python tools/mutation_check.py --room order --faults 10
@@ -43,11 +43,13 @@ def _laws(*names: str) -> list[str]:
 ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "order": (["energon_lite/order"], ["tests/order", "tests/laws/test_windows.py", "tests/laws/test_oracle.py"]),
     "plan": (
-        ["energon_lite/batching"],
+        ["energon_lite/batching", "energon_lite/extras/balance"],
         [
             "tests/batching",
             "tests/recipes/test_doors.py",
-            *_laws("token_batches", "token_steps", "token_epochs", "encoded_token_batches", "steps", "oracle"),
+            "tests/cli/test_profile_command.py",
+            *_laws("token_batches", "token_steps", "token_epochs", "encoded_token_batches", "cost_batches"),
+            *_laws("steps", "oracle"),
         ],
     ),
     "cursor": (
@@ -55,12 +57,13 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         ["tests/loading/states", "tests/laws", "tests/loading/test_interrupts.py"],
     ),
     "reader": (
-        ["energon_lite/storage/read", "energon_lite/storage/samples"],
+        ["energon_lite/storage/read", "energon_lite/storage/samples", "energon_lite/extras/energon/joins"],
         [
             "tests/storage",
             "tests/loading/makers",
             "tests/compat/test_jsonl_files.py",
             "tests/recipes/test_doors.py",
+            "tests/recipes/test_joins.py",
             *_laws("windows", "no_code"),
         ],
     ),

@@ -1,5 +1,4 @@
-"""Picture of the rooms of the core and of the trainer, from the import contracts of ``pyproject.toml``, and of the
-extras.
+"""Picture of the rooms: core and trainer by the import contracts of ``pyproject.toml``, extras by their folders.
 
     python docs/figures/rooms.py            # writes docs/figures/rooms.svg
 

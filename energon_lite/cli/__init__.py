@@ -1,1 +1,1 @@
-"""The command line: one file per command."""
+"""Command line of the library, one module for each command."""

@@ -1,4 +1,4 @@
-"""Sizes in bytes, as text."""
+"""Formatting of sizes in bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def byte_size(count: float) -> str:
-    """A number of bytes with four digits, and the unit of 1000s that suits it.
+    """Format a number of bytes with four digits, in a unit that is a power of 1000.
 
     Example:
         >>> byte_size(12), byte_size(3_456_789)

@@ -1,4 +1,4 @@
-"""Options of the commands whose work processes and ranks may share."""
+"""Options of commands whose work is shared by processes and ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["job_options", "json_object"]
 
 
 def json_object(text: str | None, option: str, example: str) -> dict[str, Any] | None:
-    """The value of an option that is a JSON object; None if it is not given.
+    """Parse the value of an option that is a JSON object; None if it is not given.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is no JSON object.
     """
     if text is None:
         return None
@@ -39,8 +39,8 @@ def job_options(workers_do: str, *, least_workers: int = 1) -> Callable[[Callabl
     The command gets ``num_workers``, ``show_progress`` and ``ranks``.
 
     Args:
-        workers_do: what processes do, such as "Processes that read shards."
-        least_workers: least number of them.
+        workers_do: description of the processes, such as "Processes that read shards."
+        least_workers: smallest number of processes.
     """
     options = [
         click.option(
@@ -50,24 +50,24 @@ def job_options(workers_do: str, *, least_workers: int = 1) -> Callable[[Callabl
             "--progress/--no-progress",
             "show_progress",
             default=True,
-            help="Show how far it is, as a bar or in lines.",
+            help="Show the progress, as a bar or in lines.",
         ),
         click.option(
-            "--rank", type=int, envvar="RANK", default=0, help="Number of this process.  [default: $RANK, else 0]"
+            "--rank", type=int, envvar="RANK", default=0, help="Rank of this process.  [default: $RANK, else 0]"
         ),
         click.option(
             "--world-size",
             type=int,
             envvar="WORLD_SIZE",
             default=1,
-            help="Processes, on any machines, that share the work.  [default: $WORLD_SIZE, else 1]",
+            help="Number of processes, on any machines, that share the work.  [default: $WORLD_SIZE, else 1]",
         ),
         click.option(
             "--rank-timeout",
             type=float,
             default=600.0,
             show_default=True,
-            help="Seconds rank 0 waits without any progress.",
+            help="Seconds that rank 0 waits for other ranks without any progress.",
         ),
     ]
 

@@ -1,6 +1,6 @@
-"""``energon-lite prepare``: from a folder of tar shards to a data set that can be loaded.
+"""``energon-lite prepare``: make a loadable data set of a folder of tar shards.
 
-The options are those of ``energon prepare``. What is not given is asked, unless ``--non-interactive``.
+The options are those of ``energon prepare``. Missing ones are asked for, unless ``--non-interactive`` is given.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ __all__ = ["command"]
     metavar="NAME:REGEX",
     help="A split and a regular expression for the names of its shards (repeatable), instead of a ratio.",
 )
-@click.option("--exclude", metavar="REGEX", help="Leave out shards in whose relative path this is found.")
-@click.option("--shuffle-tars", is_flag=True, help="Mix the shards before the ratio is applied.")
-@click.option("--force-overwrite", is_flag=True, help="Prepare a data set again that is prepared already.")
+@click.option("--exclude", metavar="REGEX", help="Leave out shards whose relative path matches this.")
+@click.option("--shuffle-tars", is_flag=True, help="Shuffle the shards before the ratio is applied.")
+@click.option("--force-overwrite", is_flag=True, help="Prepare again a data set that is already prepared.")
 @click.option("--skip-dataset-yaml", is_flag=True, help="Do not write a dataset.yaml.")
 @click.option("--dataset-yaml-name", default=nv_meta.DATASET_YAML, show_default=True, help="Name of that file.")
 @click.option("--sample-type", help=f"Name of a sample class such as CaptioningSample, or {CRUDE} for dicts of parts.")
 @click.option(
-    "--field-map", metavar="JSON", help='Part of each field: \'{"image": "jpg,png", "caption": "json[text]"}\'.'
+    "--field-map", metavar="JSON", help='Part for each field: \'{"image": "jpg,png", "caption": "json[text]"}\'.'
 )
 @click.option(
     "--length-field",
@@ -66,26 +66,24 @@ __all__ = ["command"]
 @part_options
 @click.option("--tar-index-only", is_flag=True, help="Only make the indexes of a prepared data set again.")
 @click.option("--sqlite/--no-sqlite", default=True, help="Write index.sqlite, which only Energon's tools use.")
-@click.option("--fix-duplicates", is_flag=True, help="Give members of shards names with the shard's, if keys collide.")
-@click.option("--skip-broken-shards", is_flag=True, help="Leave out shards that cannot be indexed, and name them.")
+@click.option("--fix-duplicates", is_flag=True, help="Add the shard's name to members of shards, if keys collide.")
+@click.option("--skip-broken-shards", is_flag=True, help="Leave out shards that cannot be indexed, and list them.")
 @click.option(
-    "--tmp-path", metavar="DIR", help="For a URL: a local folder for small files until all are made (else the cache)."
+    "--tmp-path", metavar="DIR", help="For a URL: a local folder for small files until all are made.  [default: cache]"
 )
-@click.option("--rescan", is_flag=True, help="Read all shards, also those unchanged since the last preparation.")
+@click.option("--rescan", is_flag=True, help="Read all shards, including those that have not changed.")
 @media_options
-@click.option(
-    "--json", "as_json", is_flag=True, help="Write what was done as JSON; with --non-interactive nothing else."
-)
+@click.option("--json", "as_json", is_flag=True, help="Write the report as JSON; with --non-interactive nothing else.")
 @job_options("Processes that read shards.")
 def command(path: str, **asked: Any) -> None:
-    """Prepare the data set in the folder, or behind the URL, PATH; or index the file PATH, if that is a .jsonl.
+    """Prepare the data set in the folder PATH or at the URL PATH; or index PATH, if it is a .jsonl file.
 
-    Finds all .tar files in PATH and below, indexes their samples, divides the shards into splits, and writes how a
-    sample is made of its parts. Everything goes into PATH/.nv-meta (and a .tar.idx beside each shard); the shards
-    themselves are only read. Megatron-Energon can load the result as well.
+    Finds all .tar files in PATH and below, indexes their samples, divides the shards into splits, and writes the
+    definition of samples. All results are in PATH/.nv-meta (and a .tar.idx next to each shard); the shards themselves
+    are not changed. Megatron-Energon can load the result as well.
 
-    Killed and run again, it reads only the shards that are missing; run again with --force-overwrite after shards were
-    added, it reads only the new ones. Under torchrun, or with --rank and --world-size, processes share the work.
+    A run that was killed reads only the missing shards when it is started again. With --force-overwrite, a further run
+    reads only added shards. Under torchrun, or with --rank and --world-size, processes share the work.
 
     \b
     Example without questions:
@@ -176,9 +174,9 @@ def _index_again(root: str, asked: _Asked) -> None:
 
 
 def _prepare_folder(root: str, asked: _Asked) -> None:
-    # All that can be wrong is found before shards are read, which may take long.
+    # All options are checked before shards are read, which may take long.
     patterns, fields = _check_options(asked), _parse_field_map(asked["field_map"])
-    begun: dict[str, str] | None = None  # code that is to be completed: the fields that it is likely to have
+    begun: dict[str, str] | None = None  # likely fields, if a file of code is written that has to be completed
 
     def choose(scan: DatasetScan) -> Choice:
         from energon_lite.cli import prepare_dialogue as dialogue
@@ -234,8 +232,7 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
 
 
 def _prepare_metadataset(path: str, asked: _Asked) -> None:
-    """Check a metadataset, and have the indexes of all of its data sets: those of joins, and of folders that Energon
-    has prepared."""
+    """Check a metadataset, and make missing indexes of its data sets: of joins, and of folders prepared by Energon."""
     from energon_lite.loading.leaves import find_leaves, open_source  # imports torch
 
     if asked["ranks"].rank:
@@ -251,12 +248,13 @@ def _prepare_metadataset(path: str, asked: _Asked) -> None:
     broken = 0
     for spec in specs.values():
         try:
-            found = counted(len(open_source(spec)), "sample")
+            described = counted(len(open_source(spec)), "sample")
         except EmptyDatasetError:
-            found = "empty"
+            described = "empty"
         except EnergonLiteError as error:
-            found, broken = f"cannot be read: {error.what}" + (f"; {error.fix}" if error.fix else ""), broken + 1
-        click.echo(f"  {' + '.join(spec.folders)} [{spec.split_part}]: {found}")
+            described = f"cannot be read: {error.what}" + (f"; {error.fix}" if error.fix else "")
+            broken += 1
+        click.echo(f"  {' + '.join(spec.folders)} [{spec.split_part}]: {described}")
     if broken:
         raise UsageError(
             f"{broken} of {counted(len(specs), 'data set')} cannot be read",
@@ -267,13 +265,13 @@ def _prepare_metadataset(path: str, asked: _Asked) -> None:
 
 
 def _identity(spec: LeafSpec) -> tuple[Any, ...]:
-    """What two references have in common that mean the same samples, but for subsets and filters."""
+    """Properties of a reference that determine its samples, without subsets and filters."""
     nonmatch, members = ((), (spec,)) if spec.join is None else (spec.join.nonmatch, spec.join.members)
-    return nonmatch, *((one.path, one.split_part, one.split_config) for one in members)
+    return nonmatch, *((member.path, member.split_part, member.split_config) for member in members)
 
 
 def _check_options(asked: _Asked) -> list[tuple[str, str]]:
-    """Check what can be checked without the data; returns the patterns of the splits."""
+    """Check the options without reading data, and return the patterns of the splits."""
     patterns = [parse_pattern(text) for text in asked["split_parts"]]
     if patterns and (asked["split_ratio"] is not None or asked["shuffle_tars"]):
         raise UsageError("--split-parts goes together neither with --split-ratio nor with --shuffle-tars")
@@ -324,7 +322,7 @@ def _fix_duplicates(root: str, asked: _Asked) -> None:
 
 @contextmanager
 def _answers_expected(non_interactive: bool) -> Iterator[None]:
-    """Say what to do when a question finds nobody to answer it."""
+    """Convert the end of the input during a question to an error with the fix."""
     try:
         yield
     except click.Abort:
@@ -337,7 +335,7 @@ def _answers_expected(non_interactive: bool) -> Iterator[None]:
 
 
 def _store_media(root: str, asked: _Asked) -> None:
-    """Store the metadata of media of what has just been prepared, if it is wanted; rank 0 does it."""
+    """Store the metadata of media of the prepared data set, if requested; only on rank 0."""
     if asked["media"] is not None and not asked["ranks"].rank:
         extract_media(
             root, asked["media"], Ranks(), asked["num_workers"], asked["show_progress"], to_log=asked["as_json"]
@@ -345,7 +343,7 @@ def _store_media(root: str, asked: _Asked) -> None:
 
 
 def _store_lengths(root: str, asked: _Asked) -> None:
-    """Store columns of what has just been prepared, if they are wanted, and say what they hold."""
+    """Store columns of the prepared data set, if requested, and report them."""
     parts = asked_parts(asked)
     if asked["length_field"] is None and not parts:
         return

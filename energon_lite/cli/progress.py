@@ -1,4 +1,4 @@
-"""Show how far a long command is: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of long commands: a bar on a terminal, lines at intervals elsewhere."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["progress", "show_share"]
 
-#: Seconds between two lines where there is no terminal, such as in the log of a job.
+#: Seconds between two lines without a terminal, such as in the log of a job.
 _BETWEEN = 10.0
 
 
 @contextmanager
 def progress(wanted: bool, doing: str, unit: str) -> Iterator[Progress | None]:
-    """Give a function that shows progress; None if it is not ``wanted``. A bar ends when all is done.
+    """Provide a function that shows progress; None if it is not ``wanted``. A bar ends when all is done.
 
     Args:
-        doing: such as ``"Indexing"``.
-        unit: what is counted, in the plural.
+        doing: description of the work, such as ``"Indexing"``.
+        unit: the counted unit, in the plural.
     """
     if not wanted:
         yield None
@@ -38,7 +38,7 @@ def progress(wanted: bool, doing: str, unit: str) -> Iterator[Progress | None]:
                 bar.set_postfix_str(note, refresh=False)
                 bar.update(done - bar.n)
                 if done == total > 0:
-                    bar.close()  # what comes now may ask something
+                    bar.close()  # questions may follow
 
             yield move
     else:
@@ -62,5 +62,5 @@ def _lines(doing: str, unit: str) -> Progress:
 
 
 def show_share(ranks: Ranks, done: str) -> None:
-    """Say what another rank than 0 has done."""
+    """Report the share of work of a rank other than 0."""
     click.echo(f"Rank {ranks.rank} of {ranks.world_size}: {done}; rank 0 goes on")

@@ -109,7 +109,8 @@ class _Flattening:
     """Traversal of a tree of documents; each file is read once, for any number of references to it."""
 
     def __init__(self, read_url: Callable[[str], bytes] | None, missing_ok: bool):
-        self._read_url, self._missing_ok = read_url, missing_ok
+        self._read_url = read_url
+        self._missing_ok = missing_ok
         self._documents: dict[str, MetadatasetDocument] = {}
         self._blends = count()
 

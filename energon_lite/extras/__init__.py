@@ -1,1 +1,1 @@
-"""Guests of the core: each folder can be deleted, and the rest still works."""
+"""Extras of the core: each folder can be deleted, and the rest of the package still works."""

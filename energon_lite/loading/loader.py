@@ -15,9 +15,8 @@ from typing_extensions import Self
 
 from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import SampleError, UsageError
-from energon_lite.extras.inspect.quarantine import Quarantine
-from energon_lite.extras.inspect.tracing.trace_file import TraceFile
 from energon_lite.hooks import failure_tolerances
+from energon_lite.loading.batch_observer import BatchEvent, BatchObserver, ObservedRank, Observers
 from energon_lite.loading.device import DeviceCopy
 from energon_lite.loading.device_prefetch import OneAhead
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
@@ -77,6 +76,7 @@ class DataLoader:
         trace: file that gets a line for each batch: times of request and delivery, worker, seconds by stage, samples.
             ``energon-lite trace`` shows them. Several ranks write several files.
         quarantine: file that gets a line of JSON for each sample that is skipped or fails. Ranks may share it.
+        observers: further receivers of an event for each batch.
 
     Attributes:
         digest: digest of the last batch's samples: the sum, modulo 2**64, over the batches and ranks of a step is the
@@ -106,32 +106,29 @@ class DataLoader:
         quarantine: str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
         cache_pool: CachePool | None = None,
+        observers: Iterable[BatchObserver] = (),
     ):
         if not isinstance(dataset, SavableDataset):
             fix = "give what get_train_dataset or get_val_dataset returned"
             raise UsageError(f"a loader of a {type(dataset).__name__}", fix=fix)
-        runs = dataset.runs_as
-        self.dataset = dataset
+        self.dataset, runs = dataset, dataset.runs_as
         self.worker_config = config = dataset.worker_config
         self._check_peers = check_peers
-        self._quarantine = None
-        if quarantine is not None and self._writes:
-            self._quarantine = Quarantine(quarantine, dataset.leaves, config.rank)
-        self._trace: TraceFile | None = None
         trace = config.debug_file() if trace is None else trace
-        if trace is not None and self._writes:
-            own = config.debug_files_of_workers() if trace == config.debug_file() else ()
-            self._trace = TraceFile(trace, config.rank, config.world_size, runs.leaves, own)
+        own = config.debug_files_of_workers() if trace == config.debug_file() else ()
+        observed = ObservedRank(config.rank, config.world_size, runs.leaves, own) if self._writes else None
+        self._observers = Observers(observers, observed, {"quarantine": quarantine, "trace": trace})
         encoder = dataset.task_encoder
         tolerances = failure_tolerances(encoder)
-        self._report = Report(encoder.failure_tolerance, runs.leaves, self._quarantine, hooks=tolerances)
+        self._report = Report(encoder.failure_tolerance, runs.leaves, hooks=tolerances, on_lost=self._observers.on_lost)
         self._ahead: OneAhead | None = None
         self._pipeline = runs.pipeline()
         self._pipeline.samples.cache_pool = self._cache_pool = checked_pool(cache_pool)
         self._pipeline.samples.worker_config = config
         self._pipeline.samples.failures = self._report.log
+        timed = trace is not None or self._observers.times_stages
         options = PoolOptions(
-            start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, trace is not None, prefetch_factor
+            start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, timed, prefetch_factor
         )
         self._workers = ExecutorHandle(self._pipeline, config.num_workers, options)
         weakref.finalize(self, self._workers.close)
@@ -190,14 +187,16 @@ class DataLoader:
         reads = self.worker_config.reads
         tokens = (tokens_of(batch) or result.tokens) if reads else 0
         self._report.count(result.outcomes, batches=int(reads), tokens=tokens)
-        place = self._dataset_iterator.step if self._trace is not None else (0, 0)
+        step = self._dataset_iterator.step if self._observers else (0, 0)
         self._dataset_iterator.advance()
         if self._ahead is not None:
             batch = self._ahead.finish()
         delivered = time.monotonic()
         self.digest = result.digest
-        if self._trace is not None:
-            self._trace.add(place, asked, delivered, result)
+        if self._observers:
+            event = BatchEvent(step, asked, delivered, result)
+            for observer in self._observers:
+                observer.on_batch(event)
         if self._progress.waited(delivered - asked, delivered):
             self._progress.tell(self.stats())
         return batch
@@ -336,9 +335,8 @@ class DataLoader:
         ``batching``, under ``planned``, the samples that the plan dropped, truncated and split: over all ranks
         together, or, if lengths are those of encoded samples, on this rank.
         """
-        stats = self._report.stats() | self._progress.stats()
-        if self._quarantine is not None:
-            stats["quarantine"] = self._quarantine.stats()
+        with self._turn.look() as alone:
+            stats = self._report.stats() | self._progress.stats(alone) | self._observers.stats()
         planned = self._dataset_iterator.planned_counts()
         return stats if planned is None else stats | {"planned": planned}
 
@@ -370,9 +368,7 @@ class DataLoader:
         if self._cache_pool is not None:
             self._cache_pool.release()
 
-    def shutdown(self) -> None:
-        """Call :meth:`close`; Energon 8's name for it."""
-        self.close()
+    shutdown = close  # Energon 8's name
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(

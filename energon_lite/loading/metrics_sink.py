@@ -1,4 +1,4 @@
-"""What takes the numbers of a run."""
+"""Interface of receivers of a run's numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["MetricsSink"]
 
 
 class MetricsSink(Protocol):
-    """Where numbers go, from time to time.
+    """Receiver of numbers, at intervals.
 
     A loader takes sinks as ``metrics=``, and writes to them every ``metrics_every`` batches. A class whose instances
-    are made with the last step that counts (0 for a new run) fits into ``Trainer(sinks=...)``; there, one is made on
-    the main rank when a run begins or goes on, and gets the numbers of each step.
+    are made with the last step that counts (0 for a new run) can be passed to ``Trainer(sinks=...)``; it is
+    instantiated on the main rank when a run starts or resumes, and receives the numbers of each step.
 
     Example:
         >>> class Printer:
@@ -25,7 +25,7 @@ class MetricsSink(Protocol):
     """
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Take the numbers, ``values["step"]`` among them."""
+        """Receive the numbers, including ``values["step"]``."""
 
     def close(self) -> None:
-        """No more come."""
+        """Close the sink after the last numbers."""

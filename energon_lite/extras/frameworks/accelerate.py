@@ -43,7 +43,8 @@ class AccelerateLoader(torch.utils.data.DataLoader[Any]):
 
     Batches are on the accelerator's device; the next one is copied during the step on the current one. ``save_state``
     and ``load_state`` save the position in the data, for any number of processes; do not skip batches afterwards.
-    copies that fill the last step of a validation.
+    ``accelerator.accumulate`` recognizes the last batch of a finite loop, and ``gather_for_metrics`` drops the copies
+    that fill the last step of a validation.
 
     Args:
         loader: the loader, or a data set to make one of; for this process's rank.
@@ -70,7 +71,7 @@ class AccelerateLoader(torch.utils.data.DataLoader[Any]):
         self.batches.loader.to(state.device)
         self.device = state.device
         self.use_stateful_dataloader = not self.batches.starts_over
-        super().__init__(_Batches(self.batches), batch_size=None, collate_fn=_same)  # what it yields is batches
+        super().__init__(_Batches(self.batches), batch_size=None, collate_fn=_same)  # it yields whole batches
 
     def __len__(self) -> int:
         return len(self.batches)

@@ -24,7 +24,8 @@ class FieldByAddress:
     __slots__ = ("key", "name")
 
     def __init__(self, key: SampleKey, name: str):
-        self.key, self.name = key, name
+        self.key = key
+        self.name = name
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FieldByAddress, (self.key, self.name)

@@ -30,7 +30,7 @@ class EnergonDataModule(LightningDataModule):
 
     Args:
         train: function from the ``WorkerConfig`` of a device to the training data: ``get_train_dataset(...)``,
-                or a loader of it.
+            or a loader of it.
         val: the same for validation data, or a dict of several functions.
         num_workers: worker processes of each device.
         seed_offset: seed of the run.
@@ -49,8 +49,10 @@ class EnergonDataModule(LightningDataModule):
         super().__init__()
         if val is None:  # Lightning warns if it is overridden and the model has no validation
             self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
-        self._make_train, self._make_val = train, val or {}
-        self._workers, self._seed = num_workers, seed_offset
+        self._make_train = train
+        self._make_val = val or {}
+        self._workers = num_workers
+        self._seed = seed_offset
         self._train: TrainerLoader | None = None
         self._loaders: list[TrainerLoader] = []
         self._saved: dict[str, Any] | None = None

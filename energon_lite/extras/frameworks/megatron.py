@@ -72,7 +72,8 @@ class DataIterator:
     """
 
     def __init__(self, loader: SavableDataLoader, *, cyclic: bool = True):
-        self.loader, self.cyclic = loader, cyclic
+        self.loader = loader
+        self.cyclic = cyclic
         self._batches: Iterator[Any] | None = iter(loader)
 
     def __iter__(self) -> DataIterator:

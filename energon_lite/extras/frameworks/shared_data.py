@@ -66,8 +66,10 @@ class OpenedData:
             )
         runs = dataset.runs_as
         assert isinstance(runs, PlannedDataset)
-        self._loader, self._lock = SavableDataLoader(dataset), threading.Lock()
-        self._single, self._batched = runs.pipeline(), replace(runs, batched=True).pipeline()
+        self._loader = SavableDataLoader(dataset)
+        self._lock = threading.Lock()
+        self._single = runs.pipeline()
+        self._batched = replace(runs, batched=True).pipeline()
         for pipeline in (self._single, self._batched):
             pipeline.samples.worker_config = dataset.worker_config
         self._kept: OrderedDict[Address, Any] = OrderedDict()
@@ -78,7 +80,7 @@ class OpenedData:
             if address not in self._kept:
                 result = self._single.run(Job(0, 0, [address]))
                 if result.batch is None:
-                    return self._loader.restore_sample(("sample", *address, 0))  # which raises what is wrong with it
+                    return self._loader.restore_sample(("sample", *address, 0))  # raises the error of the sample
                 self._kept[address] = result.batch
                 if len(self._kept) > _KEPT:
                     self._kept.popitem(last=False)
@@ -92,7 +94,7 @@ class OpenedData:
             failures = [outcome for outcome in result.outcomes if isinstance(outcome, Failure)]
             if failures and not self._batched.refill:
                 for address in addresses:
-                    self._loader.restore_sample(("sample", *address, 0))  # which raises what is wrong with it
+                    self._loader.restore_sample(("sample", *address, 0))  # raises the error of the sample
                 lost = failures[0]
                 raise SampleError(f"the batch cannot be made: {lost.stage}: {lost.reason}", fix=lost.fix or None)
             return result.batch

@@ -62,7 +62,8 @@ class TitanLoader:
     """
 
     def __init__(self, make: MakeLoader, request: LoaderRequest):
-        self.request, self.loader = request, make(request)
+        self.request = request
+        self.loader = make(request)
         if not isinstance(self.loader, SavableDataLoader):
             what = f"{getattr(make, '__qualname__', make)} returned a {type(self.loader).__name__}"
             raise UsageError(what, fix="return get_savable_loader(dataset)")

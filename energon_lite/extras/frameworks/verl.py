@@ -24,11 +24,12 @@ __all__ = ["AddressDataset"]
 class AddressDataset(Dataset[dict[str, Any]]):
     """Data set for ``data.custom_cls``, for training and for validation.
 
-    A row has verl's columns: ``raw_prompt`` and ``reward_model`` (or what ``data.energon_lite.columns`` names) by
-    address, the same fields of what ``encode_sample`` returns; ``data_source``, from the subflavors of the data set, or
-    else the name of its folder; and ``index``, the number of the sample in the stream.
+    A row has verl's columns: ``raw_prompt`` and ``reward_model`` (or those in ``data.energon_lite.columns``) by
+    address, from the fields of the same names in the result of ``encode_sample``; ``data_source``, from the subflavors
+    of the data set, or else the name of its folder; and ``index``, the number of the sample in the stream.
 
     An endless data set (of ``get_train_dataset``) returns its stream, whatever index is requested: order, shuffling and
+    epochs are its own, and its state is saved and restored with verl's. A finite one has its samples by number.
 
     Args:
         data_files: argument of the function ``module:name`` in ``data.energon_lite.open``.

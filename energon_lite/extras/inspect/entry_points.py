@@ -41,3 +41,7 @@ COMMANDS = {
         _GROUP,
     ),
 }
+OBSERVERS = {
+    "trace": "energon_lite.extras.inspect.tracing.trace_file:TraceFile",
+    "quarantine": "energon_lite.extras.inspect.quarantine:Quarantine",
+}

@@ -15,7 +15,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.batch_observer import BatchObserver, ObservedRank
 from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.order.hashing import hash_text
 from energon_lite.storage.files.file_lock import lock, unlock
@@ -28,21 +28,22 @@ logger = logging.getLogger(__name__)
 _PATIENCE = 2.0
 
 
-class Quarantine:
-    """Writer of the file.
+class Quarantine(BatchObserver):
+    """Observer that writes the file.
 
     Args:
         path: path of the file; the file and its folder are created if missing.
-        leaves: the leaves, in the order's numbering.
-        rank: data-parallel rank, written into each line.
+        observed: the rank and its leaves; the rank is written into each line.
 
     A full disk, or a path that cannot be written, causes one warning; the run continues, and ``lost`` counts the lines.
     """
 
-    def __init__(self, path: str | os.PathLike[str], leaves: Sequence[Leaf], rank: int):
+    name = "quarantine"
+
+    def __init__(self, path: str | os.PathLike[str], observed: ObservedRank):
         self.path = os.fspath(path)
-        self._leaves = leaves
-        self._rank = rank
+        self._leaves = observed.leaves
+        self._rank = observed.rank
         self.written = self.lost = 0
         self._read = 0  # bytes of the file that have been read
         self._known: set[int] = set()
@@ -53,9 +54,9 @@ class Quarantine:
         """Return the path, the lines written by this loader, and the lines that could not be written."""
         return {"path": self.path, "written": self.written, "lost": self.lost}
 
-    def add(self, failures: Sequence[Failure]) -> None:
-        """Write a line for each failure that has none yet."""
-        made = [self._line(failure) for failure in failures]
+    def on_lost(self, lost: Sequence[Failure]) -> None:
+        """Write a line for each sample that has none yet."""
+        made = [self._line(failure) for failure in lost]
         lines = {_identity(line): line for line in made}
         for identity in self._known.intersection(lines):
             del lines[identity]

@@ -1,5 +1,3 @@
-from energon_lite.lazy_exports import lazy_exports as lazy_exports
-
 from .av_data import AVData as AVData
 from .av_decoder import AVDecoder as AVDecoder
 from .av_decoder import AVWebdatasetDecoder as AVWebdatasetDecoder

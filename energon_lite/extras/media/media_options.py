@@ -1,4 +1,4 @@
-"""Options that say which files are media."""
+"""Options for the selection of media files."""
 
 from __future__ import annotations
 
@@ -13,28 +13,31 @@ from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["extract_media", "media_options"]
 
-#: Broken media that are named.
+#: Largest number of broken media that are listed.
 _NAMED = 10
 
 
 def media_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--media-metadata-by-glob``, ``-by-header`` and ``-by-extension``. The command gets ``media``: a
-    :class:`~energon_lite.extras.media.extractor.MediaFilterConfig`, or None if none of them was given."""
+    """Add ``--media-metadata-by-glob``, ``-by-header`` and ``-by-extension``.
+
+    The command gets ``media``: a :class:`~energon_lite.extras.media.extractor.MediaFilterConfig`, or None without any
+    of them.
+    """
     options = [
         click.option(
             "--media-metadata-by-glob",
             metavar="PATTERNS",
-            help="Store the metadata of media whose names fit a pattern: '*.jpg,*.mp4'.",
+            help="Store the metadata of media whose names match a pattern: '*.jpg,*.mp4'.",
         ),
         click.option(
             "--media-metadata-by-header",
             is_flag=True,
-            help="Store the metadata of media, known by their first bytes.",
+            help="Store the metadata of media, recognized by their first bytes.",
         ),
         click.option(
             "--media-metadata-by-extension",
             is_flag=True,
-            help="Store the metadata of media, known by extension.",
+            help="Store the metadata of media, recognized by their extensions.",
         ),
     ]
 
@@ -67,8 +70,10 @@ def extract_media(
     *,
     to_log: bool = False,
 ) -> None:
-    """Extract and store the metadata of the media in a folder, and say what was found; on standard error, if
-    ``to_log``."""
+    """Extract and store the metadata of the media in a folder, and report the result.
+
+    The report goes to standard error with ``to_log``.
+    """
     from energon_lite.extras.media.media_scan import prepare_media
 
     with progress(show_progress, "Media", "units") as show:

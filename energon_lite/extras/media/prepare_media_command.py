@@ -1,4 +1,4 @@
-"""``energon-lite prepare-media``: what pictures, sounds and films say about themselves, stored to be looked up."""
+"""``energon-lite prepare-media``: extract and store the metadata of images, sounds and videos."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["command"]
 @click.option(
     "--tmp-path",
     type=ExistingPath(),
-    help="A folder in which index.sqlite is written first, where the disk of PATH is slow.",
+    help="A folder in which index.sqlite is written first, if the disk of PATH is slow.",
 )
 @job_options("Processes that read media.")
 def command(
@@ -29,9 +29,9 @@ def command(
 ) -> None:
     """Store the metadata of the media in the folder PATH: size, duration, rates, numbers of frames and channels.
 
-    PATH is a prepared data set, or any folder of media files. Exactly one of the three selections is to be given. The
-    metadata goes into PATH/.nv-meta/index.sqlite, where Energon looks for it, too; it is kept when the data set is
-    prepared again. Killed and run again, it goes on where it was.
+    PATH is a prepared data set, or any folder of media files. Exactly one of the three selections must be given. The
+    metadata goes into PATH/.nv-meta/index.sqlite, as in Energon; it is kept when the data set is prepared again. A run
+    that was killed continues when it is started again.
     """
     if media is None:
         raise UsageError(

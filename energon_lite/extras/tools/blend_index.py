@@ -1,4 +1,4 @@
-"""Building a blend index on all ranks of a process group."""
+"""Building of a blend index by all ranks of a process group."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ def build_blend_index(
     key: int = 0,
     workers: int | None = None,
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """:func:`energon_lite.order.build_blend_index`, each rank of the default process group writing its slice.
+    """Build a blend index; each rank of the default process group writes a slice.
+
+    See :func:`energon_lite.extras.tools.order_arrays.build_blend_index`.
 
     Args:
-        weights, n, key: as there, the same on all ranks.
-        path: a folder to be made, on storage that all ranks see.
-        workers: processes of each rank; None: the cores of the node, shared among its ranks.
+        weights, n, key: as for that function, equal on all ranks.
+        path: the new folder, on storage visible to all ranks.
+        workers: number of processes of each rank; None: the cores of the node divided by its ranks.
 
     Example:
         >>> build_blend_index([3, 1], 8, "index")  # under torchrun, or in a single process

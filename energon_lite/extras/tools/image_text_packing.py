@@ -1,4 +1,4 @@
-"""Images and texts as packed rows: the task encoder to begin with, or to read before writing one."""
+"""Packing of images and texts into rows: a task encoder to use, or to read before writing one."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ __all__ = ["ImageTextRow", "ImageTextTaskEncoder", "SelectedSamples"]
 
 @edataclass
 class ImageTextRow(PackedBatch):
-    """A packed row of samples with images. Further fields than those of all packed batches, which have the images in
-    ``media["image"]``, and the sample of each in ``media_samples["image"]``:
+    """A packed row of samples with images.
+
+    In addition to the fields of all packed batches, it has the images in ``media["image"]``, the sample of each image
+    in ``media_samples["image"]``, and these fields:
 
     Args:
         mrope_position_ids: int64 ``[3, 1, length]``: frame, row and column of each position, from 0 in each sample; see
             :func:`~energon_lite.batching.mrope.mrope_positions`.
         image_grids: int64 ``[images, 3]``: frames, rows and columns of each image, in positions of the row.
-        image_starts: int64 ``[images]``: where in the row each image begins.
+        image_starts: int64 ``[images]``: position in the row at which each image begins.
     """
 
     mrope_position_ids: torch.Tensor
@@ -47,33 +49,35 @@ class ImageTextRow(PackedBatch):
 
 @edataclass
 class SelectedSamples(Sample):
-    """The samples of a pack, until they become a row."""
+    """The samples of a pack, before they become a row."""
 
     samples: list[TokenSequence]
 
 
 class ImageTextTaskEncoder(TaskEncoder):
-    """Packs samples of text and images: a row of tokens with placeholders where images are, the images, and what a
-    model needs to keep samples apart and to place them.
+    """Encoder that packs samples of text and images into rows.
 
-    The same encoder packs by a plan (``batching=BestFit(Capacity(8192))``, with lengths that ``energon-lite measure``
-    counted), or by hooks (``batch_size=1``, with ``capacity`` here). Lengths count what is delivered: placeholders, and
-    of n tokens n - 1, since each one's label is the next.
+    A row has tokens with placeholders for images, the images, and the data by which a model separates samples and
+    places images.
 
-    It takes :class:`~energon_lite.CaptioningSample`, :class:`~energon_lite.InterleavedSample`,
+    The encoder packs by a plan (``batching=BestFit(Capacity(8192))``, with lengths from ``energon-lite measure``), or
+    by hooks (``batch_size=1``, with ``capacity`` here). Lengths count delivered positions: placeholders included, and n
+    - 1 for n tokens, since each label is the next token.
+
+    It supports :class:`~energon_lite.CaptioningSample`, :class:`~energon_lite.InterleavedSample`,
     :class:`~energon_lite.VQASample`, :class:`~energon_lite.samples.OCRSample` and :class:`~energon_lite.TextSample`.
-    Of a question the loss does not count, nor does it where images are. For others, override ``pieces``.
+    The loss ignores questions and images. For other types, override ``pieces``.
 
     Args:
-        tokenize: from a text to its tokens.
-        image_token: the token that keeps an image's places.
-        end_token: the token behind each sample; none of an image's places is lost to the shift of labels.
-        pad: the token to pad with; None: ``end_token``.
-        patch: pixels of a patch, in both directions.
-        merge: patches that the model merges into one token, in both directions.
-        max_image_tokens: an image that would have more is made smaller. None: no limit.
-        capacity: tokens of a pack, where hooks pack; None: a plan packs.
-        multiple: pad the row to the next multiple of this; give the capacity to have one shape only.
+        tokenize: function from a text to its tokens.
+        image_token: the placeholder token of images.
+        end_token: the token after each sample, so that the shift of labels drops no placeholder.
+        pad: the padding token; None: ``end_token``.
+        patch: side of a patch in pixels.
+        merge: side in patches of the square that the model merges into one token.
+        max_image_tokens: the most tokens of an image; larger images are scaled down. None: no limit.
+        capacity: tokens of a pack, for packing by hooks; None: packing by a plan.
+        multiple: pad the row to the next multiple of this; the capacity gives all rows one shape.
 
     Example:
         >>> encoder = ImageTextTaskEncoder(tokenizer.encode, image_token=151_655, end_token=151_645)
@@ -97,16 +101,21 @@ class ImageTextTaskEncoder(TaskEncoder):
         multiple: int = 1,
     ):
         super().__init__()
-        self.tokenize, self.image_token, self.end_token = tokenize, image_token, end_token
-        self.pad, self.multiple = end_token if pad is None else pad, multiple
-        self.token_pixels, self.max_image_tokens, self.pack_capacity = patch * merge, max_image_tokens, capacity
+        self.tokenize = tokenize
+        self.image_token = image_token
+        self.end_token = end_token
+        self.pad = end_token if pad is None else pad
+        self.multiple = multiple
+        self.token_pixels = patch * merge
+        self.max_image_tokens = max_image_tokens
+        self.pack_capacity = capacity
 
     @stateless(restore_seeds=False)
     def pieces(self, sample: Any) -> list[tuple[torch.Tensor | str, bool]]:
-        """The images and texts of a sample in their order, and whether the loss counts each.
+        """Return the images and texts of a sample in order, and whether the loss counts each.
 
         Raises:
-            SkipSample: it is of another type.
+            SkipSample: the sample has another type.
         """
         match sample:
             case CaptioningSample():
@@ -123,7 +132,7 @@ class ImageTextTaskEncoder(TaskEncoder):
 
     @stateless(restore_seeds=False)
     def encode_sample(self, sample: Any) -> TokenSequence:
-        """The row of one sample. Its media are ``image``, ``image_grids`` and ``image_starts``."""
+        """Make the row of one sample. Its media are ``image``, ``image_grids`` and ``image_starts``."""
         tokens: list[int] = []
         counted: list[bool] = []
         images: list[torch.Tensor] = []
@@ -137,7 +146,7 @@ class ImageTextTaskEncoder(TaskEncoder):
                 made = [self.image_token] * math.prod(self._grid(images[-1]))
             tokens += made
             counted += [counts] * len(made)
-        counted += counted[-1:]  # the end counts if what is before it does
+        counted += counted[-1:]  # the end counts if the piece before it does
         if not any(counted[1:]):
             raise SkipSample("nothing in it that the loss would count")
         row, labels, mask = next_token_pairs(torch.tensor([*tokens, self.end_token]), torch.tensor(counted))
@@ -149,16 +158,15 @@ class ImageTextTaskEncoder(TaskEncoder):
 
     @stateless(restore_seeds=False)
     def pack_selected_samples(self, samples: list[TokenSequence]) -> SelectedSamples:
-        """A pack, where hooks pack."""
+        """Collect the samples of a pack, for packing by hooks."""
         return SelectedSamples.derive_from(samples[0], samples=samples)
 
     @stateless(restore_seeds=False)
     def batch(self, samples: list[Any]) -> ImageTextRow:
-        """One row of the samples that the plan put together, or of the packs that hooks made. No samples make an empty
-        row."""
+        """Make one row of the samples of a plan, or of the packs of hooks. No samples make an empty row."""
         flat: list[TokenSequence] = []
-        for one in samples:
-            flat += one.samples if isinstance(one, SelectedSamples) else [one]
+        for sample in samples:
+            flat += sample.samples if isinstance(sample, SelectedSamples) else [sample]
         row = pack_sequences(flat, pad=self.pad, multiple=self.multiple)
         media, owners = dict(row.media), dict(row.media_samples)
         none = torch.zeros(0, dtype=torch.int64)
@@ -168,7 +176,7 @@ class ImageTextTaskEncoder(TaskEncoder):
         assert isinstance(grids, torch.Tensor) and isinstance(starts, torch.Tensor)
         places = []
         for number, size in enumerate(begins.diff().tolist()):
-            mine = owner == number  # none, of the padding at the end
+            mine = owner == number  # padding at the end has no images
             places.append(mrope_positions(size, starts[mine].tolist(), grids[mine].tolist()))
         fields = {name: getattr(row, name) for name in _FIELDS}
         return ImageTextRow(
@@ -182,15 +190,15 @@ class ImageTextTaskEncoder(TaskEncoder):
 
     @stateless(restore_seeds=False)
     def empty_batch(self, like: Any, rows: int) -> ImageTextRow:
-        """A row for a rank that finds no samples left."""
+        """Make a row for a rank without samples."""
         return self.batch([])
 
     def _grid(self, image: torch.Tensor) -> tuple[int, int]:
-        """Rows and columns of an image, in tokens."""
+        """Return rows and columns of an image, in tokens."""
         return image.shape[-2] // self.token_pixels, image.shape[-1] // self.token_pixels
 
     def _resized(self, image: torch.Tensor) -> torch.Tensor:
-        """An image with sides that are whole tokens, and not too many of them, in about its proportions."""
+        """Resize an image to sides of whole tokens, within the limit, about keeping its proportions."""
         if image.dim() != 3 or min(image.shape) < 1:
             raise UsageError(f"an image of shape {list(image.shape)}", fix="give [channels, height, width]")
         sides = [size / self.token_pixels for size in image.shape[-2:]]
@@ -198,14 +206,14 @@ class ImageTextTaskEncoder(TaskEncoder):
         if most is not None and math.prod(max(1, round(side)) for side in sides) > most:
             shrink = math.sqrt(most / math.prod(sides))
             sides = [max(1, math.floor(side * shrink)) for side in sides]
-            sides = [min(side, most // min(sides)) for side in sides]  # where the shorter one was made a token long
+            sides = [min(side, most // min(sides)) for side in sides]  # if the shorter side was raised to one token
         size = tuple(max(1, round(side)) * self.token_pixels for side in sides)
         if tuple(image.shape[-2:]) == size:
             return image
         return F.interpolate(image[None], size=size, mode="bilinear", antialias=True)[0].clamp(0.0, 1.0)
 
 
-#: What a row has of a packed batch as it is.
+#: Fields of a packed batch that a row takes over unchanged.
 _FIELDS = (
     *("__key__", "__restore_key__", "__subflavors__", "__sources__", "tokens", "labels", "loss_mask", "position_ids"),
     *("num_tokens", "num_loss_tokens", "sample_ids", "cu_seqlens", "max_seqlen", "segment_ids"),

@@ -1,10 +1,11 @@
-"""The order as arrays on disk, for programs that want arrays: Megatron's blend index, and a shuffle made ahead of time.
+"""The order as arrays on disk: Megatron's blend index, and a shuffle computed ahead of time.
 
-Nothing in this library needs them. The blend index is the pair that Megatron-Core's blended data set reads: of each
-sample the data set, and its number in that data set's own stream. The counts are exact at the end (largest remainder,
-as in Lyuwen Fu, "Finding efficiency gains in data loading procedure in Megatron Core framework", 2024), and at the end
-of each block of 4,096 samples they are within one sample of their share. Any block can be computed alone: so slices
-are written by all cores and all ranks at once, each in bounded memory, and the bytes do not depend on who wrote what.
+No other part of the library needs them. The blend index is the pair that Megatron-Core's blended data set reads: the
+data set of each sample, and its number in that data set's own stream. The counts are exact at the end (largest
+remainder, as in Lyuwen Fu, "Finding efficiency gains in data loading procedure in Megatron Core framework", 2024), and
+at the end of each block of 4,096 samples they are within one sample of their share. Each block can be computed alone,
+so all cores and all ranks write slices at once, each in bounded memory, and the bytes do not depend on the division of
+work.
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ from energon_lite.storage.files.atomic_file import flush_files
 
 __all__ = ["DATASET_INDEX", "SAMPLE_INDEX", "build_blend_index", "shuffle_ahead"]
 
+#: Names of the two files of a blend index.
 DATASET_INDEX = "dataset_index.npy"
 SAMPLE_INDEX = "dataset_sample_index.npy"
 
-#: Blocks written at once: 2.5 MiB.
+#: Number of blocks written at once: 2.5 MiB.
 _BLOCKS_AT_ONCE = 64
-#: A slice shorter than this is not worth a process of its own.
+#: The shortest slice in samples that gets its own process.
 _WORTH_A_PROCESS = 1 << 20
 
 Ints = NDArray[np.int64]
-#: What the arrays are computed from, as plain data: the counts of each data set, or stages and the length, or the
-#: length of a permutation; and the key.
+#: Input of the arrays as plain data: the counts of each data set, or stages and the length, or the length of a
+#: permutation; and the key.
 Recipe = dict[str, Any]
 
 
@@ -62,23 +64,23 @@ def build_blend_index(
     """Write a blend of ``n`` samples as two arrays.
 
     Args:
-        weights: one positive number a data set; only ratios count. Or stages, where weights change along the way:
-            counts are then within one sample of the integral of the share, at the end too.
-        n: samples in all.
-        path: a folder to be made, which appears when both files in it are whole; None: arrays in memory, computed by
-            this process alone.
-        key: another key, another interleaving; the counts stay.
-        workers: processes of this rank; None: one a core. A short array takes fewer.
-        rank, world_size, barrier: to share the work with other processes that see the same folder and call this with
-            the same arguments. ``barrier()`` returns when all of them have called it.
+        weights: one positive number per data set; only ratios count. Or stages with changing weights: counts are then
+            within one sample of the integral of the share, also at the end.
+        n: total number of samples.
+        path: the new folder, which appears when both files in it are complete; None: arrays in memory, computed by this
+            process alone.
+        key: key of the interleaving; the counts do not depend on it.
+        workers: number of processes of this rank; None: one per core. A short array uses fewer.
+        rank, world_size, barrier: for sharing the work with other processes that see the same folder and make the same
+            call. ``barrier()`` returns when all of them have called it.
 
     Returns:
         ``(data set of each sample [n] int16, its number in that data set's stream [n] int64)``, read-only and mapped
         from the files where there are files. Numbers go 0, 1, 2, ... in each data set, to its count.
 
     Raises:
-        UsageError: more than 32,767 data sets, a weight that is not positive, a folder that is there already, ranks
-            without a barrier.
+        UsageError: more than 32,767 data sets, a weight that is not positive, an existing folder, or ranks without a
+            barrier.
 
     Example:
         >>> data_set, sample = build_blend_index([3, 1], 8)
@@ -100,7 +102,7 @@ def build_blend_index(
     unfinished = os.path.join(os.path.dirname(final), f".{os.path.basename(final)}.unfinished")
     paths = [os.path.join(unfinished, name) for name in (DATASET_INDEX, SAMPLE_INDEX)]
     if rank == 0:
-        shutil.rmtree(unfinished, ignore_errors=True)  # left by a build that was killed
+        shutil.rmtree(unfinished, ignore_errors=True)  # remains of a killed build
         os.makedirs(unfinished)
         for file, dtype in zip(paths, (np.int16, np.int64), strict=True):
             np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=(n,))
@@ -125,17 +127,17 @@ def build_blend_index(
 def shuffle_ahead(
     n: int, key: int, *, folder: str | os.PathLike[str] | None = None, workers: int = 1
 ) -> Future[NDArray[np.int64]]:
-    """Compute a whole permutation in the background, knowing nothing but its length.
+    """Compute a whole permutation in the background, from its length and a key alone.
 
-    Child processes do it, because a thread would wait for the interpreter at each of some hundred numpy calls per
-    16,384 elements while the main thread is opening data sets.
+    Child processes compute it, because a thread would wait for the interpreter lock at each of some hundred numpy calls
+    per 16,384 elements while the main thread opens data sets.
 
     Args:
         n: length.
-        key: 64 bits; the result equals ``permute_array(np.arange(n), n, key)``.
-        folder: where the 8 bytes an element lie; the file has no name once it is complete. None: the folder for
+        key: 64-bit key; the result equals ``permute_array(np.arange(n), n, key)``.
+        folder: folder for the 8 bytes per element; the file has no name once it is complete. None: the folder for
             temporary files.
-        workers: processes.
+        workers: number of processes.
 
     Returns:
         The future array, ``[n]`` int64, read-only and mapped from the file.
@@ -153,7 +155,7 @@ def shuffle_ahead(
     return future
 
 
-# -- what is computed -----------------------------------------------------------------------------------------------
+# -- computation --------------------------------------------------------------------------------------------------
 
 
 def _recipe(weights: Sequence[float] | Sequence[WeightStage], n: int) -> Recipe:
@@ -181,7 +183,7 @@ def _blocks(n: int) -> int:
 
 
 def _chunks(recipe: Recipe, first: int, stop: int) -> Iterator[tuple[int, list[NDArray[Any]]]]:
-    """The columns of blocks ``first .. stop``, some blocks at a time, each with the position of its first row."""
+    """Yield the columns of blocks ``first .. stop``, some blocks at a time, each with the position of its first row."""
     key = recipe["key"]
     blend = recipe.get("stages") and StagedBlend(
         [WeightStage(*stage) for stage in recipe["stages"]], key, recipe["length"]
@@ -208,9 +210,9 @@ def _chunks(recipe: Recipe, first: int, stop: int) -> Iterator[tuple[int, list[N
 
 @contextmanager
 def _opened(paths: Sequence[str]) -> Iterator[list[tuple[int, int]]]:
-    """Of each array file the descriptor and where its elements begin."""
+    """Yield the descriptor of each array file and the offset of its elements."""
     with ExitStack() as ends:
-        # Not written through the mapping: its pages would count as this process's memory.
+        # Not written through a mapping, whose pages would count as this process's memory.
         yield [
             (ends.enter_context(open(path, "r+b", buffering=0)).fileno(), np.load(path, mmap_mode="r").offset)
             for path in paths
@@ -220,7 +222,7 @@ def _opened(paths: Sequence[str]) -> Iterator[list[tuple[int, int]]]:
 def _fill(files: Sequence[tuple[int, int]], recipe: Recipe, first: int, stop: int, parent: int | None = None) -> None:
     """Write blocks ``first .. stop`` into array files, one for each column.
 
-    A child knows files, not paths: if its ``parent`` was killed, another build may have put its own files there.
+    A child has files, not paths: if its ``parent`` was killed, another build may have put its own files there.
     """
     for start, columns in _chunks(recipe, first, stop):
         if parent is not None and os.getppid() != parent:
@@ -246,21 +248,21 @@ def _shuffle(n: int, key: int, folder: str | os.PathLike[str] | None, workers: i
 
 # -- child processes ------------------------------------------------------------------------------------------------
 
-# Plain children that get their job as JSON. Nothing of the caller is forked or imported again, as multiprocessing
-# would, nor torch: they start in a tenth of a second.
+# Plain child processes that get their job as JSON. They do not fork or import the caller as multiprocessing would, nor
+# import torch: they start in a tenth of a second.
 _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from energon_lite.extras.tools.order_arrays import serve; serve()"
 
 
 def serve() -> None:
-    """The main function of a child process."""
+    """Run a job in a child process."""
     _fill(**json.load(sys.stdin))
 
 
 def _fill_in_children(paths: Sequence[str], recipe: Recipe, first: int, stop: int, workers: int) -> None:
-    """:func:`_fill`, by so many processes."""
+    """Run :func:`_fill` in ``workers`` processes."""
     bounds = [first + (stop - first) * worker // workers for worker in range(workers + 1)]
     with _opened(paths) as files, ExitStack() as ends:
-        # The parent is told, not asked for: it may be gone by then.
+        # The parent's number is passed and not queried, because the parent may be gone by then.
         job = {"files": files, "recipe": recipe, "parent": os.getpid()}
         children: list[subprocess.Popen[str]] = []
         for start, end in pairwise(bounds):
@@ -272,10 +274,10 @@ def _fill_in_children(paths: Sequence[str], recipe: Recipe, first: int, stop: in
                 text=True,
                 errors="replace",
             )
-            children.append(ends.enter_context(child))  # its pipes are closed, and it is waited for
+            children.append(ends.enter_context(child))  # closes its pipes and waits for it
             ends.callback(child.kill)
             assert child.stdin is not None
-            with suppress(BrokenPipeError), child.stdin as pipe:  # it has ended already; its own words say why
+            with suppress(BrokenPipeError), child.stdin as pipe:  # it has ended already; stderr has the reason
                 json.dump(job | {"first": start, "stop": end}, pipe)
         for child in children:
             assert child.stderr is not None

@@ -1,17 +1,17 @@
-"""A list of Python objects as one stretch of bytes, for data that is born as Python objects.
+"""A list of Python objects in one block of bytes, shared by processes.
 
-A plain list of a million dicts costs a loader with workers twice. Each object carries a reference count in its own
-memory, so a forked worker that merely looks at an item writes to the page it lies on, and gets a private copy of it;
-sooner or later each worker holds a copy of everything. Spawned workers get such a copy at once. Bytes in a mapped file
-have no reference counts: all processes share the same pages, and an item becomes an object when it is asked for.
+A plain list of a million dicts costs a loader with workers several times its memory. Each object has a reference count
+in its own memory, so a forked worker that reads an item writes to its page, and gets a private copy of the page; after
+some time, each worker holds a copy of everything. Spawned workers get such a copy at once. Bytes in a mapped file have
+no reference counts: all processes share the same pages, and an item becomes an object when it is accessed.
 
-The observation, and the cure by one buffer with offsets, are from Yuxin Wu, "Demystify RAM Usage in Multi-Process Data
-Loaders" (ppwwyyxx.com, 2022), and detectron2's serialised list; here the items are msgpack rather than pickles, so that
-reading a file runs no code, and the buffer is a mapped file, so that it may be larger than memory.
+The observation, and the solution by one buffer with offsets, are from Yuxin Wu, "Demystify RAM Usage in Multi-Process
+Data Loaders" (ppwwyyxx.com, 2022), and detectron2's serialised list. Here the items are msgpack rather than pickles, so
+that reading a file runs no code, and the buffer is a mapped file, so that it may be larger than memory.
 
-The file is an array file (:mod:`energon_lite.storage.files.array_file`) with two arrays: ``items``, msgpack one after
-the other, and ``offsets``, u64 ``[items + 1]``, where in ``items`` each begins. Beside them stands whether there are
-pickles among the items. A block of the file is verified when it is first touched.
+The file is an array file (:mod:`energon_lite.storage.files.array_file`) with two arrays: ``items``, the concatenated
+msgpack of all items, and ``offsets``, u64 ``[items + 1]``, the start of each item in ``items``. Its metadata records
+whether any item contains a pickle. A block of the file is verified when it is first accessed.
 """
 
 from __future__ import annotations
@@ -41,25 +41,30 @@ __all__ = ["PackedList"]
 T = TypeVar("T")
 
 _LIST_FILE = FileKind(b"ENRGLPKL", 2, "packed list", "make it again: PackedList.from_iterable writes such files")
-#: What msgpack does not know by itself.
-_ARRAY, _SCALAR, _TUPLE, _PICKLE = 1, 2, 3, 100
-#: So deep is looked for what cannot be packed.
+#: Codes of msgpack extension types: arrays, numpy scalars, tuples, pickles.
+_ARRAY = 1
+_SCALAR = 2
+_TUPLE = 3
+_PICKLE = 100
+#: The deepest level at which an unpackable value is searched for.
 _DEPTH = 50
-#: How the names of temporary files begin and end, and the folders in which those of the dead were looked for.
-_PREFIX, _SUFFIX = "energon_lite-", ".pack"
-#: Seconds to wait for the lock of a file that is new.
+#: Prefix and suffix of names of temporary files.
+_PREFIX = "energon_lite-"
+_SUFFIX = ".pack"
+#: Seconds to wait for the lock of a new file.
 _PATIENCE = 10.0
+#: Folders in which temporary files of dead processes were removed.
 _cleaned: set[str] = set()
 
 
 class PackedList(Sequence[T]):
     """A read-only sequence of Python objects that all processes of a machine share. Made by :meth:`from_iterable`.
 
-    Items are made of None, bool, int (64 bits), float, str, bytes, list, tuple, dict (keys too), numpy arrays and numpy
-    scalars, nested at will. An item is a new object each time it is asked for: changing it changes nothing in the list.
+    Items consist of None, bool, int (64 bits), float, str, bytes, list, tuple, dict (keys too), numpy arrays and numpy
+    scalars, nested to any depth. Each access makes a new object: changing it does not change the list.
 
-    A slice is a list of its own over the same bytes. The object can be pickled (only its path travels) and used in
-    forked and spawned processes.
+    A slice is another list over the same bytes. The object can be pickled (only its path is sent) and used in forked
+    and spawned processes.
 
     Example:
         >>> records = PackedList.from_iterable({"id": n, "text": f"text {n}"} for n in range(1_000_000))
@@ -68,7 +73,8 @@ class PackedList(Sequence[T]):
     """
 
     def __init__(self, path: str, trust_code: bool, chosen: range | None = None):
-        self.path, self._trust_code = path, trust_code
+        self.path = path
+        self._trust_code = trust_code
         with open(path, "rb", opener=open_file) as file:
             head = read_head(file, path, _LIST_FILE)
             if head.meta["pickles"] and not trust_code:
@@ -80,18 +86,18 @@ class PackedList(Sequence[T]):
     def from_iterable(
         cls, items: Iterable[T], path: str | os.PathLike[str] | None = None, *, trust_code: bool = False
     ) -> PackedList[T]:
-        """Pack items, one after the other; no more than one of them is in memory, so the iterable may be a stream.
+        """Pack items one by one; only one of them is in memory, so the iterable may be a stream.
 
         Args:
-            items: see the class.
-            path: the file to write, atomically; None: a temporary one in ``$TMPDIR``, which is removed when the process
-                that made it lets go of the list and of all slices of it. That of a process that was killed is removed
-                when another one makes such a list.
-            trust_code: pack other objects as pickles, which can run code when they are read. The file can then be
-                opened with ``trust_code=True`` only.
+            items: items of the supported types.
+            path: the file to write, atomically; None: a temporary file in ``$TMPDIR``, which is removed when the
+                process that made it releases the list and all its slices. The file of a killed process is removed when
+                another process makes such a list.
+            trust_code: True to pack other objects as pickles, which can run code when they are read. The file can then
+                only be opened with ``trust_code=True``.
 
         Raises:
-            UsageError: an item cannot be packed; says which, and what in it.
+            UsageError: an item cannot be packed; with its number and the part at fault.
 
         Example:
             >>> names = PackedList.from_iterable(["a", "b"], "names.pack")
@@ -110,22 +116,22 @@ class PackedList(Sequence[T]):
         except BaseException:
             _remove(file, handle, os.getpid())
             raise
-        # The mapped file is what all slices share, so it is there as long as one of them is.
+        # All slices share the mapped file, so it exists as long as one of them does.
         weakref.finalize(made._body, _remove, file, handle, os.getpid())
         return made
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, trust_code: bool = False) -> PackedList[Any]:
-        """Map a file that :meth:`from_iterable` or :meth:`save` wrote. Nothing is read until items are asked for.
+        """Map a file of :meth:`from_iterable` or :meth:`save`. Nothing is read before an item is accessed.
 
         Raises:
-            DatasetError: it is no such file, or damaged.
-            TrustError: it holds pickles, and ``trust_code`` is False.
+            DatasetError: the file is not a packed list, or damaged.
+            TrustError: the file has pickles, and ``trust_code`` is False.
         """
         return cls(os.path.abspath(os.fspath(path)), trust_code)
 
     def save(self, path: str | os.PathLike[str]) -> PackedList[T]:
-        """Write the list (of a slice: its items only) as a file of its own; returns the list on that file."""
+        """Write the list (of a slice, its items only) to a new file; return the list on that file."""
         target = os.path.abspath(os.fspath(path))
         if len(self._chosen) != self._body.count or self._chosen.step != 1:
             return PackedList.from_iterable(self, target, trust_code=self._trust_code)
@@ -195,10 +201,11 @@ class PackedList(Sequence[T]):
 
 
 class _Body:
-    """The items of a mapped file. Blocks are verified once, when they are first touched."""
+    """Items of a mapped file. Each block is verified when it is first accessed."""
 
     def __init__(self, mapped: memoryview, head: Head):
-        self._mapped, self._head = mapped, head
+        self._mapped = mapped
+        self._head = head
         self._there = bytearray(len(head.checksums))
         self._items = head.places["items"][2]
         _, (offsets,), self._place = head.places["offsets"]
@@ -206,7 +213,7 @@ class _Body:
         self._offsets = mapped[self._place : self._place + 8 * offsets].cast("Q")
 
     def item(self, number: int) -> memoryview:
-        """The bytes of an item."""
+        """Return the bytes of an item."""
         place, offsets = self._place + 8 * number, self._offsets
         self._verify(place // BLOCK, (place + 15) // BLOCK)
         start, stop = self._items + offsets[number], self._items + offsets[number + 1]
@@ -231,21 +238,21 @@ def _untrusted(path: str) -> TrustError:
 
 
 def _temporary_file() -> tuple[int, str]:
-    """A new temporary file, open, and locked as long as it is open in this process or one forked from it."""
+    """Make a temporary file, open and locked as long as it is open in this process or one forked from it."""
     folder = tempfile.gettempdir()
     if folder not in _cleaned:
         _cleaned.add(folder)
         _remove_stale(folder)
     while True:
         handle, file = tempfile.mkstemp(_SUFFIX, _PREFIX, folder)
-        lock(handle, _PATIENCE)  # who else has it just looks whether anybody does
-        if os.fstat(handle).st_nlink:  # else another process took it for left over, between the two
+        lock(handle, _PATIENCE)  # another holder only tests the lock
+        if os.fstat(handle).st_nlink:  # else another process removed it as a leftover before the lock
             return handle, file
         os.close(handle)
 
 
 def _remove_stale(folder: str) -> None:
-    """Remove the temporary files of processes that were killed: those that nobody has locked any more."""
+    """Remove the temporary files of killed processes, whose locks are free."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if not (entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX)):
@@ -272,7 +279,7 @@ def _remove(path: str, handle: int, owner: int) -> None:
 
 
 def _write(path: str, items: Iterable[Any], trust_code: bool) -> None:
-    """Write a packed list; offsets go through a second file, so that memory does not grow with their number."""
+    """Write a packed list; offsets are stored in a second file, so that memory does not grow with their number."""
     packing = _Packing(trust_code)
     with open(path, "wb") as file, tempfile.TemporaryFile(dir=os.path.dirname(path)) as offsets:
         writer = ArrayWriter(file, _LIST_FILE, {})
@@ -284,7 +291,7 @@ def _write(path: str, items: Iterable[Any], trust_code: bool) -> None:
 
 
 def _packed(items: Iterable[Any], packing: _Packing, offsets: BinaryIO) -> Iterator[bytes]:
-    """The bytes of each item; where it begins goes to ``offsets``, and at last where all of them end."""
+    """Yield the bytes of each item; write the start of each, and the end of all, to ``offsets``."""
     end = 0
     for number, item in enumerate(items):
         data = packing.pack(item, number)
@@ -295,16 +302,17 @@ def _packed(items: Iterable[Any], packing: _Packing, offsets: BinaryIO) -> Itera
 
 
 class _Packing:
-    """Objects to bytes."""
+    """Encoder of objects to bytes."""
 
     def __init__(self, trust_code: bool):
-        self._trust_code, self.pickles = trust_code, False
+        self._trust_code = trust_code
+        self.pickles = False
 
     def pack(self, item: Any, number: int) -> bytes:
-        """The bytes of an item.
+        """Encode an item.
 
         Raises:
-            UsageError: it cannot be packed.
+            UsageError: the item cannot be packed.
         """
         try:
             return self._pack(item)
@@ -333,7 +341,7 @@ class _Packing:
         return msgpack.ExtType(_PICKLE, pickle.dumps(value))
 
     def _culprit(self, item: Any, error: Exception) -> tuple[str, str]:
-        """The smallest part of an item that cannot be packed, and why."""
+        """Return the path of the smallest part of an item that cannot be packed, and the reason."""
         place = ""
         for _ in range(_DEPTH):
             is_list = type(item) in (list, tuple)
@@ -341,7 +349,9 @@ class _Packing:
                 try:
                     self._pack(value)
                 except Exception as reason:
-                    place, item, error = f"{place}[{key!r}]", value, reason
+                    place = f"{place}[{key!r}]"
+                    item = value
+                    error = reason
                     break
             else:
                 return place, str(error)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from energon_lite.extras.inspect.quarantine import Quarantine
 from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Failure, InARow, Mark, Outcome, Reasons
@@ -30,8 +29,8 @@ class Report:
     Args:
         tolerance: number of failures in a row that raises an error; 0: never.
         leaves: the leaves, in the order's numbering.
-        quarantine: writer of each sample that was skipped or failed.
         hooks: tolerances of single hooks.
+        on_lost: called with the samples that were skipped or failed, whenever some are counted.
 
     Attributes:
         log: log of the first failure of each kind; failures that are known before they are counted are reported there.
@@ -41,12 +40,12 @@ class Report:
         self,
         tolerance: int,
         leaves: Sequence[Leaf] = (),
-        quarantine: Quarantine | None = None,
         *,
         hooks: Mapping[str, int] | None = None,
+        on_lost: Callable[[list[Failure]], None] | None = None,
     ):
         self._leaves = leaves
-        self._quarantine = quarantine
+        self._on_lost = on_lost
         self._in_a_row = InARow(tolerance, hooks or {})
         self.batches = 0
         self.tokens = 0
@@ -103,8 +102,8 @@ class Report:
             self._count(failure)
         self.truncated += sum(outcome is Mark.TRUNCATED for outcome in outcomes)
         self.split += sum(outcome is Mark.SPLIT for outcome in outcomes)
-        if self._quarantine is not None:
-            self._quarantine.add([failure for failure in lost if not failure.dropped])
+        if self._on_lost is not None:
+            self._on_lost([failure for failure in lost if not failure.dropped])
 
     @property
     def samples(self) -> int:

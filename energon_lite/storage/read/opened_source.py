@@ -32,14 +32,14 @@ Renaming = Mapping[str, tuple[str, Callable[[Any], Any]]]
 
 
 class AnySource(Protocol):
-    """Source that a leaf reads from: tar shards or a JSONL file, a source of any format, or what a guest makes of them.
+    """Source that a leaf reads from: tar shards, a JSONL file, a source of any format, or several that a guest joins.
 
     Attributes:
         members: the data sets of tar shards or JSONL files that its bytes come from.
         fingerprint, contents: the text that decides the order, and the one that identifies the data.
         skipped: number of samples that are left out, because they were skipped when they were measured.
 
-    The others are those of :class:`~energon_lite.storage.read.webdataset.WebdatasetSource`.
+    The other attributes are those of :class:`~energon_lite.storage.read.webdataset.WebdatasetSource`.
     """
 
     @property
@@ -314,5 +314,5 @@ def _bytes_of(column: Sequence[Any]) -> int:
     return sum([len(value) for value in column if isinstance(value, bytes)])
 
 
-#: A source of one data set, with parts of its own; what a guest makes of several is none.
+#: A source of one data set, which has parts of its own; not a source that a guest makes of several.
 SingleSource = WebdatasetSource | OpenedSource

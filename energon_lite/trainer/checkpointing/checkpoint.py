@@ -66,8 +66,11 @@ class CheckpointSaver:
     """
 
     def __init__(self, root: Place, mesh: ParallelMesh, *, keep: int = 2, keep_every: int = 0, timeout: float = 300.0):
-        self.files, self.mesh, self.timeout = CheckpointFiles(root), mesh, timeout
-        self.keep, self.keep_every = keep, keep_every
+        self.files = CheckpointFiles(root)
+        self.mesh = mesh
+        self.timeout = timeout
+        self.keep = keep
+        self.keep_every = keep_every
         self.seconds_blocked = self.seconds_written = 0.0
         # A group of its own: collectives of training must not come between those of saving.
         self._group = dist.new_group(backend="gloo", timeout=mesh.timeout) if mesh.world_size > 1 else None

@@ -31,7 +31,7 @@ def latest_checkpoint(root: str | os.PathLike[str]) -> Place | None:
     Each that is passed over is reported as a warning.
 
     Raises:
-        StateError: there are checkpoints, and none of them is whole; names each.
+        StateError: checkpoints exist and none is complete; the message lists them.
     """
     files = CheckpointFiles(root)
     return _first_whole(files, files.newest_first(), lambda name: files.damage(name, sums=False), tell=True)
@@ -45,7 +45,7 @@ def find_checkpoint(root: str | os.PathLike[str], mesh: ParallelMesh) -> Place |
     Each that is passed over is reported as a warning, by the main rank.
 
     Raises:
-        StateError: on all ranks: there are checkpoints, and none of them is whole; names each.
+        StateError: on all ranks: checkpoints exist and none is complete; the message lists them.
     """
     files = CheckpointFiles(root)
 

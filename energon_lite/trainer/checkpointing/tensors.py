@@ -25,7 +25,7 @@ _LOAD = dcp.load if _TELLS else dcp.load_state_dict
 def save_tensors(
     tensors: dict[str, Any], writer: StorageWriter, *, alone: bool, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Write tensors.
+    """Write tensors to storage, together with other ranks or alone.
 
     Args:
         tensors: this rank's part of each tensor, by name.

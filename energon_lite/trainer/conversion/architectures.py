@@ -124,9 +124,9 @@ def architecture_for(config: ModelConfig, former: str | None = None, *, where: s
     fitting = [kind for kind in ARCHITECTURES if kind.fits(config)]
     if not fitting:
         names = (*_TRAITS, "sliding_window", "head_dim")
-        said = ", ".join(f"{name}={value}" for name in names if (value := getattr(config, name)))
+        settings = ", ".join(f"{name}={value}" for name in names if (value := getattr(config, name)))
         raise StateError(
-            f"no model of Hugging Face that we know has {said} together",
+            f"no model of Hugging Face that we know has {settings} together",
             where=where,
             fix="write a file of our names with to-file",
         )

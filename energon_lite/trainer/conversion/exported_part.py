@@ -19,7 +19,7 @@ from energon_lite.trainer.models.config import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class ExportedPart:
-    """A part of a model, or all of it.
+    """A part of a model that is exported, or all of it.
 
     Args:
         kind: ``language``, ``vision`` or ``llava``.

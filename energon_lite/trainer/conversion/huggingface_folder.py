@@ -91,15 +91,15 @@ class HuggingFaceFolder:
 
     def _check_index(self, told: Mapping[str, str]) -> None:
         """Check that each tensor is in one file, and that the index names that file."""
-        found: dict[str, str] = {}
+        actual: dict[str, str] = {}
         for file, content in self.division.items():
             for name in content.tensors:
-                found[name] = f"{found[name]} and {file}" if name in found else file
-        wrong = sorted(name for name in told.keys() | found.keys() if told.get(name) != found.get(name))
+                actual[name] = f"{actual[name]} and {file}" if name in actual else file
+        wrong = sorted(name for name in told.keys() | actual.keys() if told.get(name) != actual.get(name))
         if wrong:
             name = wrong[0]
             raise StateError(
-                f"the index has {name} in {told.get(name, 'no file')}, it is in {found.get(name, 'no file')}",
+                f"the index has {name} in {told.get(name, 'no file')}, it is in {actual.get(name, 'no file')}",
                 where=self.path / INDEX,
                 fix="fetch the folder again",
             )
@@ -118,10 +118,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    said = read_json(index).get("weight_map")
-    if not isinstance(said, dict) or any(os.path.basename(str(file)) != file for file in said.values()):
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or any(os.path.basename(str(file)) != file for file in weight_map.values()):
         raise StateError("its weight_map does not name files of this folder", where=index, fix="fetch it again")
-    return said
+    return weight_map
 
 
 def keep_companions(folder: HuggingFaceFolder, root: str | os.PathLike[str], *, part: str = "") -> None:
@@ -155,10 +155,10 @@ def _division_json(division: Division) -> bytes:
 def division_of(content: bytes, where: str) -> Division:
     """Read a division that was kept."""
     try:
-        said = json.loads(content)
-        if any(os.path.basename(name) != name for name in said):
+        files = json.loads(content)
+        if any(os.path.basename(name) != name for name in files):
             raise ValueError("it names files of other folders")
-        return {name: WeightFile(tuple(file["tensors"]), file["metadata"]) for name, file in said.items()}
+        return {name: WeightFile(tuple(file["tensors"]), file["metadata"]) for name, file in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateError(f"the list of files cannot be read: {error}", where=where, fix="remove it") from error
 

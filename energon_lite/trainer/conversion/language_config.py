@@ -87,13 +87,18 @@ def model_config(
     if width and width * values["num_attention_heads"] != values["hidden_size"]:
         settings["head_dim"] = width
     settings |= dict.fromkeys(kind.traits, True) | {"sliding_window": kind.window(values, where)}
-    said = dtype or str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
-    if said not in DTYPES:
+    dtype_name = dtype or str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
+    if dtype_name not in DTYPES:
         raise ConfigError(
-            f"the trainer does not compute in {said}", file=where, at="dtype", fix="give --dtype bfloat16 or float32"
+            f"the trainer does not compute in {dtype_name}",
+            file=where,
+            at="dtype",
+            fix="give --dtype bfloat16 or float32",
         )
     theta, scaling = _rope(values, where)
-    return ModelConfig(**settings, vocab_multiple=vocab_multiple, rope_theta=theta, rope_scaling=scaling, dtype=said)
+    return ModelConfig(
+        **settings, vocab_multiple=vocab_multiple, rope_theta=theta, rope_scaling=scaling, dtype=dtype_name
+    )
 
 
 def huggingface_config(
@@ -146,9 +151,9 @@ def huggingface_config(
 
 def _describes(base: Mapping[str, Any], config: ModelConfig, stored: str, where: str, whole: bool) -> bool:
     """Return whether a ``config.json`` describes this model, with weights of this type."""
-    said = str(base.get("dtype") or base.get("torch_dtype") or stored).removeprefix("torch.")
+    base_dtype = str(base.get("dtype") or base.get("torch_dtype") or stored).removeprefix("torch.")
     theirs = model_config(base, where=where, dtype=config.dtype, ignore=base.keys(), whole=whole)
-    return said == stored and not model_changes(theirs, config, ignore=["patch_size"])
+    return base_dtype == stored and not model_changes(theirs, config, ignore=["patch_size"])
 
 
 def _refuse(values: Mapping[str, Any], kind: Architecture, where: str, ignore: Collection[str]) -> None:
@@ -171,9 +176,9 @@ def _refuse(values: Mapping[str, Any], kind: Architecture, where: str, ignore: C
 
 def _rope(values: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
     """Return the base of the rotary frequencies, and their scaling."""
-    said = (values.get("rope_parameters") or {}) | (values.get("rope_scaling") or {})
-    theta = said.pop("rope_theta", None) or values.get("rope_theta", 10000.0)
-    kind, old_kind = (said.pop(key, None) for key in ("rope_type", "type"))
+    parameters = (values.get("rope_parameters") or {}) | (values.get("rope_scaling") or {})
+    theta = parameters.pop("rope_theta", None) or values.get("rope_theta", 10000.0)
+    kind, old_kind = (parameters.pop(key, None) for key in ("rope_type", "type"))
     kind = kind or old_kind or "default"
     at = "rope_parameters" if values.get("rope_parameters") else "rope_scaling"
     if kind == "default":
@@ -182,9 +187,9 @@ def _rope(values: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | N
         raise ConfigError(
             f"the rotary scaling is {kind!r}", file=where, at=at, fix="only 'llama3' and none can be converted"
         )
-    if said.keys() != _SCALING.keys():
-        wrong = ", ".join(sorted(said.keys() ^ _SCALING.keys()))
+    if parameters.keys() != _SCALING.keys():
+        wrong = ", ".join(sorted(parameters.keys() ^ _SCALING.keys()))
         raise ConfigError(f"missing or unknown: {wrong}", file=where, at=at, fix=f"use {', '.join(_SCALING)}")
-    numbers = {ours: float(said[theirs]) for theirs, ours in _SCALING.items()}
+    numbers = {ours: float(parameters[theirs]) for theirs, ours in _SCALING.items()}
     original = int(numbers.pop("original_length"))
     return float(theta), RopeScaling(**numbers, original_length=original)

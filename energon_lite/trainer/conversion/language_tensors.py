@@ -21,7 +21,9 @@ _MOST_SHOWN = 5
 
 def language_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all weights by our names, in order, the vocabulary without padding."""
-    hidden, inner, rows = config.hidden_size, config.ffn_size, config.vocab_size
+    hidden = config.hidden_size
+    inner = config.ffn_size
+    rows = config.vocab_size
     width = config.head_width
     queries, keys = config.num_heads * width, config.kv_heads * width
     # In the order of Hugging Face's modules.
@@ -63,7 +65,7 @@ def huggingface_name(name: str) -> str:
 
 
 def check_tensors(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], where: str) -> None:
-    """Compare names and shapes.
+    """Check that tensors have the expected names and shapes.
 
     Raises:
         StateMismatchError: some tensors are missing, unexpected, or of another shape; with their names.

@@ -135,14 +135,14 @@ def check_is_llava(config: ModelConfig, *, where: str | None = None) -> None:
 def _describes(base: Mapping[str, Any], config: ModelConfig, stored: str, where: str) -> bool:
     """Return whether a ``config.json`` describes this model, with weights of this type."""
     assert config.vision is not None
-    said = str(base.get("dtype") or base.get("torch_dtype") or stored).removeprefix("torch.")
+    base_dtype = str(base.get("dtype") or base.get("torch_dtype") or stored).removeprefix("torch.")
     theirs = any_model_config(base, where=where, dtype=config.dtype, ignore=_all_keys(base))
     assert theirs.vision is not None
     # The normalization of pixels is not in this file.
     pixels = {name: getattr(config.vision, name) for name in ("image_mean", "image_std")}
     theirs = dataclasses.replace(theirs, vision=dataclasses.replace(theirs.vision, **pixels))
     same_token = theirs.vision is not None and theirs.vision.image_token == config.vision.image_token
-    return said == stored and same_token and not model_changes(theirs, config)
+    return base_dtype == stored and same_token and not model_changes(theirs, config)
 
 
 def _all_keys(values: Mapping[str, Any]) -> set[str]:
@@ -164,8 +164,8 @@ def _refuse(values: Mapping[str, Any], kind: str, where: str, ignore: Collection
         "vision_feature_select_strategy": (_strategy(kind.removesuffix("_vision_model")), "default"),
     }
     for key, (ours, default) in wanted.items():
-        if (said := values.get(key, default)) != ours and key not in ignore:
-            raise ConfigError(f"{key} is {said!r}; ours is {ours!r}", file=where, at=key, fix="it cannot be converted")
+        if (given := values.get(key, default)) != ours and key not in ignore:
+            raise ConfigError(f"{key} is {given!r}; ours is {ours!r}", file=where, at=key, fix="it cannot be converted")
     if not isinstance(layer := values.get("vision_feature_layer", -2), int) or layer >= 0:
         what = f"the features are of {layer!r}; ours are of one layer, counted from the last"
         raise ConfigError(what, file=where, at="vision_feature_layer", fix="such a model cannot be converted")

@@ -91,7 +91,7 @@ class SafetensorsFile:
             try:
                 header: dict[str, Any] = json.loads(stream.read(length))
                 self.metadata: dict[str, str] | None = header.pop("__metadata__", None)
-                entries = [_entry(name, said, self) for name, said in header.items()]
+                entries = [_entry(name, fields, self) for name, fields in header.items()]
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise self._broken(f"its header cannot be read: {error}") from error
         self.entries = dict(sorted(entries, key=lambda item: item[1].start))

@@ -109,8 +109,10 @@ def native_to_huggingface(
         stored = Counter(tensor.dtype for tensor in targets.values()).most_common(1)[0][0]
         values = part.values(stored, base, where=f"{former}/{CONFIG}", max_length=max_length)
         if base is None and GENERATION in others:
-            said = json.loads(others[GENERATION])
-            values |= {key: said[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in said}
+            generation = json.loads(others[GENERATION])
+            values |= {
+                key: generation[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in generation
+            }
         division = files if shard_bytes is None else {}
         if {name for file in division.values() for name in file.tensors} != targets.keys():
             if division:

@@ -52,7 +52,7 @@ def run_tokenizer_files(data: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def byte_tokenizer_files() -> dict[str, bytes]:
-    """Return the files of :class:`~energon_lite.trainer.training.ByteTokenizer`: bytes between begin and end tokens.
+    """Return the files of :class:`~energon_lite.trainer.data.tokenizer.ByteTokenizer`: bytes, begin and end tokens.
 
     It is represented as byte-level BPE without merges.
     """

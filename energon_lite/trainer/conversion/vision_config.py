@@ -106,8 +106,8 @@ def encoder_config(
         mine = {name: ours[name] for name in (*_OURS, "image_mean", "image_std")}
         settings = vision_settings(base, where=where, ignore=base.keys(), **mine)
         same = all(getattr(config, name) == value for name, value in settings.items())
-        said = str(base.get("dtype") or base.get("torch_dtype") or stored_name).removeprefix("torch.")
-        if same and said == stored_name:
+        base_dtype = str(base.get("dtype") or base.get("torch_dtype") or stored_name).removeprefix("torch.")
+        if same and base_dtype == stored_name:
             return dict(base)
     return huggingface_vision_config(config) | {"torch_dtype": stored_name}
 
@@ -143,5 +143,7 @@ def _pixels(kind: str, folder: Path) -> dict[str, tuple[float, ...]]:
     """Return mean and deviation of pixels from a folder, or the defaults of its kind."""
     pixels: dict[str, tuple[float, ...]] = dict(CLIP_PIXELS) if kind == "clip" else {}
     path = folder / PREPROCESSOR
-    said = json.loads(path.read_bytes()) if path.is_file() else {}
-    return pixels | {key: tuple(map(float, said[key])) for key in CLIP_PIXELS if len(said.get(key) or ()) == 3}
+    preprocessor = json.loads(path.read_bytes()) if path.is_file() else {}
+    return pixels | {
+        key: tuple(map(float, preprocessor[key])) for key in CLIP_PIXELS if len(preprocessor.get(key) or ()) == 3
+    }

@@ -22,7 +22,7 @@ class DataConfig:
         task_encoder_args: keyword arguments for it.
         micro_batch_size: samples in one forward and backward pass.
         micro_batches_per_step: micro-batches of an optimizer step, over *all* data-parallel ranks together. Each rank
-                gets an equal share, so a run on another layout takes the same steps.
+            gets an equal share, so a run on another layout takes the same steps.
         workers: loader processes per rank; 0 loads in the training process.
         share: ``load``: all ranks of a model replica that need a batch load it; ``broadcast``: one rank loads it and
             sends it to the others.

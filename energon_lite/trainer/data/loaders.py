@@ -56,7 +56,11 @@ class RunData:
     def __init__(
         self, data: DataConfig, model: ModelConfig, mesh: ParallelMesh, *, seed: int, eval_batches: int | None
     ):
-        self.data, self.model, self.mesh, self.seed, self.eval_batches = data, model, mesh, seed, eval_batches or 0
+        self.data = data
+        self.model = model
+        self.mesh = mesh
+        self.seed = seed
+        self.eval_batches = eval_batches or 0
         self.micro_batches = _share_of_step(data.micro_batches_per_step, mesh)
         # A step takes all of its micro-batches at once, so they must be ready while the previous step is computed.
         ahead = data.prefetch_factor or max(2, -(-self.micro_batches // max(1, data.workers)))

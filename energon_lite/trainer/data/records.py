@@ -36,7 +36,7 @@ _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "ass
 def cook_record(sample: CrudeSample) -> Sample:
     """Make the sample of a record, by the names of its fields.
 
-    * ``tokens.npy``, and ``mask.npy`` if there is one: what ``energon-lite tokenize`` wrote.
+    * ``tokens.npy``, and ``mask.npy`` if there is one: the output of ``energon-lite tokenize``.
     * ``messages`` (or ``conversations``), a list of ``{role, content}`` (or ``{from, value}``): a chat. ``content`` is
       a text, in which ``<image>`` stands for an image, or a list of ``{type: text, text}`` and ``{type: image}``.
     * ``prompt`` and ``response``: a chat of two messages.
@@ -55,11 +55,11 @@ def cook_record(sample: CrudeSample) -> Sample:
     record = sample.get("json")
     fields: Mapping[str, Any] = record if isinstance(record, dict) else {}
     images = [sample[name] for name in _IMAGES if name in sample]
-    said = next((fields[name] for name in _CHATS if name in fields), None)
-    if said is None and "prompt" in fields and "response" in fields:
-        said = [{"role": "user", "content": fields["prompt"]}, {"role": "assistant", "content": fields["response"]}]
-    if isinstance(said, list) and said:
-        return ChatSample(**base, messages=[_message(message) for message in said], images=images)
+    messages = next((fields[name] for name in _CHATS if name in fields), None)
+    if messages is None and "prompt" in fields and "response" in fields:
+        messages = [{"role": "user", "content": fields["prompt"]}, {"role": "assistant", "content": fields["response"]}]
+    if isinstance(messages, list) and messages:
+        return ChatSample(**base, messages=[_message(message) for message in messages], images=images)
     text = next((fields[name] for name in _TEXTS if name in fields), sample.get("txt"))
     if isinstance(text, str) and len(images) <= 1:
         return CaptioningSample(**base, image=images[0], caption=text) if images else TextSample(**base, text=text)

@@ -78,8 +78,11 @@ class MultimodalTaskEncoder(TaskEncoder):
     ):
         super().__init__()
         self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
-        self.max_length, self.image_size, self.patch_size = max_length, image_size, patch_size
-        self.training, self.packed = training, packed
+        self.max_length = max_length
+        self.image_size = image_size
+        self.patch_size = patch_size
+        self.training = training
+        self.packed = packed
         self.image_length = 1 if pooled else (image_size // patch_size) ** 2
         self.image_token = self.tokenizer.pad if image_token is None else image_token
 

@@ -56,15 +56,15 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_plain(self, text: str) -> list[int]:
-        """The tokens of a text, without special ones."""
+        """Return the tokens of a text, without special tokens."""
 
     @abstractmethod
     def decode_plain(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; special ones are left out."""
+        """Return the text of tokens, without special tokens."""
 
 
 class ByteTokenizer(Tokenizer):
-    """The bytes of UTF-8 as tokens 0..255, then begin, end and padding. Nothing to download, nothing unknown.
+    """The bytes of UTF-8 as tokens 0..255, then begin, end and padding. It needs no download and has no unknown tokens.
 
     Example:
         >>> ByteTokenizer().encode("Hi")
@@ -74,51 +74,52 @@ class ByteTokenizer(Tokenizer):
     bos, eos, pad, vocab_size = 256, 257, 258, 259
 
     def encode_plain(self, text: str) -> list[int]:
-        """The bytes of a text."""
+        """Return the bytes of a text in UTF-8."""
         return list(text.encode("utf-8"))
 
     def decode_plain(self, tokens: Sequence[int]) -> str:
-        """The text of bytes; broken UTF-8 is marked."""
+        """Return the text of bytes; invalid UTF-8 becomes replacement characters."""
         return bytes(token for token in tokens if token < 256).decode("utf-8", errors="replace")
 
 
 class FileTokenizer(Tokenizer):
-    """A tokenizer of Hugging Face, from a folder or file; nothing is downloaded. Rows are padded with the end token.
+    """A Hugging Face tokenizer, from a folder or file, without downloads. Rows are padded with the end token.
 
     Args:
         path: a folder with ``tokenizer.json``, or that file.
 
     Raises:
-        UsageError: there is no tokenizer.
+        UsageError: there is no tokenizer at the path.
     """
 
     def __init__(self, path: str):
         self._inner = HuggingFaceTokenizer(path)
         self.vocab_size = self._inner.vocab_size
-        self.bos, self.eos = self._inner.begin, self._inner.end
+        self.bos = self._inner.begin
+        self.eos = self._inner.end
         self.pad = self.eos or 0
 
     def chat(self, messages: Sequence[Mapping[str, Any]], mark: str | None = None) -> list[tuple[list[int], bool]]:
-        """By the chat template of the folder, if it has one (that takes transformers), or as other tokenizers do."""
+        """Use the folder's chat template, if any (requires transformers); otherwise, the default format."""
         if self._inner.has_chat_template:
             return self._inner.chat(messages, mark)
         return super().chat(messages, mark)
 
     def encode_plain(self, text: str) -> list[int]:
-        """The tokens of a text, without special ones."""
+        """Return the tokens of a text, without special tokens."""
         return self._inner.encode([text])[0]
 
     def decode_plain(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; special ones are left out."""
+        """Return the text of tokens, without special tokens."""
         return self._inner.decode(tokens)
 
 
 def make_tokenizer(path: str | None, vocab_size: int) -> Tokenizer:
-    """The tokenizer of a run: that of a path, or the bytes of UTF-8.
+    """Make the tokenizer of a run: that of a path, or the bytes of UTF-8.
 
     Raises:
-        ConfigError: it has more tokens than the model.
-        UsageError: there is none.
+        ConfigError: the tokenizer has more tokens than the model.
+        UsageError: the tokenizer does not exist.
     """
     tokenizer = ByteTokenizer() if path is None else FileTokenizer(path)
     if tokenizer.vocab_size > vocab_size:

@@ -31,7 +31,12 @@ OPTIONAL = {
 #: Environment variables that torchrun sets.
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 #: Variables of other launchers with the number of processes.
-_OTHERS = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE"}
+_OTHERS = {
+    "srun": "SLURM_STEP_NUM_TASKS",
+    "mpirun": "OMPI_COMM_WORLD_SIZE",
+    "mpiexec": "PMI_SIZE",
+    "mpirun_rsh": "MV2_COMM_WORLD_SIZE",
+}
 
 
 def launch(environment: Mapping[str, str]) -> list[Finding]:
@@ -49,7 +54,9 @@ def launch(environment: Mapping[str, str]) -> list[Finding]:
     numbers = {name: environment[name] for name in NEEDED if name != "MASTER_ADDR"}
     if wrong := [f"{name}={number!r}" for name, number in numbers.items() if not number.isdigit()]:
         return [Finding("ranks", f"{wrong[0]} is no number", "wrong", "start with torchrun")]
-    rank, world, address = int(numbers["RANK"]), int(numbers["WORLD_SIZE"]), environment["MASTER_ADDR"]
+    rank = int(numbers["RANK"])
+    world = int(numbers["WORLD_SIZE"])
+    address = environment["MASTER_ADDR"]
     if rank >= world:
         fix = "ranks count from 0 to WORLD_SIZE - 1"
         return [Finding("ranks", f"RANK={rank} of WORLD_SIZE={world}", "wrong", fix)]

@@ -60,7 +60,10 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
-        hidden, width, std, dtype = config.hidden_size, config.head_width, config.init_std, config.torch_dtype
+        hidden = config.hidden_size
+        width = config.head_width
+        std = config.init_std
+        dtype = config.torch_dtype
         for kind, heads in (("query", config.num_heads), ("key", config.kv_heads)):
             if heads % mesh.tp:
                 raise indivisible(f"a layer of {heads} {kind} heads", heads, mesh)
@@ -68,7 +71,9 @@ class Attention(nn.Module):
         self.function = choose_attention(config, mesh.device).function
         self.fused = config.fuse_projections
         self.reads_children = self.fused or mesh.tp > 1
-        queries, keys, bias = config.num_heads * width, config.kv_heads * width, config.qkv_bias
+        queries = config.num_heads * width
+        keys = config.kv_heads * width
+        bias = config.qkv_bias
         self.q_proj = ColumnParallelLinear(hidden, queries, mesh, bias=bias, std=std, dtype=dtype)
         self.k_proj = ColumnParallelLinear(hidden, keys, mesh, bias=bias, std=std, dtype=dtype)
         self.v_proj = ColumnParallelLinear(hidden, keys, mesh, bias=bias, std=std, dtype=dtype)

@@ -130,9 +130,13 @@ class OutputLayer(ColumnParallelLinear):
     """
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh):
-        rows, std, dtype = config.padded_vocab_size, config.init_std, config.torch_dtype
+        rows = config.padded_vocab_size
+        std = config.init_std
+        dtype = config.torch_dtype
         super().__init__(config.hidden_size, rows, mesh, std=std, dtype=dtype)
-        self.mesh, self.vocab_size, self.chunk = mesh, config.vocab_size, config.loss_chunk
+        self.mesh = mesh
+        self.vocab_size = config.vocab_size
+        self.chunk = config.loss_chunk
         # Compilation cannot remove a collective; without one, some ten passes over the logits become three.
         self.compiled = config.compile and self.group is None
         columns = Columns(mesh.rank("tp") * len(self.weight), self.group, config.vocab_size)

@@ -18,7 +18,8 @@ class KeyValueCache:
     """
 
     def __init__(self, capacity: int):
-        self.capacity, self.length = capacity, 0
+        self.capacity = capacity
+        self.length = 0
         self._kept: dict[nn.Module, torch.Tensor] = {}
 
     def extend(self, layer: nn.Module, keys_and_values: torch.Tensor) -> torch.Tensor:

@@ -63,7 +63,10 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
-        hidden, inner, std, dtype = config.hidden_size, config.ffn_size, config.init_std, config.torch_dtype
+        hidden = config.hidden_size
+        inner = config.ffn_size
+        std = config.init_std
+        dtype = config.torch_dtype
         self.fused = config.fuse_projections
         self.reads_children = self.fused or mesh.tp > 1
         self.gate_proj = ColumnParallelLinear(hidden, inner, mesh, std=std, dtype=dtype)
@@ -120,10 +123,16 @@ class LlamaModel(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, seed: int = 0, drawn: Sequence[str] = ("*",)):
         super().__init__()
-        self.config, self.mesh = config, mesh
+        self.config = config
+        self.mesh = mesh
         self.chunks = layers_of_stages(config.num_layers, mesh.pp, mesh.virtual)[mesh.rank("pp")]
-        first, last, tied = mesh.is_first_stage, mesh.is_last_stage, config.tie_embeddings
-        rows, hidden, std, dtype = config.padded_vocab_size, config.hidden_size, config.init_std, config.torch_dtype
+        first = mesh.is_first_stage
+        last = mesh.is_last_stage
+        tied = config.tie_embeddings
+        rows = config.padded_vocab_size
+        hidden = config.hidden_size
+        std = config.init_std
+        dtype = config.torch_dtype
         self.embed_tokens: VocabParallelEmbedding | None = None
         if first or (last and tied):
             shared = ("ends",) if tied and mesh.pp > 1 else ()

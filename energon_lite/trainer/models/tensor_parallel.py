@@ -53,7 +53,8 @@ class ColumnParallelLinear(nn.Module):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
-        self.group, self.sequence = mesh.group("tp"), mesh.sequence_cut
+        self.group = mesh.group("tp")
+        self.sequence = mesh.sequence_cut
         self.gather_output = gather_output
         self.weight = new_parameter(ParameterLayout((out_features, in_features), 0, std), mesh, dtype)
         self.bias = new_parameter(ParameterLayout((out_features,), 0), mesh, dtype) if bias else None
@@ -119,7 +120,8 @@ class RowParallelLinear(nn.Module):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
-        self.group, self.sequence = mesh.group("tp"), mesh.sequence_cut
+        self.group = mesh.group("tp")
+        self.sequence = mesh.sequence_cut
         self.weight = new_parameter(ParameterLayout((out_features, in_features), 1, std), mesh, dtype)
         whole = ParameterLayout((out_features,), sum_over=mesh.sequence_axes)
         self.bias = new_parameter(whole, mesh, dtype) if bias else None

@@ -34,8 +34,11 @@ class PatchEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh):
         super().__init__()
-        self.patch_size, self.image_size = config.patch_size, config.image_size
-        pixels, hidden, std = 3 * config.patch_size**2, config.hidden_size, config.init_std
+        self.patch_size = config.patch_size
+        self.image_size = config.image_size
+        pixels = 3 * config.patch_size**2
+        hidden = config.hidden_size
+        std = config.init_std
         # Pixels, unlike hidden states, do not have zero mean and unit variance; 1/sqrt(inputs) compensates for that.
         projection = ParameterLayout((hidden, pixels), std=pixels**-0.5)
         self.weight = new_parameter(projection, mesh, config.torch_dtype)
@@ -108,10 +111,14 @@ def place_images(
     for number in range(len(image)):
         by_size.setdefault(whole if sizes is None else (sizes[number][0], sizes[number][1]), []).append(number)
     for (height, width), numbers in by_size.items():
-        chosen, own_rows, own_starts = image, rows, starts
+        chosen = image
+        own_rows = rows
+        own_starts = starts
         if len(by_size) > 1:
             at = torch.tensor(numbers, device=image.device)
-            chosen, own_rows, own_starts = image[at], rows[at], starts[at]
+            chosen = image[at]
+            own_rows = rows[at]
+            own_starts = starts[at]
         tokens = encoder(chosen[:, :, :height, :width])
         tokens = tokens if projector is None else projector(tokens)
         positions = own_starts[:, None] + torch.arange(tokens.shape[1], device=text.device)

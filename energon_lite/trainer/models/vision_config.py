@@ -71,8 +71,8 @@ class VisionConfig:
         at = "model.vision"
         require_at_least(self, at, hidden_size=1, num_layers=1, num_heads=1, ffn_size=1, image_token=0)
         for name, choices in CHOICES.items():
-            if (said := getattr(self, name)) not in choices:
-                raise ConfigError(f"unknown {name} {said!r}", at=f"{at}.{name}", choices=choices, suggest_for=said)
+            if (value := getattr(self, name)) not in choices:
+                raise ConfigError(f"unknown {name} {value!r}", at=f"{at}.{name}", choices=choices, suggest_for=value)
         even = self.hidden_size % self.num_heads == 0
         what = f"hidden_size={self.hidden_size} cannot be cut into {self.num_heads} heads"
         require(even, what, f"{at}.hidden_size", f"use a multiple of {self.num_heads}")

@@ -66,7 +66,9 @@ class PatchProjection(nn.Module):
 
     def __init__(self, config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh):
         super().__init__()
-        self.size, width, dtype = config.patch_size, vision.hidden_size, config.torch_dtype
+        self.size = config.patch_size
+        width = vision.hidden_size
+        dtype = config.torch_dtype
         layout = ParameterLayout((width, 3, self.size, self.size), std=(3 * self.size**2) ** -0.5)
         self.weight = new_parameter(layout, mesh, dtype)
         self.bias = new_parameter(ParameterLayout((width,)), mesh, dtype) if vision.kind == "siglip" else None
@@ -86,7 +88,8 @@ class PositionTable(nn.Module):
 
     def __init__(self, config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh):
         super().__init__()
-        self.grid, self.before = config.image_grid, int(vision.kind == "clip")
+        self.grid = config.image_grid
+        self.before = int(vision.kind == "clip")
         layout = ParameterLayout((self.before + self.grid**2, vision.hidden_size), std=config.init_std)
         self.weight = new_parameter(layout, mesh, config.torch_dtype)
 
@@ -135,7 +138,9 @@ class VisionAttention(nn.Module):
         super().__init__()
         if vision.num_heads % mesh.tp:
             raise indivisible(f"an image encoder of {vision.num_heads} heads", vision.num_heads, mesh)
-        width, std, dtype = vision.hidden_size, config.init_std, config.torch_dtype
+        width = vision.hidden_size
+        std = config.init_std
+        dtype = config.torch_dtype
         self.head_dim = width // vision.num_heads
         self.q_proj, self.k_proj, self.v_proj = (
             ColumnParallelLinear(width, width, mesh, bias=True, std=std, dtype=dtype) for _ in range(3)
@@ -154,7 +159,10 @@ class VisionFeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
-        width, inner, std, dtype = vision.hidden_size, vision.ffn_size, config.init_std, config.torch_dtype
+        width = vision.hidden_size
+        inner = vision.ffn_size
+        std = config.init_std
+        dtype = config.torch_dtype
         self.activation = ACTIVATIONS[vision.activation]
         self.fc1 = ColumnParallelLinear(width, inner, mesh, bias=True, std=std, dtype=dtype)
         self.fc2 = RowParallelLinear(inner, width, mesh, bias=True, std=output_std, dtype=dtype)
@@ -190,7 +198,8 @@ class VisionBlocks(nn.Module):
 
     def __init__(self, config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh):
         super().__init__()
-        self.used, self.again = vision.used_layers, vision.recompute == "full"
+        self.used = vision.used_layers
+        self.again = vision.recompute == "full"
         self.layers = nn.ModuleList(VisionBlock(config, vision, mesh) for _ in range(vision.num_layers))
         self.layers[self.used :].requires_grad_(False)
         self.compiled = CompiledBlocks(self.layers, budget=config.recompute_budget) if config.compile else None
@@ -208,7 +217,9 @@ class AttentionPooling(nn.Module):
 
     def __init__(self, config: ModelConfig, vision: VisionConfig, mesh: ParallelMesh):
         super().__init__()
-        width, std, dtype = vision.hidden_size, config.init_std, config.torch_dtype
+        width = vision.hidden_size
+        std = config.init_std
+        dtype = config.torch_dtype
         self.probe = new_parameter(ParameterLayout((1, 1, width), std=std), mesh, dtype)
         self.attention = nn.MultiheadAttention(width, vision.num_heads, batch_first=True)
         self.attention.reads_children = True  # type: ignore[assignment]
@@ -279,12 +290,15 @@ class Projector(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh):
         super().__init__()
         assert config.vision is not None
-        ranks, width, hidden = encoder_mesh(config.vision, mesh), config.vision.hidden_size, config.hidden_size
+        ranks = encoder_mesh(config.vision, mesh)
+        width = config.vision.hidden_size
+        hidden = config.hidden_size
         two, dtype = config.vision.projector == "mlp", config.torch_dtype
         first = ColumnParallelLinear(
             width, hidden, ranks, bias=True, gather_output=not two, std=width**-0.5, dtype=dtype
         )
-        self.linear_1, self.linear_2 = first, None
+        self.linear_1 = first
+        self.linear_2 = None
         if two:
             self.linear_2 = RowParallelLinear(hidden, hidden, ranks, bias=True, std=config.init_std, dtype=dtype)
         if config.vision.tp is not None:

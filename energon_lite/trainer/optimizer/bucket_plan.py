@@ -83,7 +83,7 @@ class Slot(NamedTuple):
 
 
 class BucketPlan(NamedTuple):
-    """The places of a bucket's parameters.
+    """Layout of a bucket: the places of its parameters.
 
     Args:
         slots: the slots, in order of place.

@@ -64,7 +64,8 @@ class MuonPartition(Partition):
         state: dict[str, Tensor] | None = None,
     ):
         super().__init__(values, grad, start, [], "muon", config, state)
-        self._mesh, self._slots = mesh, [slot for slot in slots if start <= slot.start < self.stop]
+        self._mesh = mesh
+        self._slots = [slot for slot in slots if start <= slot.start < self.stop]
 
     def update(self, lr: float, scale: Tensor | None, skip: Tensor, shared: dict[Any, Any]) -> None:
         """Make one update; see :meth:`Partition.update`."""

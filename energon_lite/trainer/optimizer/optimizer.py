@@ -34,7 +34,8 @@ class Optimizer:
     """
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh | DeviceMesh, config: OptimizerConfig):
-        self.mesh, self.config = parallel_mesh(mesh), config
+        self.mesh = parallel_mesh(mesh)
+        self.config = config
         self._updates = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         self._leave_out: torch.Tensor | None = None
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -66,7 +66,10 @@ class Bucket:
     def __init__(
         self, plan: BucketPlan, kind: Kind, mesh: ParallelMesh, config: OptimizerConfig, state: dict[str, Tensor] | None
     ):
-        self.plan, self.slots, self.share, self.kind = plan, plan.slots, plan.share, kind
+        self.plan = plan
+        self.slots = plan.slots
+        self.share = plan.share
+        self.kind = kind
         self.values = torch.zeros(plan.size, dtype=kind.dtype, device=mesh.device)
         for slot in self.slots:
             here = local_tensor(slot.parameter)

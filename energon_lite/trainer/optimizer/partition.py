@@ -42,8 +42,12 @@ class Partition:
         config: OptimizerConfig,
         state: dict[str, Tensor] | None = None,
     ):
-        self.values, self.grad, self.start, self.stop = values, grad, start, start + values.numel()
-        self.config, self.runs = config, runs
+        self.values = values
+        self.grad = grad
+        self.start = start
+        self.stop = start + values.numel()
+        self.config = config
+        self.runs = runs
         if state:
             values.copy_(state["master"])
         wide = values.dtype.itemsize >= 4

@@ -38,7 +38,9 @@ class Rounds:
 
     def start(self, micro_batches: int | None, queue: Sequence[Bucket], *, every: bool) -> None:
         """Start a step with ``micro_batches`` micro-batches; with ``every``, each is a round."""
-        self.promised, self._queue, self._launched = micro_batches, queue, 0
+        self.promised = micro_batches
+        self._queue = queue
+        self._launched = 0
         self.count, self.per_round = (micro_batches, 1) if every and micro_batches else (1, micro_batches or 2**63)
         self.fired = dict.fromkeys(self.uses, 0)
         self.passed = self.fired.copy()

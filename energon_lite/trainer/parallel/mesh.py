@@ -41,7 +41,7 @@ class ParallelMesh(RankGrid):
         sequence_parallel: between blocks, each tensor-parallel rank keeps a part of the sequence (Korthikanti et al.,
             arXiv:2205.05198), instead of all of it.
         virtual: number of chunks of layers of each pipeline stage.
-        share_images: data-parallel ranks encode each other's images, so that each has as much to do.
+        share_images: data-parallel ranks encode each other's images, so that all have equal work.
         process_groups: the group of each axis with several ranks, and those of :func:`_extra_groups`, by name.
         timeout: the most time that a collective may take; None for torch's default.
 
@@ -168,7 +168,7 @@ def build_mesh(
         order: the axes, the fastest varying first; those of size 1 may be left out.
         timeout: seconds that a collective may take before it raises an error, for ranks whose peer has vanished; None
             for torch's default: half an hour for gloo, ten minutes for NCCL. The gloo of torch 2.6 ignores it.
-        share_images: data-parallel ranks encode each other's images, so that each has as much to do.
+        share_images: data-parallel ranks encode each other's images, so that all have equal work.
 
     Raises:
         TopologyError: the product of the sizes is not the number of ranks; the message lists valid sizes.

@@ -1,4 +1,4 @@
-"""Texts in, a data set of tokens out: what ``energon-lite tokenize`` does.
+"""Tokenizing of texts into a data set, for ``energon-lite tokenize``.
 
 files --records--> blocks --tasks--> tokens and masks --shards--> tars --run--> a prepared data set
 """

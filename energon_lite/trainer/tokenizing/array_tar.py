@@ -1,7 +1,7 @@
-"""A tar file of many small arrays, the same bytes as from ``tarfile`` and ``numpy.save`` in a tenth of the time.
+"""Tar files of many small arrays, byte-identical to ``tarfile`` and ``numpy.save``, ten times as fast.
 
-Headers of short names and regular files differ in name, size and checksum only, and those of ``.npy`` in type and
-length. So both are filled in, instead of made anew for each array.
+Tar headers of regular files with short names differ in name, size and checksum only, and ``.npy`` headers in type and
+length. So both are filled in from templates, instead of being built for each array.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from numpy.typing import NDArray
 
 __all__ = ["ArrayTar", "npy"]
 
-_SIZE, _CHECKSUM = slice(124, 136), slice(148, 156)
-#: A header with neither name, size nor checksum; the latter counts as spaces.
+#: Bytes of the size and of the checksum in a tar header.
+_SIZE = slice(124, 136)
+_CHECKSUM = slice(148, 156)
+#: A header without name, size and checksum; the checksum counts as spaces.
 _TEMPLATE = bytearray(tarfile.TarInfo("").tobuf(tarfile.USTAR_FORMAT))
-_TEMPLATE[_SIZE], _TEMPLATE[_CHECKSUM] = bytes(12), b" " * 8
+_TEMPLATE[_SIZE] = bytes(12)
+_TEMPLATE[_CHECKSUM] = b" " * 8
 _TEMPLATE_SUM = sum(_TEMPLATE)
 _PADDING = bytes(tarfile.BLOCKSIZE)
 
 
 class ArrayTar:
-    """Writes arrays into a tar file, in the USTAR format.
+    """Writer of arrays into a tar file, in the USTAR format.
 
     Args:
-        file: open for writing, and empty.
+        file: an empty file open for writing.
 
     Example:
         >>> with open("shard.tar", "wb") as file:
@@ -45,7 +48,7 @@ class ArrayTar:
         """Add an array as a member.
 
         Args:
-            name: ASCII, of at most 100 characters.
+            name: name of the member: ASCII, at most 100 characters.
         """
         data = npy(array)
         padding = -len(data) % tarfile.BLOCKSIZE
@@ -61,7 +64,7 @@ class ArrayTar:
 
 
 def npy(array: NDArray[Any]) -> bytes:
-    """An array as the contents of an ``.npy`` file."""
+    """Return an array as the contents of an ``.npy`` file."""
     return _npy_header(array.dtype.str, array.shape) + array.tobytes()
 
 
@@ -73,7 +76,7 @@ def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def _header(name: str, size: int) -> bytes:
-    """The header of a regular file, of mode 644 and without date."""
+    """Return the header of a regular file, with mode 644 and without date."""
     own_name, own_size = name.encode("ascii"), b"%011o\0" % size
     if len(own_name) > 100:
         raise ValueError(f"a name of {len(own_name)} characters")

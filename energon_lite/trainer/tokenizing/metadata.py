@@ -1,4 +1,4 @@
-"""A file that lists files, with the task and the fields of each. JSON or YAML:
+"""Reading of a file that lists input files, with the task and the fields of each. JSON or YAML:
 
 inputs:
   - files: [chats/*.jsonl]
@@ -26,22 +26,22 @@ __all__ = ["read_metadata"]
 
 
 def read_metadata(path: str) -> list[Input]:
-    """The inputs that a file lists. Their paths are relative to it.
+    """Read the inputs that a file lists. Their paths are relative to it.
 
     Raises:
-        ConfigError: not such a file; names the line and the key.
+        ConfigError: the file is invalid; with the line and the key.
     """
     entries = load_yaml(path).mapping(required={"inputs"})["inputs"]
-    found = entries.sequence("inputs, each with 'files'")
-    if not found:
+    inputs = entries.sequence("inputs, each with 'files'")
+    if not inputs:
         raise entries.wrong("at least one input")
-    return [_input(entry, os.path.dirname(os.path.abspath(path))) for entry in found]
+    return [_input(entry, os.path.dirname(os.path.abspath(path))) for entry in inputs]
 
 
 def _names(node: Node) -> tuple[str, ...]:
-    """One name, or a list of names."""
+    """Read one name, or a list of names."""
     nodes = [node] if isinstance(node.value, str) else node.sequence("names")
-    return tuple(one.string("a name") for one in nodes)
+    return tuple(name.string("a name") for name in nodes)
 
 
 def _input(entry: Node, folder: str) -> Input:

@@ -1,7 +1,7 @@
-"""The records of JSONL, text and Parquet files, in blocks that any process can read for itself.
+"""Records of JSONL, text and Parquet files, in blocks that processes read independently.
 
-A block is a stretch of a file (or some small files) with about as many records as a shard shall have. Which record is
-in which block depends on the files alone, so blocks can be done in any order, on any number of processes, and again.
+A block is a range of a file (or some small files) with about as many records as a shard should have. The division into
+blocks depends on the files alone, so blocks can be processed in any order, on any number of processes, and repeatedly.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from energon_lite.errors import DatasetError, UsageError
 
 __all__ = ["Block", "Record", "find_blocks", "read_block"]
 
+#: Bytes per read.
 _CHUNK = 1 << 24
 #: Kind of a file by its suffix.
 KINDS = {
@@ -32,7 +33,7 @@ TEXT_FIELD = "content"
 
 
 class Record(NamedTuple):
-    """A record: where it is (file number, and number in the file from 1), and its fields, or why there are none."""
+    """A record: file number, number in the file from 1, and its fields, or the reason why there are none."""
 
     file: int
     number: int
@@ -42,13 +43,13 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """What one process reads in one go.
+    """A range of records that one process reads at once.
 
     Args:
         kind: ``jsonl``, ``text`` (a record is a file), ``lines`` (a record is a line of text) or ``parquet``.
-        paths: the file; of ``text`` any number of files.
+        paths: the file; for ``text``, any number of files.
         file: number of the (first) file among all files.
-        start, stop: bytes of the file, or row groups of a Parquet file.
+        start, stop: byte range of the file, or row groups of a Parquet file.
         first: number of the first record in the file, from 1.
     """
 
@@ -61,16 +62,16 @@ class Block:
 
 
 def find_blocks(paths: Sequence[str], *, records: int, text_records: str = "file", first_file: int = 0) -> list[Block]:
-    """Cut files into blocks.
+    """Divide files into blocks.
 
     Args:
-        paths: files, in their order.
-        records: in a block; Parquet files are cut between row groups only.
-        text_records: ``file`` or ``line``: what a record of a text file is.
+        paths: files, in order.
+        records: number of records in a block; Parquet files are divided between row groups only.
+        text_records: the record of a text file: ``file`` or ``line``.
         first_file: number of the first file.
 
     Raises:
-        UsageError: a file of another kind.
+        UsageError: a file is of an unknown kind.
     """
     blocks: list[Block] = []
     texts: list[tuple[int, str]] = []
@@ -83,16 +84,16 @@ def find_blocks(paths: Sequence[str], *, records: int, text_records: str = "file
         else:
             blocks += _line_blocks(path, records, number, "lines" if kind == "text" else kind)
     for start in range(0, len(texts), records):
-        some = texts[start : start + records]
-        blocks.append(Block("text", tuple(path for _, path in some), some[0][0]))
+        part = texts[start : start + records]
+        blocks.append(Block("text", tuple(path for _, path in part), part[0][0]))
     return blocks
 
 
 def kind_of(path: str) -> str:
-    """``jsonl``, ``text`` or ``parquet``, by the file's name.
+    """Return ``jsonl``, ``text`` or ``parquet``, by the file's name.
 
     Raises:
-        UsageError: none of them.
+        UsageError: the kind is unknown.
     """
     kind = KINDS.get(os.path.splitext(path)[1].lower())
     if kind is None:
@@ -104,7 +105,7 @@ def kind_of(path: str) -> str:
 
 
 def read_block(block: Block) -> Iterator[Record]:
-    """The records of a block, in order. A line that is no record comes with what is wrong with it.
+    """Yield the records of a block, in order. A line that is no record is yielded with its problem.
 
     Raises:
         DatasetError: the file has become shorter.
@@ -120,12 +121,14 @@ def read_block(block: Block) -> Iterator[Record]:
 
 
 def _line_blocks(path: str, records: int, number: int, kind: str) -> list[Block]:
-    """Cut at every ``records``-th end of a line."""
-    cuts, lines, position = [0], 0, 0
+    """Divide a file at every ``records``-th end of a line."""
+    cuts = [0]
+    lines = 0
+    position = 0
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):
             ends = np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == 10)
-            # Of the lines that end in this chunk, those with numbers records, 2 * records, ...
+            # Ends of the lines with numbers records, 2 * records, ... in this chunk.
             chosen = ends[records - 1 - lines % records :: records]
             cuts += (chosen + (position + 1)).tolist()
             lines, position = lines + len(ends), position + len(chunk)
@@ -171,18 +174,23 @@ def _text_record(file: int, number: int, data: bytes) -> Record:
 def _parquet_blocks(path: str, records: int, number: int) -> list[Block]:
     with _parquet(path) as file:
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
-    blocks, start, first, rows = [], 0, 1, 0
+    blocks = []
+    start = 0
+    first = 1
+    rows = 0
     for group, size in enumerate(sizes, start=1):
         rows += size
         if rows >= records or group == len(sizes):
             blocks.append(Block("parquet", (path,), number, start, group, first))
-            start, first, rows = group, first + rows, 0
+            start = group
+            first = first + rows
+            rows = 0
     return blocks
 
 
 def _read_parquet(block: Block) -> Iterator[Record]:
     with _parquet(block.paths[0]) as file:
-        # A thousand rows at a time: a row group may be larger than memory once it is Python objects.
+        # A thousand rows at a time, because a row group of Python objects may not fit into memory.
         batches = file.iter_batches(batch_size=1000, row_groups=range(block.start, block.stop))
         rows = (fields for batch in batches for fields in batch.to_pylist())
         for number, fields in enumerate(rows, start=block.first):

@@ -1,7 +1,7 @@
-"""Tokenise files into a prepared data set: all blocks, on all cores and ranks, as often as it takes.
+"""Tokenising of files into a prepared data set, in parallel and resumable.
 
-A shard that is whole is never made again, so a run that was killed goes on where it was, and ends with the very bytes
-of a run that was not. What was asked for is kept beside the shards; a run that asks for something else is refused.
+A complete shard is never made again, so a killed run resumes, and ends with the same bytes as an uninterrupted one. The
+settings are kept with the shards; a run with other settings is an error.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer, fing
 
 __all__ = ["Input", "TokenizeReport", "tokenize_files"]
 
-#: Where results and settings are until the data set is whole.
-WORK_FOLDER, SETTINGS_FILE = ".tokenize", "settings.json"
-#: What a data set was made of, and the counts.
+#: Folder of intermediate results and settings, and the file of the settings.
+WORK_FOLDER = ".tokenize"
+SETTINGS_FILE = "settings.json"
+#: File with the settings and the counts of a finished data set.
 DONE_FILE = "tokenize.json"
+#: Version of the format of shards.
 _FORMAT = 3
 #: Version of the results of shards.
 _RESULTS = 2
@@ -53,12 +55,12 @@ _RESULTS = 2
 
 @dataclass(frozen=True)
 class Input:
-    """Files for one task.
+    """Input files of one task.
 
     Args:
         files: paths, folders (all files of known kinds in them) or patterns with ``*``, ``?`` and ``**``.
-        task: what their records become.
-        text_records: what a record of a text file is: the whole ``file``, or each ``line``.
+        task: task that makes examples of their records.
+        text_records: the record of a text file: the whole ``file``, or each ``line``.
     """
 
     files: tuple[str, ...]
@@ -68,14 +70,14 @@ class Input:
 
 @dataclass
 class TokenizeReport:
-    """What was done.
+    """Result of a call of :func:`tokenize_files`.
 
     Attributes:
-        path: the data set.
+        path: folder of the data set.
         shards: number of shards.
-        counts: over all shards.
-        problems: the first broken records, as (path, record number, what is wrong).
-        made: shards that this run made; the others were there already.
+        counts: counts over all shards.
+        problems: the first broken records, as (path, record number, problem).
+        made: number of shards that this run made; the others existed already.
     """
 
     path: str
@@ -87,7 +89,7 @@ class TokenizeReport:
 
 @dataclass(frozen=True)
 class _Shard:
-    """A shard that is to be made."""
+    """A shard to be made."""
 
     number: int
     block: Block = field(compare=False)
@@ -95,11 +97,12 @@ class _Shard:
 
 
 class _Shards(Work[_Shard, Tokenized]):
-    """The making of shards; counts are the tables of their results. A shard whose tar is gone is made again."""
+    """Work that makes shards; the tables of its results are counts. A shard without its tar is made again."""
 
     def __init__(self, root: str, settings: Mapping[str, Any], tokenizer: HuggingFaceTokenizer):
         super().__init__(os.path.join(root, WORK_FOLDER))
-        self._root, self._tokenizer = root, tokenizer
+        self._root = root
+        self._tokenizer = tokenizer
         self._settings = hashlib.sha256(json.dumps([settings, _RESULTS]).encode()).hexdigest()[:16]
 
     def name(self, unit: _Shard) -> str:
@@ -125,7 +128,7 @@ class _Shards(Work[_Shard, Tokenized]):
 
 
 class _Records:
-    """Tells progress in records. How many there will be is known from those that are done, shard for shard."""
+    """Reporter of progress in records. Their total is extrapolated from the finished shards."""
 
     def __init__(self, progress: Progress):
         self._progress = progress
@@ -157,42 +160,41 @@ def tokenize_files(
 ) -> TokenizeReport:
     """Tokenise records into a data set with ``tokens.npy`` (int32 ``[n]``) and, for ``sft``, ``mask.npy`` (uint8).
 
-    The data set has a column ``length``, the number of tokens of each sample, by which batches can be planned, and a
-    column ``loss_tokens``, how many of them the loss counts.
+    The data set has a column ``length``, the number of tokens of each sample, for planning batches, and a column
+    ``loss_tokens``, the number of tokens that the loss counts.
 
     Args:
         inputs: the files and their tasks.
         tokenizer: folder or file of a Hugging Face tokenizer.
-        output: folder of the data set; made if it is not there.
-        begin, end: texts of the tokens around each example; None: as the tokenizer's folder says; "": none.
+        output: folder of the data set; created if missing.
+        begin, end: texts of the tokens around each example; None: from the tokenizer's folder; "": none.
         split_ratio: shares of train, val and test in shards.
-        records_per_shard: at most.
-        workers: processes; None: one per core.
-        force_overwrite: begin anew if ``output`` holds something else, or the same already.
+        records_per_shard: the most records of a shard.
+        workers: number of processes; None: one per core.
+        force_overwrite: start over if ``output`` holds another data set, or the same one.
         sqlite: also write ``index.sqlite`` for Energon's look-ups by key.
-        ranks: the processes that do this together; rank 0 waits for the others, and prepares.
-        progress: called with the number of records that are done (also before this run), of those there will be as
-            far as can be told, and a few words.
+        ranks: the processes that share the work; rank 0 waits for the others, and prepares the data set.
+        progress: function called with the number of finished records (including earlier runs), an estimate of their
+            total, and a short text.
 
     Raises:
-        UsageError: files of unknown kinds, no files, settings that do not fit together, or a folder that holds other
-            data. A folder that holds the very same already is left as it is.
-        EmptyDatasetError: not one record became an example; says why.
+        UsageError: files of unknown kinds, no files, incompatible settings, or a folder with other data. A folder with
+            the same data set is left unchanged.
+        EmptyDatasetError: no record became an example; with the reasons.
         WorkerError: a worker process died.
-        DatasetError: shards that cannot be made, all of them, each with its reason; or another rank made no progress
-            for too long.
+        DatasetError: shards cannot be made, listed with their reasons; or another rank made no progress for too long.
     """
     ranks, root = ranks or Ranks(), os.path.abspath(os.path.expanduser(output))
-    parse_ratio(split_ratio)  # what is wrong with the call is known before anything is written
-    inputs = [replace(one, files=tuple(_expand(one.files))) for one in inputs]
-    files = [path for one in inputs for path in one.files]
+    parse_ratio(split_ratio)  # errors in the call are raised before anything is written
+    inputs = [replace(given, files=tuple(_expand(given.files))) for given in inputs]
+    files = [path for given in inputs for path in given.files]
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     settings = _settings_of(inputs, fingerprint_of(tokenizer), begin, end, records_per_shard)
     work = _Shards(root, settings, HuggingFaceTokenizer(tokenizer, begin=begin, end=end))
     shards = _shards_of(inputs, records_per_shard)
     finished = None if force_overwrite else _read_json(os.path.join(root, DONE_FILE))
     if finished is not None and finished["settings"] == settings and nv_meta.is_prepared(root):
-        work.remove()  # the earlier run may have been killed just before
+        work.remove()  # an earlier run may have been killed just before this
         return _report(root, len(shards), [finished["counts"]], files)
     if not ranks.rank:
         _begin(root, work, settings, force_overwrite)
@@ -211,11 +213,11 @@ def tokenize_files(
     prepare_dataset(root, split_ratio=split_ratio, crude=True, sqlite=sqlite, workers=workers, force_overwrite=True)
     by_name = {work.name(shard): shard for shard in shards}
     made = [job.read(by_name[name]) for name in nv_meta.read_info(root)]
-    loss_tokens = np.concatenate([one.loss_tokens for one in made])
+    loss_tokens = np.concatenate([shard.loss_tokens for shard in made])
     write_column(root, LOSS_TOKENS, loss_tokens, maker={"by": "tokenize", "loss_tokens": MASK_PART})
-    lengths = np.concatenate([one.lengths for one in made])
+    lengths = np.concatenate([shard.lengths for shard in made])
     write_column(root, LENGTH, lengths, maker={"by": "tokenize", "length": TOKENS_PART})
-    finished = {"settings": settings, "counts": asdict(report.counts)}  # written last: who finds it leaves all as it is
+    finished = {"settings": settings, "counts": asdict(report.counts)}  # written last: marks it complete
     write_bytes(os.path.join(root, DONE_FILE), json.dumps(finished, indent=1).encode())
     work.remove()
     return report
@@ -239,26 +241,26 @@ def _check_not_empty(report: TokenizeReport) -> None:
 
 
 def _expand(patterns: Sequence[str]) -> list[str]:
-    """Files that are meant by paths, folders and patterns; in the order given, those of one pattern sorted."""
-    found: list[str] = []
+    """Expand paths, folders and patterns to files, in the given order, those of one pattern sorted."""
+    files: list[str] = []
     for pattern in patterns:
         path = os.path.expanduser(local_path(pattern))
         if os.path.isfile(path):
-            found.append(path)
+            files.append(path)
             continue
         if os.path.isdir(path):
             inside = glob.glob(os.path.join(glob.escape(path), "**", "*"), recursive=True)
-            matches = [one for one in inside if os.path.splitext(one)[1].lower() in KINDS]
+            matches = [name for name in inside if os.path.splitext(name)[1].lower() in KINDS]
         else:
             matches = glob.glob(path, recursive=True)
-        matches = sorted(one for one in matches if os.path.isfile(one))
+        matches = sorted(name for name in matches if os.path.isfile(name))
         if not matches:
             cure = f"check the path; files named {', '.join(f'*{suffix}' for suffix in KINDS)} are read"
             if not os.path.isdir(path) and not glob.has_magic(path):
                 cure = missing_file_fix(path, cure)
             raise UsageError("there are no files to tokenise", where=pattern, fix=cure)
-        found += matches
-    return [os.path.abspath(path) for path in found]
+        files += matches
+    return [os.path.abspath(path) for path in files]
 
 
 def _shards_of(inputs: Sequence[Input], records: int) -> list[_Shard]:
@@ -266,36 +268,36 @@ def _shards_of(inputs: Sequence[Input], records: int) -> list[_Shard]:
         raise UsageError(f"records_per_shard is {records}", fix="give at least 1")
     shards: list[_Shard] = []
     files = 0
-    for one in inputs:
-        blocks = find_blocks(one.files, records=records, text_records=one.text_records, first_file=files)
-        shards += [_Shard(number, block, one.task) for number, block in enumerate(blocks, start=len(shards))]
-        files += len(one.files)
+    for given in inputs:
+        blocks = find_blocks(given.files, records=records, text_records=given.text_records, first_file=files)
+        shards += [_Shard(number, block, given.task) for number, block in enumerate(blocks, start=len(shards))]
+        files += len(given.files)
     return shards
 
 
 def _settings_of(
     inputs: Sequence[Input], fingerprint: str, begin: str | None, end: str | None, records: int
 ) -> dict[str, Any]:
-    """All that the bytes of the shards depend on, as plain data."""
+    """Return all settings that determine the bytes of the shards, as plain data."""
     settings = {
         "format": _FORMAT,
         "tokenizer": fingerprint,
         "begin": begin,
         "end": end,
         "records_per_shard": records,
-        "inputs": [asdict(one) | {"files": [[path, *_stamp(path)] for path in one.files]} for one in inputs],
+        "inputs": [asdict(given) | {"files": [[path, *_stamp(path)] for path in given.files]} for given in inputs],
     }
     plain: dict[str, Any] = json.loads(json.dumps(settings))
     return plain
 
 
 def _stamp(path: str) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_size, found.st_mtime_ns
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
 
 
 def _begin(root: str, work: _Shards, settings: Mapping[str, Any], force_overwrite: bool) -> None:
-    """Make the folder, or find that it was begun with the same settings. What holds no example is in nobody's way."""
+    """Make the folder, or check that it was begun with the same settings. Shards without examples are replaced."""
     path = os.path.join(work.folder, SETTINGS_FILE)
     begun = _read_json(path)
     if begun == settings:
@@ -312,7 +314,7 @@ def _begin(root: str, work: _Shards, settings: Mapping[str, Any], force_overwrit
         raise UsageError(
             "there is another data set here already", where=root, fix="give another folder, or --force-overwrite"
         )
-    for old in (os.path.join(root, DONE_FILE), *_shards_in(root)):  # what says that they are whole goes first
+    for old in (os.path.join(root, DONE_FILE), *_shards_in(root)):  # the mark of completeness is removed first
         remove_if_there(old)
     work.remove()
     work.make_folder()
@@ -332,7 +334,7 @@ def _shards_in(root: str) -> list[str]:
 
 
 def _holds_examples(root: str) -> bool:
-    """Whether any shard has a member; an archive without one is nothing but zeros."""
+    """Return whether any shard has a member; an empty archive consists of zeros."""
     for path in _shards_in(root):
         with open(path, "rb") as file:
             if file.read(1) != b"\0":

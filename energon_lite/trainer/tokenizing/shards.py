@@ -1,4 +1,4 @@
-"""A block of records becomes a tar shard: a pure function, written under its final name only when it is whole."""
+"""Making of a tar shard from a block of records: a pure function that writes atomically."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
 
 __all__ = ["MASK_PART", "TOKENS_PART", "ShardCounts", "Tokenized", "shard_name", "total", "write_shard"]
 
-TOKENS_PART, MASK_PART = "tokens.npy", "mask.npy"
+#: Parts of a sample with its tokens, and with its loss mask.
+TOKENS_PART = "tokens.npy"
+MASK_PART = "mask.npy"
 
-#: Records tokenised by one call.
+#: Records that are tokenised by one call.
 _TOGETHER = 512
-#: Problems that a shard tells one by one.
+#: The most problems of a shard that are listed.
 _TOLD = 5
 
 
 @dataclass
 class ShardCounts:
-    """What became of a block's records.
+    """Counts of a block's records and examples.
 
     Attributes:
-        records: read.
-        examples: written.
-        tokens: in them.
+        records: number of records read.
+        examples: number of examples written.
+        tokens: number of tokens in them.
         longest: tokens of the longest example.
-        too_long: records that were truncated, dropped or split.
-        left_out: records without an example: broken ones, and dropped ones.
-        problems: the first of the broken ones, as [file number, record number, what is wrong].
+        too_long: number of records that were truncated, dropped or split.
+        left_out: number of records without an example: broken and dropped ones.
+        problems: the first broken records, as [file number, record number, problem].
     """
 
     records: int = 0
@@ -51,18 +53,17 @@ class ShardCounts:
 
 
 def total(counts: Sequence[ShardCounts]) -> ShardCounts:
-    """The counts of several shards as those of one."""
+    """Sum the counts of several shards."""
     names = ("records", "examples", "tokens", "too_long", "left_out")
     return ShardCounts(
-        **{name: sum(getattr(one, name) for one in counts) for name in names},
-        longest=max((one.longest for one in counts), default=0),
-        problems=[problem for one in counts for problem in one.problems],
+        **{name: sum(getattr(shard, name) for shard in counts) for name in names},
+        longest=max((shard.longest for shard in counts), default=0),
+        problems=[problem for shard in counts for problem in shard.problems],
     )
 
 
 class Tokenized(NamedTuple):
-    """What became of a block: the counts, and of each example, in the shard's order, its tokens and those that the loss
-    counts, int64 ``[n]``."""
+    """Result of a block: the counts, and tokens and counted tokens of each example in order, int64 ``[n]``."""
 
     counts: ShardCounts
     lengths: NDArray[np.int64]
@@ -70,19 +71,19 @@ class Tokenized(NamedTuple):
 
 
 def shard_name(number: int) -> str:
-    """Name of a shard."""
+    """Return the name of a shard."""
     return f"tokens-{number:06d}.tar"
 
 
 def write_shard(root: str, number: int, block: Block, task: Task, tokenizer: HuggingFaceTokenizer) -> Tokenized:
-    """Tokenise a block into the shard of this number.
+    """Tokenise a block into the shard of its number.
 
     Args:
         root: folder of the data set.
-        number: of the block.
+        number: number of the block.
         block: the records.
-        task: what examples are.
-        tokenizer: see there.
+        task: task that makes examples.
+        tokenizer: the tokenizer.
     """
     counts = ShardCounts()
     lengths: list[int] = []
@@ -103,7 +104,7 @@ def write_shard(root: str, number: int, block: Block, task: Task, tokenizer: Hug
 def _examples(
     block: Block, task: Task, tokenizer: HuggingFaceTokenizer, counts: ShardCounts
 ) -> Iterator[tuple[str, Example]]:
-    """The examples of a block, each with its key; records are counted on the way."""
+    """Yield the examples of a block with their keys, and count the records."""
     reader = read_block(block)
     while records := list(islice(reader, _TOGETHER)):
         counts.records += len(records)

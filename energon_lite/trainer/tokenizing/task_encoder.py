@@ -1,4 +1,4 @@
-"""The task encoder for data sets that were made by ``energon-lite tokenize``."""
+"""Task encoder for data sets made by ``energon-lite tokenize``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["TokenizedSample", "TokenizedTaskEncoder"]
 
 @edataclass
 class TokenizedSample(Sample):
-    """What is stored of a sample.
+    """Stored tokens and loss mask of a sample.
 
     Args:
         tokens: int32 ``[length]``.
-        mask: uint8 ``[length]``, 1 for the tokens that are to be learned; None: all of them.
+        mask: uint8 ``[length]``, 1 for the tokens in the loss; None: all of them.
     """
 
     tokens: torch.Tensor
@@ -42,17 +42,16 @@ def _cook(sample: CrudeSample) -> TokenizedSample:
 
 
 class TokenizedTaskEncoder(TaskEncoder):
-    """Makes batches for next-token prediction of what ``energon-lite tokenize`` wrote.
+    """Encoder for next-token prediction on the output of ``energon-lite tokenize``.
 
-    A sample of n tokens becomes a row of n - 1 positions: each but the last token, with the one after it as label.
-    Batches are planned by these positions, one fewer than a column that counts stored tokens has of each sample.
+    A sample of n tokens becomes a row of n - 1 positions: each token but the last, with the next one as label. Batches
+    are planned by these positions, one fewer per sample than a column of stored tokens counts.
 
     Args:
-        packed: put samples one behind the other (:class:`~energon_lite.batching.PackedBatch`); False: pad them to the
-        longest
-            (:class:`~energon_lite.batching.PaddedBatch`).
-        pad: the token to pad with.
-        multiple: pad the row, or the rows, to the next multiple of this.
+        packed: True to pack samples into one row (:class:`~energon_lite.batching.PackedBatch`); False to pad them to
+            the longest (:class:`~energon_lite.batching.PaddedBatch`).
+        pad: the padding token.
+        multiple: pad rows to the next multiple of this length.
 
     Example:
         >>> dataset = get_train_dataset("data/chats", batch_size=None, batching=BestFit(Capacity(8192)),
@@ -60,19 +59,21 @@ class TokenizedTaskEncoder(TaskEncoder):
     """
 
     cookers: ClassVar[Sequence[Cooker]] = [Cooker(_cook)]
-    #: By how many positions a row is shorter than a column of lengths says that was made of a stored part.
+    #: Number of positions by which a row is shorter than the length in a column made of a stored part.
     row_shorter_by: ClassVar[Mapping[str, int]] = {TOKENS_PART: 1}
 
     def __init__(self, *, packed: bool = True, pad: int = 0, multiple: int = 1):
         super().__init__()
-        self.packed, self.pad, self.multiple = packed, pad, multiple
+        self.packed = packed
+        self.pad = pad
+        self.multiple = multiple
 
     @stateless(restore_seeds=False)
     def encode_sample(self, sample: TokenizedSample) -> TokenSequence:
-        """Tokens, labels and loss mask.
+        """Make tokens, labels and loss mask.
 
         Raises:
-            SkipSample: fewer than two tokens: there is nothing to predict.
+            SkipSample: the sample has fewer than two tokens, so there is nothing to predict.
         """
         if len(sample.tokens) < 2:
             raise SkipSample("it has fewer than two tokens, so nothing can be predicted")
@@ -81,11 +82,11 @@ class TokenizedTaskEncoder(TaskEncoder):
 
     @stateless(restore_seeds=False)
     def batch(self, samples: list[TokenSequence]) -> PackedBatch | PaddedBatch:
-        """One row, or one for each sample. No samples make an empty batch."""
+        """Make one packed row, or one padded row for each sample. No samples make an empty batch."""
         make = pack_sequences if self.packed else pad_sequences
         return make(samples, pad=self.pad, multiple=self.multiple)
 
     @stateless(restore_seeds=False)
     def empty_batch(self, like: Any, rows: int) -> PackedBatch | PaddedBatch:
-        """A batch for a rank that finds no samples left."""
+        """Make a batch for a rank without samples."""
         return self.batch([])

@@ -1,15 +1,15 @@
-"""What the tokens of a record are, and which of them the loss counts.
+"""Tokens of a record, and the ones that the loss counts.
 
 ======================  =====================================================  ==========================
 task                    tokens                                                 counted by the loss
 ======================  =====================================================  ==========================
 ``sft``                 begin, prompt, response, end                           response and end
-``sft`` with messages   the tokenizer's chat template over all messages        what the assistant says
+``sft`` with messages   the tokenizer's chat template over all messages        the assistant's words
 ``pt``                  begin, text, end                                       all but begin
 ======================  =====================================================  ==========================
 
-Begin and end are left out where the tokenizer has none. Prompt and response are tokenised one by one, so that the
-boundary between them is one between tokens, as it is in generation.
+Begin and end are left out if the tokenizer has none. Prompt and response are tokenised separately, so that the boundary
+between them is a token boundary, as in generation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
 __all__ = ["TASKS", "TOO_LONG", "Example", "Task", "examples_of"]
 
 TASKS = ("sft", "pt")
-#: Where the text of a ``pt`` record is looked for. That of a text file is called ``content``.
+#: Fields that are searched for the text of a ``pt`` record. That of a text file is called ``content``.
 _TEXT_FIELDS = ("text", "content")
 TooLong = Literal["keep", "truncate", "drop", "split"]
 TOO_LONG: tuple[TooLong, ...] = get_args(TooLong)
@@ -36,18 +36,18 @@ TOO_LONG: tuple[TooLong, ...] = get_args(TooLong)
 
 @dataclass(frozen=True)
 class Task:
-    """How records become examples.
+    """Rule that turns records into examples.
 
     Args:
         kind: ``sft`` or ``pt``.
         prompt, response: fields of an ``sft`` record; ``prompt`` may name several, which are joined by line ends.
         messages: the field with a list of ``{"role": ..., "content": ...}``, instead of the two.
         text: field of a ``pt`` record; None: ``text``, or else ``content``, whichever it has.
-        max_length: most tokens of an example; None: any number.
-        too_long: what happens to a longer one: ``keep``, ``truncate``, ``drop``, or (``pt``) ``split`` into several.
+        max_length: the most tokens of an example; None: no limit.
+        too_long: treatment of longer ones: ``keep``, ``truncate``, ``drop``, or (``pt``) ``split`` into several.
 
     Raises:
-        UsageError: settings that do not go together.
+        UsageError: the settings are incompatible.
     """
 
     kind: str = "sft"
@@ -70,14 +70,14 @@ class Task:
 
 
 class Example(NamedTuple):
-    """Tokens (int32 ``[n]``), and 1 for each that the loss counts (uint8 ``[n]``; None: all but a begin)."""
+    """Tokens (int32 ``[n]``), and mask (uint8 ``[n]``), 1 for each token in the loss; None: all except begin."""
 
     tokens: NDArray[np.int32]
     mask: NDArray[np.uint8] | None
 
 
 class Outcome(NamedTuple):
-    """What became of a record: its examples, or the problem; and whether it was too long."""
+    """Result of a record: its examples, or the problem; and whether it was too long."""
 
     examples: list[Example]
     problem: str = ""
@@ -87,22 +87,22 @@ class Outcome(NamedTuple):
 def examples_of(
     records: Sequence[Mapping[str, Any] | str], task: Task, tokenizer: HuggingFaceTokenizer
 ) -> list[Outcome]:
-    """The examples of some records. One that does not have what the task needs does not keep the others from theirs.
+    """Make the examples of some records. A broken record does not affect the others.
 
     Args:
-        records: the fields of each, or why there are none.
-        task: what they become.
-        tokenizer: see there.
+        records: the fields of each record, or the reason why there are none.
+        task: task that makes examples.
+        tokenizer: the tokenizer.
     """
     wanted = [_wanted(record, task) for record in records]
-    # All texts in one call, which takes a fraction of the time of many.
-    texts = [] if task.messages is not None else [text for one in wanted if not isinstance(one, str) for text in one]
+    # One call for all texts takes a fraction of the time of many calls.
+    texts = [] if task.messages is not None else [text for item in wanted if not isinstance(item, str) for text in item]
     encoded = iter(tokenizer.encode(texts) if texts else [])
-    return [_outcome(one, encoded, task, tokenizer) for one in wanted]
+    return [_outcome(item, encoded, task, tokenizer) for item in wanted]
 
 
 def _wanted(record: Mapping[str, Any] | str, task: Task) -> list[Any] | str:
-    """The texts to be tokenised, or the messages; or why there are none."""
+    """Return the texts to tokenise, or the messages; or the reason why there are none."""
     try:
         return record if isinstance(record, str) else _texts(record, task)
     except ValueError as error:
@@ -124,7 +124,7 @@ def _texts(record: Mapping[str, Any], task: Task) -> list[Any]:
 
 
 def _field(record: Mapping[str, Any], *names: str) -> tuple[str, Any]:
-    """The first field of these that there is, and its value."""
+    """Return name and value of the first field that exists."""
     for name in names:
         if name in record:
             return name, record[name]
@@ -141,21 +141,21 @@ def _text(record: Mapping[str, Any], *names: str) -> str:
 def _outcome(
     wanted: list[Any] | str, encoded: Iterator[list[int]], task: Task, tokenizer: HuggingFaceTokenizer
 ) -> Outcome:
-    """What becomes of a record of which this was wanted."""
+    """Make the result of a record from its texts, messages or problem."""
     if isinstance(wanted, str):
         return Outcome([], wanted)
     if task.messages is None:
         return _cut(_framed(list(islice(encoded, len(wanted))), tokenizer), task)
     try:
         return _cut(tokenizer.chat(wanted), task)
-    except UsageError:  # what is wrong is the call, not this record
+    except UsageError:  # the call is wrong, not this record
         raise
     except ValueError as error:
         return Outcome([], str(error))
 
 
 def _framed(texts: list[list[int]], tokenizer: HuggingFaceTokenizer) -> list[tuple[list[int], bool]]:
-    """Texts between begin and end, in pieces, and whether the loss counts them: of the texts the last one."""
+    """Return texts between begin and end as pieces, of which the loss counts the last text and the end."""
     begin = [] if tokenizer.begin is None else [tokenizer.begin]
     end = [] if tokenizer.end is None else [tokenizer.end]
     return [(begin, False), *[(tokens, False) for tokens in texts[:-1]], (texts[-1], True), (end, True)]

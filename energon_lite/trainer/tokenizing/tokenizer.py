@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face, from a folder or a file. Nothing is downloaded, and no code that came with it is run."""
+"""Hugging Face tokenizers from a folder or file, without downloads and without running code from them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class HuggingFaceTokenizer:
     Args:
         path: a folder with ``tokenizer.json`` (and, for special tokens and chats, ``tokenizer_config.json``), or the
             file ``tokenizer.json`` itself.
-        begin: text of the token at the start of each example; None: what the folder says, or none; "": none.
+        begin: text of the token at the start of each example; None: that of the folder, if any; "": none.
         end: the same for the end.
 
     Raises:
-        UsageError: there is no tokenizer, or no such token.
+        UsageError: there is no tokenizer, or it lacks the token.
 
     Example:
         >>> tokenizer = HuggingFaceTokenizer("models/llama")
@@ -47,58 +47,59 @@ class HuggingFaceTokenizer:
             self._tokenizer = Tokenizer.from_file(file)
         except Exception as error:  # the library raises Exception itself
             raise DatasetError(f"this is not a tokenizer: {error}", where=file, fix="check the file") from error
-        # What the file says about cutting and padding is for models that want all texts of one length.
+        # Truncation and padding settings of the file are for models that need texts of one length.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         settings = _settings(self._folder)
         self.begin = self._special("begin", settings.get("bos_token") if begin is None else begin, file)
         self.end = self._special("end", settings.get("eos_token") if end is None else end, file)
-        #: Whether the folder says how a conversation is written.
+        #: True if the folder has a chat template.
         self.has_chat_template = bool(settings.get("chat_template")) or os.path.isfile(
             os.path.join(self._folder, _FILES[-1])
         )
         self._anew = partial(HuggingFaceTokenizer, path, begin=begin, end=end)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process reads it for itself: that takes no longer, and what chats need may not fit into a pickle.
+        # Another process reads the file itself: that is as fast, and a chat template may not be picklable.
         return self._anew, ()
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest token."""
+        """One more than the largest token id."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text, without special ones."""
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        """Return the tokens of each text, without special tokens."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; special ones are left out."""
+        """Return the text of tokens, without special tokens."""
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
 
     def chat(self, messages: Sequence[Mapping[str, Any]], mark: str | None = None) -> list[tuple[list[int], bool]]:
-        """The tokens of a conversation, in pieces; of each, whether the assistant says it.
+        """Return the tokens of a conversation in pieces, each with a flag for the assistant's words.
 
-        The template writes what stands before each answer, as for generation, and then the answer, too: what the second
-        text has more than the first is the answer. The whole is tokenised once; a token is of the piece in which its
-        text begins.
+        For each answer, the template is rendered without it, as for generation, and with it: the difference of the two
+        texts is the answer. The whole text is tokenised once; a token belongs to the piece in which its text begins.
 
         Args:
-            messages: ``{"role": "user", "content": "Hi"}`` each.
-            mark: a part of a text that stands for something else, such as an image: it becomes -1.
+            messages: messages as ``{"role": "user", "content": "Hi"}``.
+            mark: a placeholder in a text, such as that of an image: it becomes -1.
 
         Raises:
-            ValueError: the template refuses the messages, or changes what came before when a message is added.
+            ValueError: the template rejects the messages, or changes earlier text when a message is added.
         """
-        steps: list[tuple[int, bool]] = []  # messages, and whether the assistant is about to speak
+        steps: list[tuple[int, bool]] = []  # number of messages, and whether a generation prompt follows
         for place, message in enumerate(messages):
             if message["role"] == "assistant":
                 steps += [(place, True), (place + 1, False)] if place else [(1, False)]
         if not steps or steps[-1][0] < len(messages):
             steps.append((len(messages), False))
-        text, ends, answers = "", [0], []
+        text = ""
+        ends = [0]
+        answers = []
         for count, asked in steps:
             before, text = text, self._templated(list(messages[:count]), asked)
             if not text.startswith(before):
@@ -113,7 +114,7 @@ class HuggingFaceTokenizer:
         return [(tokens[first:last], answer) for (first, last), answer in zip(pairwise(edges), answers, strict=True)]
 
     def _with_starts(self, text: str, mark: str | None) -> tuple[list[int], list[int]]:
-        """The tokens of a text, and at which of its letters each begins."""
+        """Return the tokens of a text, and the character at which each begins."""
         tokens: list[int] = []
         starts: list[int] = []
         at = 0
@@ -123,7 +124,7 @@ class HuggingFaceTokenizer:
                 starts.append(at - len(mark))
             encoded = self._tokenizer.encode(part, add_special_tokens=False)
             tokens += encoded.ids
-            # A space by itself is said to begin behind itself by some tokenizers.
+            # Some tokenizers report a single space as starting after itself.
             starts += [at + min(start, max(stop - 1, 0)) for start, stop in encoded.offsets]
             at += len(part) + len(mark or "")
         return tokens, list(accumulate(starts, max))
@@ -132,13 +133,13 @@ class HuggingFaceTokenizer:
         tokenizer = self._chat
         try:
             text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asked)
-        except Exception as error:  # jinja's errors, and whatever a template raises
+        except Exception as error:  # errors of jinja, or of the template
             raise ValueError(f"the chat template fails: {type(error).__name__}: {error}") from None
         return text
 
     @cached_property
     def _chat(self) -> Any:
-        """The same tokenizer with its chat template."""
+        """The tokenizer of transformers, with its chat template."""
         try:
             from transformers import AutoTokenizer
         except ImportError:
@@ -163,18 +164,18 @@ class HuggingFaceTokenizer:
 
 
 def fingerprint_of(path: str) -> str:
-    """A digest of the files that make up a tokenizer."""
+    """Return a digest of the files that make up a tokenizer."""
     folder, file = _find(path)
     digest = hashlib.sha256()
-    for one in dict.fromkeys((file, *(os.path.join(folder, name) for name in _FILES[1:]))):
-        if os.path.isfile(one):
-            with open(one, "rb") as handle:
-                digest.update(os.path.basename(one).encode() + b"\0" + hashlib.sha256(handle.read()).digest())
+    for path in dict.fromkeys((file, *(os.path.join(folder, name) for name in _FILES[1:]))):
+        if os.path.isfile(path):
+            with open(path, "rb") as handle:
+                digest.update(os.path.basename(path).encode() + b"\0" + hashlib.sha256(handle.read()).digest())
     return digest.hexdigest()[:16]
 
 
 def _find(path: str) -> tuple[str, str]:
-    """The folder, and the file ``tokenizer.json``."""
+    """Return the folder, and the file ``tokenizer.json``."""
     file = os.path.join(path, _FILES[0]) if os.path.isdir(path) else path
     if not os.path.isfile(file):
         cure = "give a folder with tokenizer.json, or that file itself"
@@ -184,15 +185,15 @@ def _find(path: str) -> tuple[str, str]:
 
 
 def _settings(folder: str) -> dict[str, Any]:
-    """What the folder says about special tokens."""
-    found: dict[str, Any] = {}
+    """Read the folder's settings of special tokens."""
+    settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         file = os.path.join(folder, name)
         if not os.path.isfile(file):
             continue
         try:
             with open(file, encoding="utf-8") as handle:
-                found |= {key: value for key, value in json.load(handle).items() if value is not None}
+                settings |= {key: value for key, value in json.load(handle).items() if value is not None}
         except (ValueError, AttributeError) as error:
             raise DatasetError(f"this is not a JSON object: {error}", where=file, fix="check the file") from None
-    return found
+    return settings

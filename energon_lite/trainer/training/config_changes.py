@@ -20,7 +20,9 @@ def changes(old: dict[str, Any], new: dict[str, Any], at: str = "") -> Iterator[
     """Yield the differences between two configurations, except settings that change no step."""
     harmless = HARMLESS.get(at, "").split()
     for key in sorted(old.keys() | new.keys()):
-        path, before, now = f"{at}{key}", old.get(key), new.get(key)
+        path = f"{at}{key}"
+        before = old.get(key)
+        now = new.get(key)
         if key in harmless or before == now:
             continue
         if isinstance(before, dict) and isinstance(now, dict):

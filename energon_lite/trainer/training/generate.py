@@ -151,7 +151,9 @@ class _Decoder:
     """Runs successive positions through all stages, with one cache."""
 
     def __init__(self, model: LlamaModel, cache: KeyValueCache, before: torch.Tensor):
-        self.model, self.cache, self.before = model, cache, before
+        self.model = model
+        self.cache = cache
+        self.before = before
         self.padded = bool(before.any())
         self.wire = Wire(model.mesh)
 

@@ -2,8 +2,8 @@
 
 Data-parallel ranks have images of different sizes and numbers, however their tokens are balanced. In each turn, the
 :class:`~energon_lite.extras.balance.EncoderPlan` assigns each image to a rank. Pixels are sent to that rank and the
-tokens are sent
-back; in the backward pass the gradients take the same ways in reverse. The result of a step does not change.
+tokens are sent back; in the backward pass the gradients take the same ways in reverse. The result of a step does not
+change.
 
 Every rank must know the sizes of all images of the step. The ranks exchange them once, in a small message. They do not
 take them from the plan of the data, because a sample that failed would be missing there.
@@ -62,8 +62,12 @@ class ImageExchange:
 
     def __init__(self, model: LlamaModel, sizes: Sequence[Sequence[Sizes]], group: dist.ProcessGroup):
         assert model.vision is not None
-        self._encoder, self._projector, self._config = model.vision, model.projector, model.config
-        self._sizes, self._group, self._rank = sizes, group, group.rank()
+        self._encoder = model.vision
+        self._projector = model.projector
+        self._config = model.config
+        self._sizes = sizes
+        self._group = group
+        self._rank = group.rank()
         self._turn = 0
 
     def __call__(self, image: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
@@ -75,7 +79,9 @@ class ImageExchange:
         Returns:
             The tokens of all images, concatenated, ``[tokens, hidden]``; and the number of tokens of each.
         """
-        sizes, rank, config = self._sizes[self._turn], self._rank, self._config
+        sizes = self._sizes[self._turn]
+        rank = self._rank
+        config = self._config
         self._turn += 1
         plan = _plan(config, sizes)
         flat = [size for of_rank in sizes for size in of_rank]

@@ -107,7 +107,9 @@ class Trainer:
                 stack.callback(sink.close)
             if done == 0 and train.eval_at_start:
                 write(sinks, {"step": 0, **self.evaluate()})
-            batches, running, saved = iter(self.loader), deque[RunningStep](), done
+            batches = iter(self.loader)
+            running = deque[RunningStep]()
+            saved = done
             stopped_by, save = "", False
             while done < train.steps and not stopped_by:
                 try:
@@ -134,7 +136,7 @@ class Trainer:
         return done
 
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Any]:
-        """:meth:`launch` a step, wait for it, and return its metrics."""
+        """Run a step by :meth:`launch`, wait for it, and return its metrics."""
         return self.numbers(self.launch(step, batches))
 
     def launch(self, step: int, batches: Iterator[Any]) -> RunningStep:
@@ -155,8 +157,8 @@ class Trainer:
         parts = self.model, self.optimizer, micro_batches, self.mesh
         with self.profile.step(step) as record:
             passes = self.times.recorder(step) if record is None else None
-            digest, told = running.data.digest, record or passes
-            running.launched = launch_step(*parts, lr=lr, record=told, spikes=self.spikes, digest=digest)
+            digest, recorder = running.data.digest, record or passes
+            running.launched = launch_step(*parts, lr=lr, record=recorder, spikes=self.spikes, digest=digest)
         running.measured = self.times.measured(step, passes, micro_batches)
         if _due(step, train.eval_every):
             running.launched.result()  # the evaluation does not count in the step's time

@@ -84,7 +84,8 @@ class Progress:
     """
 
     def __init__(self, total: int, *, done: int, every: int):
-        self._total, self._every = total, every
+        self._total = total
+        self._every = every
         self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, disable=None)  # None: no terminal
 
     def write(self, values: Mapping[str, Any]) -> None:

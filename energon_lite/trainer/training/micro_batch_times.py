@@ -50,8 +50,12 @@ class MicroBatchTimes:
     """
 
     def __init__(self, every: int, output: str | Path, model: ModelConfig, mesh: ParallelMesh):
-        self.every, self.path, self.model, self.mesh = every, Path(output) / TIMES_FILE, model, mesh
-        self._first, self._costs = True, cost_model_of(model)
+        self.every = every
+        self.path = Path(output) / TIMES_FILE
+        self.model = model
+        self.mesh = mesh
+        self._first = True
+        self._costs = cost_model_of(model)
 
     def recorder(self, step: int) -> PassTimes | None:
         """Return the ``record`` argument of :func:`run_pipeline` for a step; None if it is not measured."""

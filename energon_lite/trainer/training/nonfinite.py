@@ -29,7 +29,7 @@ class NonFiniteGuard:
     Weights or moments that are not finite cannot recover: they end the run at once, and are never saved.
 
     Args:
-        model, optimizer: what is trained.
+        model, optimizer: the trained model and its optimizer.
         mesh: the ranks. All of them must make a guard, and call its methods.
         limit: number of consecutive steps after which the run ends.
         skip_steps: steps that the run already passes over.
@@ -58,7 +58,7 @@ class NonFiniteGuard:
         self.in_a_row, self._numbers = state.get("in_a_row", 0), list(state.get("numbers", ()))
 
     def saw(self, step: int, values: Mapping[str, Any], data: StepData | None) -> None:
-        """Count a step.
+        """Count a finished step, and end the run after too many bad ones.
 
         Args:
             step: its number.
@@ -74,18 +74,18 @@ class NonFiniteGuard:
         self.in_a_row += 1
         self._numbers += [number for number in data.numbers if number not in self._numbers]
         self.check_state(step)
-        found = f"loss {values['loss']:g}, gradient norm {values['grad_norm']:g}"
+        problem = f"loss {values['loss']:g}, gradient norm {values['grad_norm']:g}"
         if not math.isfinite(values["tokens"]):
-            found += ": the loss_mask of a micro-batch is not finite, so the data or its task encoder is at fault"
+            problem += ": the loss_mask of a micro-batch is not finite, so the data or its task encoder is at fault"
         logger.warning(
             "step %d is not finite (%s): %d of %d in a row, %d updates left out so far; its micro-batches here: %s",
-            *(step, found, self.in_a_row, self.limit, values.get("skipped_updates", 0)),
+            *(step, problem, self.in_a_row, self.limit, values.get("skipped_updates", 0)),
             _some(data.restore_keys),
         )
         if self.in_a_row >= self.limit:
             steps = f"steps {step - self.in_a_row + 1} to {step}" if self.in_a_row > 1 else f"step {step}"
             raise NonFiniteError(
-                f"{self.in_a_row} steps in a row were not finite, up to step {step}: {found}",
+                f"{self.in_a_row} steps in a row were not finite, up to step {step}: {problem}",
                 where=f"{steps}; micro-batches of the last one on this rank: {_some(data.restore_keys)}",
                 fix=f"{self._fix()}; or allow for more of them with train.nonfinite_limit",
             )

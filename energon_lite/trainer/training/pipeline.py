@@ -37,7 +37,8 @@ class ToHost:
     """Numbers that are copied from the device to the host. Reading waits for the copy, not for work launched later."""
 
     def __init__(self, values: torch.Tensor):
-        self._values, self._there = values.to("cpu", non_blocking=True), None
+        self._values = values.to("cpu", non_blocking=True)
+        self._there = None
         if values.is_cuda:
             self._there = torch.cuda.Event()
             self._there.record()
@@ -201,7 +202,9 @@ class _Stage:
 
     def forward(self, action: Action, *, keep: bool) -> None:
         """Receive the input, compute, send the output; with ``keep``, hold both for the backward pass."""
-        model, chunk, batch = self.model, action.chunk, self.micro_batches[action.micro_batch]
+        model = self.model
+        chunk = action.chunk
+        batch = self.micro_batches[action.micro_batch]
         (rows, length, documents, _), received = self._sizes[action.micro_batch], None
         if rows * length == 0:
             if batch is not None and model.starts(chunk) and (others := _images_of_others(model, batch)) is not None:

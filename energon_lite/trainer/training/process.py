@@ -72,7 +72,8 @@ class GarbageCollection:
     """
 
     def __init__(self, every: int):
-        self.every, self._was_enabled = every, False
+        self.every = every
+        self._was_enabled = False
 
     def __enter__(self) -> GarbageCollection:
         if self.every:

@@ -41,7 +41,10 @@ class ProfileWindow:
     """
 
     def __init__(self, window: tuple[int, int] | None, folder: str | Path, mesh: ParallelMesh, *, memory: bool = False):
-        self.window, self.folder, self.mesh, self.memory = window, Path(folder), mesh, memory
+        self.window = window
+        self.folder = Path(folder)
+        self.mesh = mesh
+        self.memory = memory
         if memory and mesh.device.type != "cuda":
             raise UsageError("only the memory of a GPU can be recorded", fix="set train.memory_snapshot: false")
         self._events: list[dict[str, Any]] = []

@@ -29,7 +29,8 @@ class Requests:
     """
 
     def __init__(self, time_limit: float | None, mesh: ParallelMesh):
-        self.time_limit, self.mesh = time_limit, mesh
+        self.time_limit = time_limit
+        self.mesh = mesh
         self._came: set[str] = set()
         self._began = self._asked = time.monotonic()
         self._slowest = 0.0  # seconds from one step to the next

@@ -33,7 +33,9 @@ class SpikeGuard:
     """
 
     def __init__(self, factor: float, window: int, mesh: ParallelMesh):
-        self.factor, self.window, self.mesh = factor, window, mesh
+        self.factor = factor
+        self.window = window
+        self.mesh = mesh
         self.left_out = torch.zeros((), dtype=torch.float64, device=mesh.device)
         self._losses = torch.full((window,), math.nan, dtype=torch.float64, device=mesh.device)
         self._told = 0

@@ -53,10 +53,10 @@ def _check_same(there: ModelConfig, here: ModelConfig, ignore: Collection[str], 
     changes = model_changes(there, here, ignore)
     if changes:
         names = ", ".join(name for name, _, _ in changes)
-        said = "; ".join(f"{name} is {theirs!r} there, {ours!r} here" for name, theirs, ours in changes)
+        differences = "; ".join(f"{name} is {theirs!r} there, {ours!r} here" for name, theirs, ours in changes)
         number = "1 setting" if len(changes) == 1 else f"{len(changes)} settings"
         raise StateMismatchError(
-            f"the weights are of another model, by {number}: {said}",
+            f"the weights are of another model, by {number}: {differences}",
             where=found,
             fix="take their own settings with model.preset=init_from; if another model is meant, say so: "
             f"train.init_from_ignore=[{names}]",

@@ -57,7 +57,8 @@ class LaunchedStep:
     """
 
     def __init__(self, values: torch.Tensor, lr: float):
-        self._values, self._lr = ToHost(values), lr
+        self._values = ToHost(values)
+        self._lr = lr
         self.ended = 0.0 if values.is_cuda else time.perf_counter()
 
     def result(self) -> StepResult:
@@ -123,7 +124,6 @@ def launch_step(
         optimizer: optimizer of that model.
         micro_batches: this rank's; tensor- and context-parallel peers and the first and the last pipeline stage have
             equal ones, stages between them None for each. They may be empty, and their number is equal on all ranks.
-            equal ones, stages between them None for each. They may be empty, and are as many on each rank.
         mesh: the ranks.
         lr: the learning rate, or a function from the number of tokens of the step to it.
         record: see :func:`run_pipeline`.
@@ -163,8 +163,8 @@ def evaluate(model: LlamaModel, batches: Iterable[MultimodalBatch | None], mesh:
     sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)
     remaining = iter(batches)
     # A few at a time: enough to fill the stages, without all in memory at once.
-    while some := list(itertools.islice(remaining, 4 * mesh.pp)):
-        here = [None if batch is None else batch.to(mesh.device) for batch in some]
+    while part := list(itertools.islice(remaining, 4 * mesh.pp)):
+        here = [None if batch is None else batch.to(mesh.device) for batch in part]
         sums[0] += run_pipeline(model, here, backward=False)
         sums[1] += _count(here, model)[0]
     loss, tokens = _from_last_stage(mesh.sum_over_data(sums), mesh)

@@ -45,7 +45,8 @@ class StepMetrics:
     """
 
     def __init__(self, config: TrainerConfig, mesh: ParallelMesh):
-        self.config, self.mesh = config, mesh
+        self.config = config
+        self.mesh = mesh
         given = config.train.peak_tflops
         self.peak_flops = given * 1e12 if given else peak_flops(mesh.device)
         self._ended = 0.0  # end of the last step

@@ -109,8 +109,7 @@ def batch_flops(config: ModelConfig, batch: MultimodalBatch) -> float:
 
 
 def visible_positions(tokens: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
-    """Return the numbers of positions and of pairs of a position and one it attends to, of all rows: ``[2]``.
-    ``[2]``.
+    """Count positions, and pairs of a position and one that it attends to, in all rows: float64 ``[2]``.
     ``[2]``.
 
     Args:

@@ -22,6 +22,7 @@ from energon_lite import (
     get_val_dataset,
 )
 from energon_lite.extras.inspect.quarantine import Quarantine
+from energon_lite.loading.batch_observer import ObservedRank
 from energon_lite.loading.makers.pipeline import Failure
 
 
@@ -110,9 +111,9 @@ def test_ranks_share_a_file(leaf_of: Any, tmp_path: Path) -> None:
 
 
 def _write_many(path: str, tag: int) -> None:
-    quarantine = Quarantine(path, (), tag)
+    quarantine = Quarantine(path, ObservedRank(tag, 1, ()))
     for number in range(50):
-        quarantine.add([Failure("leaf", f"{tag % 2}-{number}", "read", "x" * 200, False)])
+        quarantine.on_lost([Failure("leaf", f"{tag % 2}-{number}", "read", "x" * 200, False)])
 
 
 def test_processes_at_the_same_time(tmp_path: Path) -> None:
@@ -128,9 +129,13 @@ def test_processes_at_the_same_time(tmp_path: Path) -> None:
 
 def test_a_line_that_was_cut_off(tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
-    Quarantine(file, (), 0).add([Failure("leaf", "one", "read", "", False), Failure("leaf", "two", "read", "", False)])
+    Quarantine(file, ObservedRank(0, 1, ())).on_lost(
+        [Failure("leaf", "one", "read", "", False), Failure("leaf", "two", "read", "", False)]
+    )
     file.write_bytes(file.read_bytes()[:-10])
-    Quarantine(file, (), 0).add([Failure("leaf", "one", "read", "", False), Failure("leaf", "two", "read", "", False)])
+    Quarantine(file, ObservedRank(0, 1, ())).on_lost(
+        [Failure("leaf", "one", "read", "", False), Failure("leaf", "two", "read", "", False)]
+    )
     lines = file.read_text().splitlines()
     assert [json.loads(line)["key"] for line in (lines[0], lines[2])] == ["one", "two"] and len(lines) == 3
 
@@ -152,7 +157,7 @@ def test_a_file_that_cannot_be_written_is_warned_of_once(
 
 def test_it_goes_on_when_the_disk_has_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "bad.jsonl"
-    quarantine = Quarantine(file, (), 0)
+    quarantine = Quarantine(file, ObservedRank(0, 1, ()))
     write = os.write
 
     def full(descriptor: int, data: bytes) -> int:
@@ -162,9 +167,9 @@ def test_it_goes_on_when_the_disk_has_room_again(tmp_path: Path, monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        quarantine.add([Failure("leaf", "one", "read", "", False)])
-    quarantine.add([Failure("leaf", "two", "read", "", False)])
-    quarantine.add([Failure("leaf", "one", "read", "", False)])
+        quarantine.on_lost([Failure("leaf", "one", "read", "", False)])
+    quarantine.on_lost([Failure("leaf", "two", "read", "", False)])
+    quarantine.on_lost([Failure("leaf", "one", "read", "", False)])
     lines = file.read_text().splitlines()
     assert [json.loads(line)["key"] for line in lines[1:]] == ["two", "one"] and len(lines[0]) >= 50
     assert quarantine.stats() == {"path": str(file), "written": 2, "lost": 1}

@@ -35,7 +35,9 @@ class ErrorContext:
     """
 
     def __init__(self, name: str, handler: Callable[..., None] | None, tolerance: int = 100):
-        self.name, self.handler, self.tolerance = name, handler, tolerance
+        self.name = name
+        self.handler = handler
+        self.tolerance = tolerance
         self._failures = 0
 
     def reset(self) -> None:

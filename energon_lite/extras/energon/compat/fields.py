@@ -1,4 +1,4 @@
-"""Names of files, kinds of decoding, and access to nested fields."""
+"""Energon's file names, decoder types, and functions for nested fields."""
 
 from __future__ import annotations
 

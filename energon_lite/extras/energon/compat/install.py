@@ -111,7 +111,7 @@ class _Finder(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """There is nothing to be run."""
+        """Do nothing: the module has no code to run."""
 
 
 class _Parent(MetaPathFinder, Loader):
@@ -126,7 +126,7 @@ class _Parent(MetaPathFinder, Loader):
         return None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """There is nothing to be run."""
+        """Do nothing: the module has no code to run."""
 
 
 _finder, _parent = _Finder(), _Parent()

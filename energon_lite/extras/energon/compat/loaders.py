@@ -54,14 +54,14 @@ class _TorchLoader(torch.utils.data.DataLoader[Any]):
 
 
 class BasicDataLoader(_LengthAsThere, _TorchLoader):  # type: ignore[misc]
-    """:class:`energon_lite.DataLoader`, as a loader of torch's, with Energon's keywords."""
+    """The loader :class:`energon_lite.DataLoader` as a torch loader, with Energon's keywords."""
 
     def __init__(self, dataset: SavableDataset, **kwargs: Any):
         super().__init__(dataset, **loader_arguments(dataset, kwargs, BasicDataLoader))
 
 
 class SavableDataLoader(_LengthAsThere, savable_loader.SavableDataLoader, _TorchLoader):  # type: ignore[misc]
-    """:class:`energon_lite.SavableDataLoader`, as a loader of torch's, with Energon's keywords."""
+    """The loader :class:`energon_lite.SavableDataLoader` as a torch loader, with Energon's keywords."""
 
     def __init__(self, dataset: SavableDataset, **kwargs: Any):
         super().__init__(dataset, **loader_arguments(dataset, kwargs, SavableDataLoader))

@@ -1,9 +1,8 @@
 """Counterpart of each public name of Energon 7.4.1, as data. The guide is generated from it, and tests read it.
 
 A name without an entry is a name of ``energon_lite.extras.energon`` with the same meaning. An entry gives another
-place, and whether
-the object is the same, better (with the difference), or another thing (with the reason). A name that is absent has an
-entry without a place: importing it raises an ImportError with that reason.
+place, and whether the object is the same, better (with the difference), or another thing (with the reason). A name that
+is absent has an entry without a place: importing it raises an ImportError with that reason.
 """
 
 from __future__ import annotations

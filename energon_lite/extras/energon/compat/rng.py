@@ -25,11 +25,11 @@ class SystemRngState(NamedTuple):
 
 
 class SystemRng:
-    """The global generators of Python, numpy and torch, together."""
+    """Seeding and states of the global generators of Python, numpy and torch, together."""
 
     @staticmethod
     def seed(seed: int) -> None:
-        """Seed all three."""
+        """Seed the three generators."""
         torch.manual_seed(seed)
         np.random.seed(seed % (1 << 32))
         random.seed(seed)

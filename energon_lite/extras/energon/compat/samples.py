@@ -138,7 +138,9 @@ def _array_line(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
     is_tensor = isinstance(value, torch.Tensor)
     facts = [f"shape={value.shape}", f"dtype={value.dtype}", *([f"device={value.device}"] if is_tensor else [])]
     with suppress(RuntimeError, ValueError, TypeError):  # an empty array, or values without an order
-        low, high, flat = value.min(), value.max(), value.reshape(-1)
+        low = value.min()
+        high = value.max()
+        flat = value.reshape(-1)
         ends = [flat] if len(flat) <= 6 else [flat[:3], flat[-3:]]
         listed = ", ..., ".join(", ".join(map(repr, part.tolist() if is_tensor else part)) for part in ends)
         facts += [f"min={low}", f"max={high}", f"values=[{listed}]"]

@@ -33,7 +33,7 @@ __all__ = [
 
 
 class TaskEncoder(_TaskEncoder[SampleT, EncodedT, RawBatchT, BatchT], Generic[SampleT, EncodedT, RawBatchT, BatchT]):
-    """:class:`energon_lite.TaskEncoder` with ``padding = 0``."""
+    """Task encoder :class:`energon_lite.TaskEncoder` with ``padding = 0``."""
 
     padding = 0
 
@@ -43,7 +43,7 @@ class DefaultTaskEncoder(
     TaskEncoder[SampleT, EncodedT, RawBatchT, BatchT],
     Generic[SampleT, EncodedT, RawBatchT, BatchT],
 ):
-    """:class:`energon_lite.DefaultTaskEncoder` with ``padding = 0``."""
+    """Task encoder :class:`energon_lite.DefaultTaskEncoder` with ``padding = 0``."""
 
     padding = 0
 

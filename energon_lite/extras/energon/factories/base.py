@@ -104,10 +104,14 @@ class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
         self.path = EPath(path)
         self.paths = [self.path]
         self.name = self.path.display_name
-        self.split_part, self.training = split_part, training
+        self.split_part = split_part
+        self.training = training
         self.worker_config = WorkerConfig(rank=0, world_size=1) if worker_config is None else worker_config
-        self.shuffle_over_epochs, self.subset, self.split_config = shuffle_over_epochs, subset, split_config
-        self.parallel_shard_iters, self.max_samples_per_sequence = parallel_shard_iters, max_samples_per_sequence
+        self.shuffle_over_epochs = shuffle_over_epochs
+        self.subset = subset
+        self.split_config = split_config
+        self.parallel_shard_iters = parallel_shard_iters
+        self.max_samples_per_sequence = max_samples_per_sequence
         self.part_filter = part_filter
         if not hasattr(self, "subflavors"):
             self.subflavors = {}

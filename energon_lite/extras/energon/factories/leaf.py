@@ -40,8 +40,11 @@ class LeafFactory(BaseCoreDatasetFactory):
         trust_code: bool | None = None,
         **ignored: Any,
     ):
-        self.spec, self.training, self.worker_config = spec, training, worker_config
-        self.shuffle_over_epochs, self._trusts = shuffle_over_epochs, trusts(trust_code)
+        self.spec = spec
+        self.training = training
+        self.worker_config = worker_config
+        self.shuffle_over_epochs = shuffle_over_epochs
+        self._trusts = trusts(trust_code)
         self.subflavors = dict(spec.subflavors)
         self.paths = [EPath(path) for path in getattr(spec, "folders", None) or [spec.path]]
 

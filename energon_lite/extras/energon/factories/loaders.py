@@ -72,7 +72,7 @@ class DatasetBlendMode(Enum):
 
 @dataclass(kw_only=True)
 class LoadedDataset:
-    """A data set of a blend.
+    """A data set of a blend, with its weight or repetitions.
 
     Args:
         dataset: its factory.
@@ -104,7 +104,7 @@ class TraversedDatasetReference:
         split_part: the split to read.
         aux: auxiliary stores of files, by name.
         subflavors: its labels; those of outer documents take precedence.
-        shuffle_over_epochs_multiplier: so many epochs are mixed.
+        shuffle_over_epochs_multiplier: number of epochs to mix.
     """
 
     path: EPath
@@ -147,7 +147,7 @@ class DatasetLoaderInterface(ABC):
             training: True for shuffled, endless data sets.
             split_part: the split, unless the document names another.
             subflavors: further labels, which take precedence.
-            shuffle_over_epochs_multiplier: so many epochs are mixed.
+            shuffle_over_epochs_multiplier: number of epochs to mix.
             subset: a part of each data set.
             kwargs: further arguments of the factories, such as ``decoder``.
         """
@@ -175,7 +175,7 @@ class DatasetLoaderInterface(ABC):
 
 @dataclass(kw_only=True)
 class DatasetLoader(DatasetLoaderInterface):
-    """A single data set.
+    """Loader of a single data set.
 
     Args:
         path: path of the prepared folder, or of a JSONL file.

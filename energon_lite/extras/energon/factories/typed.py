@@ -13,7 +13,7 @@ __all__ = ["TYPED"]
 
 
 class _Typed(DefaultDecoderWebdatasetFactory[Sample]):
-    """Samples of ``__sample_type__``."""
+    """Base class of factories for samples of ``__sample_type__``."""
 
     def __init__(self, path: str | os.PathLike[str], **kwargs: Any):
         warnings.warn(

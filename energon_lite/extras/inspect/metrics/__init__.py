@@ -1,1 +1,1 @@
-"""Where the numbers of loaders and trainers go: a file, a page for Prometheus, TensorBoard, Weights & Biases."""
+"""Sinks for the numbers of loaders and trainers: a file, Prometheus, TensorBoard, Weights & Biases."""

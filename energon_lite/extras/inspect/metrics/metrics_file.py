@@ -1,4 +1,4 @@
-"""Numbers as lines of JSON."""
+"""Sink that writes numbers as lines of JSON."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["MetricsFile"]
 
 
 class MetricsFile:
-    """A file with a JSON object per line. A resumed run goes on after the step it resumed from.
+    """A file with a JSON object per line. A resumed run continues after the step it resumed from.
 
     Args:
-        path: the file; made, with its folder, if it is not there.
-        after: the last step that counts. Lines of later steps, which the run is about to make again, and a line that a
-            crash has cut, are dropped. None: all lines stay.
+        path: the file; created, with its folder, if missing.
+        after: the last step that counts. Lines of later steps, which the run will repeat, and a line truncated by a
+            crash are dropped. None: all lines are kept.
 
     Example:
         >>> with MetricsFile("output/metrics.jsonl", after=0) as metrics:
@@ -29,11 +29,11 @@ class MetricsFile:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if after is not None and path.exists():
-            _drop_lines(path, after or -1)  # an evaluation before the first step is made again, too
+            _drop_lines(path, after or -1)  # an evaluation before the first step is repeated, too
         self._stream = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Add a line. Floats keep all their digits; those that are not finite become null, as JSON has none."""
+        """Append a line. Floats keep all their digits; NaN and infinity become null, as JSON has neither."""
         plain = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in values.items()

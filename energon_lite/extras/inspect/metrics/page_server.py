@@ -1,4 +1,4 @@
-"""One page over HTTP, from a thread: it can be read, and nothing else."""
+"""Read-only HTTP server of one page, in a thread."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["PageServer"]
 
 
 class PageServer:
-    """Serves a page until it is closed, or this process ends. Forked processes have no part in it.
+    """Server of a page until it is closed, or this process ends. Forked processes take no part in it.
 
     Args:
-        host, port: where; port 0: any that is free.
-        path: of the page; anything else is not found.
-        content_type: of the page.
+        host, port: address to listen at; port 0 for any free one.
+        path: path of the page; other paths are not found.
+        content_type: MIME type of the page.
 
     Attributes:
-        page: its ``data`` is what is served.
-        url: of the page.
+        page: the page, whose ``data`` is served.
+        url: address of the page.
 
     Raises:
-        UsageError: the port is taken, or there is none of this number, or no such host.
+        UsageError: the port is in use or invalid, or the host is unknown.
     """
 
     def __init__(self, host: str, port: int, path: str, content_type: str):
@@ -45,15 +45,16 @@ class PageServer:
         self._end = weakref.finalize(self, _end, server, os.getpid())
 
     def close(self) -> None:
-        """Let go of the port. May be called twice."""
+        """Release the port. May be called twice."""
         self._end()
 
 
 class _Page:
-    """What is served."""
+    """Path, type and contents of the page."""
 
     def __init__(self, path: str, content_type: str):
-        self.path, self.content_type = path, content_type
+        self.path = path
+        self.content_type = content_type
         self.data = b""
 
 
@@ -63,7 +64,7 @@ class _Server(BoundedServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who asked has gone away: nothing to print into the output of a training."""
+        """Ignore clients that have disconnected, to keep the output of a training clean."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -72,16 +73,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         page = self.server.page
-        found = self.path.partition("?")[0] == page.path
-        data = page.data if found else f"there is only {page.path}\n".encode()
-        self.send_response(200 if found else 404)
-        self.send_header("Content-Type", page.content_type if found else "text/plain; charset=utf-8")
+        is_page = self.path.partition("?")[0] == page.path
+        data = page.data if is_page else f"there is only {page.path}\n".encode()
+        self.send_response(200 if is_page else 404)
+        self.send_header("Content-Type", page.content_type if is_page else "text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody wants a line for each time."""
+        """Do not log requests."""
 
 
 def _end(server: _Server, owner: int) -> None:

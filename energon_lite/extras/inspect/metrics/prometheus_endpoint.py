@@ -1,4 +1,4 @@
-"""Numbers for Prometheus: a page over HTTP, in its text format, that it fetches when it likes."""
+"""Sink for Prometheus: a page over HTTP in its text format, which it fetches."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from energon_lite.errors import UsageError
 
 __all__ = ["PrometheusEndpoint", "exposition"]
 
-#: The version of the format, as https://prometheus.io/docs/instrumenting/exposition_formats has it.
+#: Content type of the text format, see https://prometheus.io/docs/instrumenting/exposition_formats.
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: Numbers that only grow, by the name that they get; they end with ``_total`` there.
+#: Names of numbers that only grow; Prometheus names of such numbers end with ``_total``.
 _COUNTERS = re.compile(r"loader_(batches|samples|tokens|skipped|failed|dropped|bytes_read|worker_deaths)")
 _GROWING = re.compile(r"loader_(cache_.*|.*_seconds|dataset_samples)")
 
 
 class PrometheusEndpoint:
-    """An address that Prometheus can be told to fetch numbers from. A :class:`~energon_lite.loading.MetricsSink`: it
-    shows what
-    was written to it last. Whoever asks takes at most 32 threads and file descriptors of a run, for 10 s each.
+    """Address from which Prometheus fetches numbers. A :class:`~energon_lite.loading.MetricsSink`.
 
-    Only this machine can reach it, unless ``host`` says otherwise; there is no password.
+    It shows the numbers written last. Its clients occupy at most 32 threads and file descriptors, for 10 s each.
+
+    Only this machine can reach it, unless ``host`` is set; there is no password.
 
     Args:
-        port: 0: any that is free, see ``url``. Each rank of a machine needs one of its own.
-        host: the address that it listens at; ``"0.0.0.0"``: all that the machine has.
-        labels: of all numbers, such as ``{"rank": "3"}``.
+        port: the port; 0 for any free one, see ``url``. Each rank of a machine needs its own.
+        host: the address to listen at; ``"0.0.0.0"`` for all addresses of the machine.
+        labels: labels of all numbers, such as ``{"rank": "3"}``.
 
     Attributes:
-        url: where the numbers are.
+        url: address of the numbers.
 
     Raises:
-        UsageError: the port is taken, or a label has a name that Prometheus does not allow.
+        UsageError: the port is in use, or Prometheus does not allow the name of a label.
 
     Example:
         >>> endpoint = PrometheusEndpoint(9464 + local_rank, labels={"rank": str(rank)})
@@ -47,17 +47,17 @@ class PrometheusEndpoint:
         for name in self._labels:
             if not re.fullmatch(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", name) or name == "name":
                 raise UsageError(f"{name!r} is no name of a label", fix="letters, digits and _, and not 'name'")
-        from energon_lite.extras.inspect.metrics.page_server import PageServer  # what it needs takes a while to import
+        from energon_lite.extras.inspect.metrics.page_server import PageServer  # slow to import
 
         self._server = PageServer(host, port, "/metrics", _CONTENT_TYPE)
         self.url = self._server.url
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Show these from now on."""
+        """Replace the shown numbers."""
         self._server.page.data = exposition({**values, "updated_timestamp_seconds": time.time()}, self._labels).encode()
 
     def close(self) -> None:
-        """Let go of the port. May be called twice."""
+        """Release the port. May be called twice."""
         self._server.close()
 
     def __enter__(self) -> PrometheusEndpoint:
@@ -68,10 +68,10 @@ class PrometheusEndpoint:
 
 
 def exposition(values: Mapping[str, Any], labels: Mapping[str, str] | None = None) -> str:
-    """Numbers in the text format of Prometheus; what is no number is left out.
+    """Return numbers in the text format of Prometheus, without values of other types.
 
-    ``loader/stage_seconds/read`` becomes ``energon_lite_loader_stage_seconds_total{name="read"}``: behind the second
-    slash (of others the first) is what the number is about.
+    ``loader/stage_seconds/read`` becomes ``energon_lite_loader_stage_seconds_total{name="read"}``: the text after the
+    second slash (for others, the first) becomes a label.
 
     Example:
         >>> print(exposition({"loss": 2.5}), end="")
@@ -86,12 +86,12 @@ def exposition(values: Mapping[str, Any], labels: Mapping[str, str] | None = Non
         inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in {**(labels or {}), **own}.items())
         families.setdefault(metric, []).append(f"{metric}{f'{{{inside}}}' if inside else ''} {_number(value)}")
     kinds = {metric: "counter" if metric.endswith("_total") else "gauge" for metric in families}
-    lines = [line for metric, those in families.items() for line in (f"# TYPE {metric} {kinds[metric]}", *those)]
+    lines = [line for metric, rows in families.items() for line in (f"# TYPE {metric} {kinds[metric]}", *rows)]
     return "".join(f"{line}\n" for line in lines)
 
 
 def _named(name: str) -> tuple[str, dict[str, str]]:
-    """The name of a metric, and what the number is about."""
+    """Return the name of a metric, and its label."""
     first, _, rest = name.partition("/")
     if first == "loader" and rest:
         second, _, rest = rest.partition("/")

@@ -1,4 +1,4 @@
-"""Numbers for TensorBoard."""
+"""Sink for TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["TensorBoardFolder"]
 
 
 class TensorBoardFolder:
-    """Numbers for TensorBoard, which draws them. A resumed run goes on after the step it resumed from.
+    """Numbers for TensorBoard. A resumed run continues after the step it resumed from.
 
     Args:
-        path: the folder; made if it is not there.
-        after: the last step that counts; TensorBoard forgets later ones. None: it keeps all.
+        path: the folder; created if missing.
+        after: the last step that counts; TensorBoard discards later ones. None: it keeps all.
 
     Raises:
         UsageError: tensorboard is not installed.
@@ -31,7 +31,7 @@ class TensorBoardFolder:
         self._writer = SummaryWriter(os.fspath(path), purge_step=None if after is None else after + 1 if after else 0)
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Add numbers; what is none is left out."""
+        """Append numbers; other values are skipped."""
         for name, value in values.items():
             if name not in ("step", "time") and isinstance(value, (int, float)):
                 self._writer.add_scalar(name, value, values["step"])

@@ -1,4 +1,4 @@
-"""Numbers for Weights & Biases."""
+"""Sink for Weights & Biases."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["WandbRun"]
 
 
 class WandbRun:
-    """Numbers for Weights & Biases. A resumed run goes on there; of a step it has already, it keeps the first.
+    """Numbers for Weights & Biases. A resumed run continues there; of a repeated step, the first numbers are kept.
 
     Args:
-        folder: where wandb has its files; the run's name there, for a resumed one, is in ``wandb-id`` beside them.
-        settings: what ``wandb.init`` takes, for example ``{project: captions, mode: offline}``.
-        config: what it shows as the run's configuration.
+        folder: folder of wandb's files; the run's id, for resuming, is in ``wandb-id`` in it.
+        settings: arguments of ``wandb.init``, for example ``{project: captions, mode: offline}``.
+        config: configuration of the run, as shown there.
 
     Raises:
         UsageError: wandb is not installed.

@@ -31,7 +31,7 @@ _FRAME_RATE = 8.0
 
 @dataclass(frozen=True)
 class Media:
-    """Bytes for a browser.
+    """Media of one kind, as bytes for a browser.
 
     Args:
         content_type: MIME type of the bytes.

@@ -32,7 +32,9 @@ class FileLinks:
     """
 
     def __init__(self, site: Site):
-        self._site, self._used, self.left_out = site, 0, 0
+        self._site = site
+        self._used = 0
+        self.left_out = 0
 
     def overview(self) -> None:
         return None

@@ -90,8 +90,8 @@ def page(
 
 def error_page(run: ShownRun, links: Links, nonce: str, lines: list[str]) -> bytes:
     """Make a page with an error and its fix."""
-    said = [element("p", line) for line in lines[1:]]
-    return page(run, links, nonce, "Not found", element("h1", lines[0]), said)
+    paragraphs = [element("p", line) for line in lines[1:]]
+    return page(run, links, nonce, "Not found", element("h1", lines[0]), paragraphs)
 
 
 def _header(run: ShownRun, links: Links, title: str, place: Place | None) -> Markup:
@@ -149,5 +149,5 @@ def _help() -> Markup:
         aria_labelledby="help-title",
     )
     button = element("button", "Keyboard", type="button", id="show-help", hidden=True)
-    said = element("p", "", id="said", class_="visually-hidden", role="status", aria_live="polite")
-    return element("footer", button, said, dialog)
+    status = element("p", "", id="said", class_="visually-hidden", role="status", aria_live="polite")
+    return element("footer", button, status, dialog)

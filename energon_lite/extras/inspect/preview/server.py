@@ -56,7 +56,8 @@ class PreviewServer(BoundedServer):
     """
 
     def __init__(self, site: Site, port: int = 0):
-        self.site, self.token = site, secrets.token_urlsafe(24)
+        self.site = site
+        self.token = secrets.token_urlsafe(24)
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
@@ -131,7 +132,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(
         self, answer: Answer, *, body: bool = True, nonce: str | None = None, extra: dict[str, str] | None = None
     ) -> None:
-        first, stop, status = 0, answer.size, answer.status
+        first = 0
+        stop = answer.size
+        status = answer.status
         headers = {"Content-Type": answer.content_type, **_COMMON, **(extra or {}), **answer.headers}
         is_page = answer.content_type.startswith("text/html") and nonce is not None
         headers["Content-Security-Policy"] = policy(nonce) if is_page and nonce else "default-src 'none'; sandbox"

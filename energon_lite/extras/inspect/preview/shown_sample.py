@@ -118,7 +118,10 @@ class SampleMakers:
 
     def _make(self, leaf: int, index: int, epoch: int) -> ShownSample:
         source = self._run.leaves[leaf].source
-        key, shard, stored, unread = "", "", dict[str, Any](), ""
+        key = ""
+        shard = ""
+        stored = dict[str, Any]()
+        unread = ""
         try:
             key, shard = source.key(index), source.shard_names[source.locate(index)[0]]
             stored = self._reader(leaf).sample(index).parts

@@ -81,7 +81,9 @@ class Site:
     """
 
     def __init__(self, run: ShownRun, quarantine: str | None = None):
-        self.run, self.quarantine, self.base = run, quarantine, "/"
+        self.run = run
+        self.quarantine = quarantine
+        self.base = "/"
         self.makers = SampleMakers(run)
         self.finder = StepFinder(run, self.makers)
         self.first: Place = self.finder.start()

@@ -201,7 +201,9 @@ def _charts(run: ShownRun, finder: StepFinder, place: Place, made: Sequence[Micr
     plan: Any = run.dataset.plan
     if isinstance(plan, TokenPlan):
         batches = finder.planned_chunk(place.chunk).batches
-        lengths, rows, tokens = batches.length, batches.rows(), batches.tokens()
+        lengths = batches.length
+        rows = batches.rows()
+        tokens = batches.tokens()
         prices = np.add.reduceat(AttentionCost()(batches.length), batches.offsets[:-1]) if len(batches) else tokens
         of = f"of the chunk's {counted(len(batches), 'micro-batch')}"
     else:
@@ -223,12 +225,14 @@ def _charts(run: ShownRun, finder: StepFinder, place: Place, made: Sequence[Micr
     return element("section", summary, element("div", charts, class_="charts"), aria_label="Lengths and costs")
 
 
-# -- what comes next ----------------------------------------------------------------------------------------------
+# -- the next steps -----------------------------------------------------------------------------------------------
 
 
 def coming(run: ShownRun, links: Links, finder: StepFinder, place: Place, count: int = _COMING) -> Markup:
     """List the samples of the next steps, from the plan alone."""
-    rows, at, leaves = list[Markup](), finder.after(place), Counter[int]()
+    rows = list[Markup]()
+    at = finder.after(place)
+    leaves = Counter[int]()
     while at is not None and len(rows) < count:
         if finder.hooks_decide and at.chunk != place.chunk:
             break  # it would have to be made

@@ -84,7 +84,9 @@ class StepFinder:
     """Finder of the batches at a place, and of its neighbours."""
 
     def __init__(self, run: ShownRun, makers: SampleMakers):
-        self._run, self._makers, self._dataset = run, makers, run.dataset
+        self._run = run
+        self._makers = makers
+        self._dataset = run.dataset
         self._made: tuple[int, Sequence[MicroBatch]] = (-1, ())
         makers.pipeline.samples.observers = (_Origins(),)
 

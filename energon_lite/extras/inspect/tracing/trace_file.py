@@ -8,12 +8,10 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Sequence
 from typing import Any, TextIO
 
 from energon_lite.batching.digests import digest_text
-from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.outcomes import Result
+from energon_lite.loading.batch_observer import BatchEvent, BatchObserver, ObservedRank
 
 __all__ = ["TraceFile"]
 
@@ -23,28 +21,23 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 
 
-class TraceFile:
-    """Writer of a line of JSON for each delivered batch; ``energon-lite trace`` reads the file.
+class TraceFile(BatchObserver):
+    """Observer that writes a line of JSON for each delivered batch; ``energon-lite trace`` reads the file.
 
     Args:
         path: path of the file. With several ranks each has its own: ``trace.rank3.jsonl`` for ``trace.jsonl``; with
-            ``workers``, the paths must already differ by rank.
-        rank, world_size: data-parallel rank and world size.
-        leaves: the leaves, in the order's numbering; each line identifies samples by leaf number and key.
-        workers: paths of the files of this rank's workers, in their order: each gets a line for each delivered batch
-            that its worker made.
+            files of workers, the paths must already differ by rank.
+        observed: the rank and its leaves: each line identifies samples by leaf number and key. ``worker_files`` are
+            paths of the files of this rank's workers, in their order: each gets a line for each delivered batch that
+            its worker made.
 
     A file that cannot be written causes one warning; the run continues without it.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        rank: int,
-        world_size: int,
-        leaves: Sequence[Leaf],
-        workers: Sequence[str] = (),
-    ):
+    times_stages = True
+
+    def __init__(self, path: str | os.PathLike[str], observed: ObservedRank):
+        rank, world_size, workers = observed.rank, observed.world_size, observed.worker_files
         stem, end = os.path.splitext(os.fspath(path))
         self.path = f"{stem}.rank{rank}{end}" if world_size > 1 and not workers else os.fspath(path)
         self._rank = rank
@@ -58,21 +51,17 @@ class TraceFile:
         header["world_size"] = world_size
         self._count = 0
         header |= {"t": "SavableLoader.__init__", "r": rank}
-        self._lines.write(header | {"datasets": [[leaf.name, leaf.path] for leaf in leaves]})
+        self._lines.write(header | {"datasets": [[leaf.name, leaf.path] for leaf in observed.leaves]})
 
-    def add(self, place: tuple[int, int], asked: float, delivered: float, result: Result) -> None:
-        """Write the line of a batch that is delivered.
-
-        Args:
-            place: the pass, and the position of the step.
-            asked, delivered: times of the request and of the delivery, by the monotonic clock.
-            result: the result, with its trace if it was made on this rank.
-        """
+    def on_batch(self, event: BatchEvent) -> None:
+        """Write the line of a delivered batch."""
+        result = event.result
+        pass_number, position = event.step
         made = result.trace or {}
         keys = _keys_of(result.batch)
-        step = place[1] // self._world
-        line: dict[str, Any] = {"pass": place[0], "step": step, "asked": asked, "delivered": delivered}
-        line |= {"position": place[1], "digest": digest_text(result.digest)}
+        step = position // self._world
+        line: dict[str, Any] = {"pass": pass_number, "step": step, "asked": event.asked, "delivered": event.delivered}
+        line |= {"position": position, "digest": digest_text(result.digest)}
         if made.get("worker_number", len(self._workers)) < len(self._workers):
             own = {"t": "Worker.batch", "r": self._rank, "idx": step, "global_idx": self._count, "keys": keys}
             self._workers[made["worker_number"]].write({**line, **own, **made})

@@ -1,1 +1,1 @@
-"""How many workers, and which, a loader is fastest with on this machine: measured, within a memory limit."""
+"""Search for the fastest worker settings of a loader on this machine, within a memory limit."""

@@ -1,4 +1,4 @@
-"""The picture of ``energon-lite tune``: speed and memory against the number of workers."""
+"""Plot of ``energon-lite tune``: speed and memory against the number of workers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from energon_lite.extras.inspect.tuning.search import Tuning
 
 __all__ = ["draw_curve"]
 
-#: How each kind of workers is drawn.
+#: Colour, marker and label of each kind of workers.
 _KINDS = {"process": ("C0", "o", "processes"), "thread": ("C1", "s", "threads")}
 
 
 def draw_curve(path: str | os.PathLike[str], tuning: Tuning, *, memory: int | None = None, title: str = "") -> None:
-    """Draw samples a second, and memory, of each number of workers.
+    """Plot samples per second, and memory, against the number of workers.
 
     Args:
-        path: where to; the ending says in which format.
-        tuning: what was measured.
-        memory: the limit, in bytes; None: there is none.
-        title: over the picture.
+        path: path of the picture, whose suffix selects the format.
+        tuning: the measurements.
+        memory: the limit in bytes; None if there is none.
+        title: title of the picture.
 
     Raises:
-        UsageError: matplotlib is not installed, or cannot write such a file.
+        UsageError: matplotlib is not installed, or cannot write this format.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -33,25 +33,26 @@ def draw_curve(path: str | os.PathLike[str], tuning: Tuning, *, memory: int | No
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
-    every = [one for one in tuning.all() if one.samples > 0]
-    alone = [one for one in every if not one.setting.workers]
+    every = [speed for speed in tuning.all() if speed.samples > 0]
+    alone = [speed for speed in every if not speed.setting.workers]
     for kind, (color, marker, name) in _KINDS.items():
         mine = sorted(
-            (one for one in every if one.setting.workers and one.setting.kind == kind), key=lambda one: one.setting
+            (speed for speed in every if speed.setting.workers and speed.setting.kind == kind),
+            key=lambda speed: speed.setting,
         )
         if not mine:
             continue
-        usual = [*alone, *(one for one in mine if one.setting.prefetch == 2)]
-        workers = [one.setting.workers for one in usual]
-        left.plot(workers, [one.samples for one in usual], color=color, marker=marker, label=name)
-        for one in mine:
-            if one.setting.prefetch != 2:
-                left.plot(one.setting.workers, one.samples, color=color, marker="x")
-                left.annotate(f" {one.setting.prefetch} ahead", (one.setting.workers, one.samples), fontsize=7)
-        known = [one for one in usual if one.memory]
+        usual = [*alone, *(speed for speed in mine if speed.setting.prefetch == 2)]
+        workers = [speed.setting.workers for speed in usual]
+        left.plot(workers, [speed.samples for speed in usual], color=color, marker=marker, label=name)
+        for speed in mine:
+            if speed.setting.prefetch != 2:
+                left.plot(speed.setting.workers, speed.samples, color=color, marker="x")
+                left.annotate(f" {speed.setting.prefetch} ahead", (speed.setting.workers, speed.samples), fontsize=7)
+        known = [speed for speed in usual if speed.memory]
         right.plot(
-            [one.setting.workers for one in known],
-            [one.memory / (1 << 30) for one in known],
+            [speed.setting.workers for speed in known],
+            [speed.memory / (1 << 30) for speed in known],
             color=color,
             marker=marker,
         )

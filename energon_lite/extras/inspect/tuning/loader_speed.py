@@ -1,4 +1,4 @@
-"""How fast a loader is with some setting, while nobody but it needs time."""
+"""Measurement of a loader's speed with a setting, without any other work."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from energon_lite.loading.recipes import get_savable_loader
 
 __all__ = ["LoaderSpeed"]
 
-#: Of the seconds that a setting is measured for, those in which it gets going.
+#: Share of a measurement's seconds that is spent on warming up.
 _START = 0.25
-#: Batches that are seen at least, for each worker, if they come within so many times the seconds.
-_BATCHES, _LONGER = 6, 2.5
+#: The fewest batches per worker in a measurement, and the factor of its seconds that it may take to get them.
+_BATCHES = 6
+_LONGER = 2.5
 
 
 class LoaderSpeed:
-    """Measures settings, one after the other. Each goes on in the data where the one before it stopped.
+    """Measures settings one after the other. Each continues in the data where the previous one stopped.
 
     Args:
-        make_dataset: a data set for a number of workers.
-        seconds: that each setting is measured for; longer if batches come slowly.
-        most_batches: the same, in batches, if that is less.
+        make_dataset: function from a number of workers to a data set.
+        seconds: seconds per setting; longer if batches are slow.
+        most_batches: the most batches per setting.
 
     Example:
         >>> measure = LoaderSpeed(lambda workers: get_train_dataset(path, worker_config=config_of(workers), ...), 2.0)
@@ -38,11 +39,13 @@ class LoaderSpeed:
     """
 
     def __init__(self, make_dataset: Callable[[int], SavableDataset], seconds: float, most_batches: int = 1 << 30):
-        self._make, self._seconds, self._most = make_dataset, seconds, most_batches
+        self._make = make_dataset
+        self._seconds = seconds
+        self._most = most_batches
         self._state: Any = None
 
     def __call__(self, setting: Setting) -> Speed:
-        """How fast it is. A setting that the data set, or its hooks, cannot be loaded with has no speed, but a reason.
+        """Measure a setting. One that the data set or its hooks do not support has no speed, but an error.
 
         Raises:
             EnergonLiteError: the data set cannot be loaded at all.
@@ -60,7 +63,7 @@ class LoaderSpeed:
             batches = self._endless(loader)
             next(batches)
             began, count = time.monotonic(), 0
-            # What is ready already comes faster than it is made.
+            # Batches that are ready already arrive faster than they are made.
             ready = min(self._most, setting.workers * (setting.prefetch + 1))
             while count < ready or (time.monotonic() - began < _START * self._seconds and count < self._most):
                 next(batches)
@@ -72,7 +75,7 @@ class LoaderSpeed:
         return Speed(setting, slope * samples / (len(times) - 1), slope, memory, stats["bottleneck"])
 
     def _times(self, loader: Any, batches: Iterator[Any], setting: Setting) -> tuple[list[float], int]:
-        """When batches came, and samples in all of them but the first."""
+        """Return the arrival times of batches, and the number of samples in all but the first."""
         before, began = loader.stats()["samples"], time.monotonic()
         times, wanted = [began], max(4, _BATCHES * setting.workers)
         while (seconds := times[-1] - began) < self._seconds * _LONGER and len(times) <= self._most:
@@ -95,7 +98,9 @@ class LoaderSpeed:
 
 
 def _slope(times: Sequence[float], least: int) -> float:
-    """Batches a second: the slope of their number, since batches of several workers come in bursts. With so many in
-    each third, the median of the thirds: somebody else may have had the machine for a while."""
+    """Return batches per second: the slope of their number, because batches of several workers arrive in bursts.
+
+    With ``least`` batches in each third, the median of the thirds excludes a temporary load of the machine.
+    """
     parts = np.array_split(np.array(times), 3 if len(times) >= 3 * max(4, least) else 1)
     return float(np.median([np.polyfit(part, np.arange(len(part)), 1)[0] for part in parts]))

@@ -1,4 +1,4 @@
-"""Memory: what processes have, and what there is for them."""
+"""Memory in use by processes, and memory available."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 __all__ = ["available_memory", "memory_of"]
 
-#: Where the limit of a container is, and what it has of it, for both versions of control groups.
+#: Files with a container's memory limit and usage, for both versions of control groups.
 _GROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -18,25 +18,25 @@ _GROUPS = (
 
 
 def memory_of(process: int, *, quickly: bool = False) -> int:
-    """Bytes of a process and those that it started; what several of them share counts once. 0: nobody knows.
+    """Return the bytes of a process and its children, with shared memory counted once; 0 if unknown.
 
     Args:
-        process: its number.
-        quickly: in microseconds, and too much: what is shared counts for each.
+        process: number of the process.
+        quickly: True for an estimate in microseconds, in which shared memory counts for each process.
     """
-    return sum(_quick(one) if quickly else _exact(one) for one in _tree(process))
+    return sum(_quick(number) if quickly else _exact(number) for number in _tree(process))
 
 
 def available_memory() -> int | None:
-    """Bytes that this machine, or container, has left; None: nobody knows."""
-    found = []
+    """Return the bytes that this machine, or container, has left; None if unknown."""
+    limits = []
     with suppress(OSError, TypeError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
-        found.append(1024 * int(re.search(r"^MemAvailable:\s*(\d+)", text, re.MULTILINE)[1]))  # type: ignore[index]
+        limits.append(1024 * int(re.search(r"^MemAvailable:\s*(\d+)", text, re.MULTILINE)[1]))  # type: ignore[index]
     for limit, used in _GROUPS:
-        with suppress(OSError, ValueError):  # "max": there is none
-            found.append(max(0, int(Path(limit).read_text()) - int(Path(used).read_text())))
-    return min(found, default=None)
+        with suppress(OSError, ValueError):  # "max": no limit
+            limits.append(max(0, int(Path(limit).read_text()) - int(Path(used).read_text())))
+    return min(limits, default=None)
 
 
 def _tree(process: int) -> Iterator[int]:

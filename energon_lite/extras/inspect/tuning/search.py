@@ -1,4 +1,4 @@
-"""Which settings are tried, and which of them is proposed."""
+"""Search for a good setting: the ones to try, and the one to propose."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from energon_lite.extras.inspect.tuning.setting import Setting, Speed
 
 __all__ = ["Bounds", "Tuning", "tune"]
 
-#: A setting that is not faster by this is not worth more workers, or another kind of them.
+#: Relative gain in speed that justifies more workers, or another kind of workers.
 _WORTH = 0.04
-#: Twice as many workers that gain less than this gain nothing; after two such doublings it is enough.
+#: Relative gain that a doubling of workers must reach; after two failures, doubling stops.
 _GAIN = 0.1
-#: What is slower than this share of the fastest is not worth a look at what is near it.
+#: Share of the fastest speed below which a setting's neighbours are not tried.
 _NEAR = 0.7
-#: Batches ahead that are tried.
+#: Values of ``prefetch`` that are tried.
 _PREFETCH = (4, 8)
-#: The best ones are measured again, as long as there is time.
-_FINALISTS, _TIMES = 3, 3
+#: Number of best settings that are measured again, and number of measurements of each, if time permits.
+_FINALISTS = 3
+_TIMES = 3
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Within which limits.
+    """Limits of a search.
 
     Args:
-        workers: at most.
-        seconds: for all of it.
-        memory: bytes of the process and its workers, at most; None: any.
-        batches: a second that are enough, because the trainer takes no more; None: as many as can be had.
-        threads: try them, too.
+        workers: the most workers.
+        seconds: the most seconds of the whole search.
+        memory: the most bytes of the process and its workers; None for no limit.
+        batches: batches per second that suffice for the trainer; None for as many as possible.
+        threads: True to try threads, too.
     """
 
     workers: int
@@ -45,12 +46,12 @@ class Bounds:
 
 @dataclass
 class Tuning:
-    """What was found.
+    """Result of a search.
 
     Attributes:
-        speeds: all that was measured, in its order.
-        left_out: what was not tried, and why.
-        best: what is proposed.
+        speeds: all measurements, in order.
+        left_out: settings that were not tried, with reasons.
+        best: the proposed setting.
     """
 
     speeds: list[Speed] = field(default_factory=list)
@@ -58,26 +59,27 @@ class Tuning:
     best: Speed | None = None
 
     def of(self, setting: Setting) -> Speed | None:
-        """The speed of a setting: the best, if it was measured several times, since others can only take some away."""
-        found = [one for one in self.speeds if one.setting == setting]
-        if not found:
+        """Return the speed of a setting, or None: the best of several, since other load can only lower it."""
+        same = [speed for speed in self.speeds if speed.setting == setting]
+        if not same:
             return None
-        memory = max(one.memory for one in found)
-        return replace(max(found, key=lambda one: one.samples), memory=memory)
+        memory = max(speed.memory for speed in same)
+        return replace(max(same, key=lambda speed: speed.samples), memory=memory)
 
     @property
     def spread(self) -> float:
-        """How far the same setting was from itself, at most: 0.2: a look was a fifth slower than another one."""
+        """The largest relative difference between measurements of one setting, such as 0.2 for a fifth."""
         least: dict[Setting, float] = {}
-        for one in self.speeds:
-            if one.samples > 0:
-                least[one.setting] = min(one.samples, least.get(one.setting, one.samples))
-        return max((1 - least[one.setting] / one.samples for one in self.all() if one.samples > 0), default=0.0)
+        for speed in self.speeds:
+            if speed.samples > 0:
+                least[speed.setting] = min(speed.samples, least.get(speed.setting, speed.samples))
+        best = [speed for speed in self.all() if speed.samples > 0]
+        return max((1 - least[speed.setting] / speed.samples for speed in best), default=0.0)
 
     def all(self) -> list[Speed]:
-        """The speed of each setting that was tried."""
-        found = [self.of(setting) for setting in dict.fromkeys(one.setting for one in self.speeds)]
-        return [one for one in found if one is not None]
+        """Return the speed of each setting that was tried."""
+        speeds = [self.of(setting) for setting in dict.fromkeys(speed.setting for speed in self.speeds)]
+        return [speed for speed in speeds if speed is not None]
 
 
 def tune(
@@ -87,23 +89,26 @@ def tune(
     tell: Callable[[Speed], None] = lambda speed: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuning:
-    """Find a good setting: the number of workers is doubled as long as that helps, then looked at more closely; then
-    threads, and more batches ahead. Of settings that are about as fast, the one with the fewest workers is proposed.
+    """Find a good setting.
+
+    The number of workers is doubled as long as that helps, then refined; then threads are tried, and more batches
+    ahead.
+    Of settings with similar speeds, the one with the fewest workers is proposed.
 
     Args:
-        measure: measures a setting.
-        bounds: within which limits.
-        tell: hears of each result.
-        clock: of seconds.
+        measure: function that measures a setting.
+        bounds: limits of the search.
+        tell: function called with each result.
+        clock: clock in seconds.
 
     Raises:
-        UsageError: not even the loader without workers is within the memory limit, or nothing could be run.
+        UsageError: the loader without workers exceeds the memory limit, or no setting could be run.
     """
     search = _Search(measure, bounds, tell, clock)
     search.run()
-    found = search.tuning
-    found.best = _proposal(found, bounds)
-    return found
+    tuning = search.tuning
+    tuning.best = _proposal(tuning, bounds)
+    return tuning
 
 
 class _Search:
@@ -114,7 +119,10 @@ class _Search:
         tell: Callable[[Speed], None],
         clock: Callable[[], float],
     ):
-        self._measure, self._bounds, self._tell, self._clock = measure, bounds, tell, clock
+        self._measure = measure
+        self._bounds = bounds
+        self._tell = tell
+        self._clock = clock
         self._began = clock()
         self._took: list[float] = []  # seconds, each
         self.tuning = Tuning()
@@ -129,16 +137,15 @@ class _Search:
                 self._most_workers("thread", number)
         for kind in ("process", "thread"):
             if self._is_near(kind) and not self._is_enough():
-                fastest = max(self._of_kind(kind), key=lambda one: one.samples)
+                fastest = max(self._of_kind(kind), key=lambda speed: speed.samples)
                 for prefetch in _PREFETCH:
                     self._try(replace(fastest.setting, prefetch=prefetch))
         self._again()
 
     def _most_workers(self, start_method: str, number: int) -> int:
-        """Double the workers, from a number on, as long as it helps; then try what is between. The best number."""
-        tried = {
-            one.setting.workers: one.samples for one in self.tuning.all() if one.setting.kind == _kind(start_method)
-        }
+        """Double the workers, from a number on, as long as it helps; then refine. Return the best number."""
+        measured = [speed for speed in self.tuning.all() if speed.setting.kind == _kind(start_method)]
+        tried = {speed.setting.workers: speed.samples for speed in measured}
         first, in_vain = number, 0
         while in_vain < 2 and not self._is_enough():
             before = max(tried.values(), default=0.0)
@@ -154,7 +161,7 @@ class _Search:
                 break
             number = min(2 * number, self._bounds.workers)
         for _ in range(4):
-            best = max(tried, key=lambda one: tried[one], default=0)
+            best = max(tried, key=tried.__getitem__, default=0)
             between = self._between(tried, best)
             if between is None:
                 break
@@ -162,10 +169,10 @@ class _Search:
             if speed is None:
                 break
             tried[between] = speed.samples
-        return max(tried, key=lambda one: tried[one], default=0)
+        return max(tried, key=tried.__getitem__, default=0)
 
     def _between(self, tried: dict[int, float], best: int) -> int | None:
-        """A number of workers that is worth a try: around the best one, or the smallest that is about as fast."""
+        """Return a number of workers to try: near the best one, or below the smallest of similar speed."""
         numbers = sorted(tried)
         place = numbers.index(best) if best in tried else 0
         above = numbers[place + 1] if place + 1 < len(numbers) else best
@@ -174,18 +181,18 @@ class _Search:
         enough = (1 - _WORTH) * tried.get(best, 0.0)
         if self._bounds.batches is not None and (leader := self._leader()).batches:
             enough = min(enough, self._bounds.batches * leader.samples / leader.batches)
-        good = min((one for one in numbers if tried[one] >= enough), default=best)
-        below = max((one for one in numbers if one < good), default=good)
+        good = min((number for number in numbers if tried[number] >= enough), default=best)
+        below = max((number for number in numbers if number < good), default=good)
         return (good + below) // 2 if good - below > 1 else None
 
     def _again(self) -> None:
-        """Measure the best ones again: a single look at a machine on which others work, too, may be a lucky one."""
+        """Measure the best settings again, because one measurement on a shared machine may be too good."""
         for _ in range(_TIMES - 1):
-            for one in sorted(self._fitting(), key=lambda speed: -speed.samples)[:_FINALISTS]:
-                self._try(one.setting, again=True)
+            for finalist in sorted(self._fitting(), key=lambda speed: -speed.samples)[:_FINALISTS]:
+                self._try(finalist.setting, again=True)
 
     def _try(self, setting: Setting, *, again: bool = False) -> Speed | None:
-        """Measure a setting; None: there is no time, or no memory, for it."""
+        """Measure a setting; None if time or memory does not suffice."""
         known = self.tuning.of(setting)
         if known is not None and not again:
             return known
@@ -206,7 +213,7 @@ class _Search:
         return speed
 
     def _most_that_fit(self, start_method: str, workers: int) -> int:
-        """The most workers, below a number, that fit into memory."""
+        """Return the most workers, below a number, that fit into memory."""
         limit, number = self._bounds.memory, workers - 1
         while limit is not None and number > 0:
             needed = self._memory_of(Setting(number, start_method=start_method))
@@ -216,27 +223,28 @@ class _Search:
         return 0 if limit is None else number
 
     def _memory_of(self, setting: Setting) -> int | None:
-        """Bytes that a setting would take, as others of its kind did; None: nobody knows."""
+        """Estimate the bytes that a setting would take from others of its kind; None if unknown."""
         alone = self.tuning.of(Setting(0))
         if alone is None or not alone.memory:
             return None
-        alike = [one for one in self.tuning.all() if one.memory and one.setting.kind == setting.kind]
-        each = [(one.memory - alone.memory) / one.setting.workers for one in alike if one.setting.workers]
-        ahead = max([1.0, *(setting.prefetch / one.setting.prefetch for one in alike if one.setting.workers)])
+        alike = [speed for speed in self.tuning.all() if speed.memory and speed.setting.kind == setting.kind]
+        with_workers = [speed for speed in alike if speed.setting.workers]
+        each = [(speed.memory - alone.memory) / speed.setting.workers for speed in with_workers]
+        ahead = max([1.0, *(setting.prefetch / speed.setting.prefetch for speed in with_workers)])
         return int(alone.memory + setting.workers * max([0.0, *each]) * ahead)
 
     def _fitting(self) -> list[Speed]:
         return _fitting(self.tuning, self._bounds)
 
     def _leader(self) -> Speed:
-        return max(self._fitting(), key=lambda one: one.samples, default=self.tuning.speeds[0])
+        return max(self._fitting(), key=lambda speed: speed.samples, default=self.tuning.speeds[0])
 
     def _of_kind(self, kind: str) -> list[Speed]:
-        return [one for one in self._fitting() if one.setting.workers and one.setting.kind == kind]
+        return [speed for speed in self._fitting() if speed.setting.workers and speed.setting.kind == kind]
 
     def _is_near(self, kind: str) -> bool:
-        """Whether workers of a kind are nearly as fast as the fastest, so that more may be got out of them."""
-        fastest = max((one.samples for one in self._of_kind(kind)), default=0.0)
+        """Return whether workers of a kind are nearly as fast as the fastest, so that refining them may pay off."""
+        fastest = max((speed.samples for speed in self._of_kind(kind)), default=0.0)
         return fastest > 0 and fastest >= _NEAR * self._leader().samples
 
     def _is_enough(self) -> bool:
@@ -248,26 +256,26 @@ def _kind(start_method: str) -> str:
 
 
 def _fitting(tuning: Tuning, bounds: Bounds) -> list[Speed]:
-    """What could be run, within the memory limit."""
+    """Return the settings that could be run within the memory limit."""
     limit = bounds.memory
-    return [one for one in tuning.all() if one.samples > 0 and (limit is None or one.memory <= limit)]
+    return [speed for speed in tuning.all() if speed.samples > 0 and (limit is None or speed.memory <= limit)]
 
 
 def _proposal(tuning: Tuning, bounds: Bounds) -> Speed:
-    """The cheapest of those that are about as fast as the fastest, or fast enough.
+    """Return the cheapest setting that is about as fast as the fastest, or fast enough.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no setting could be run within the limits.
     """
     fitting = _fitting(tuning, bounds)
     if not fitting:
-        failed = next((one.error for one in tuning.speeds if one.error), "")
+        failed = next((speed.error for speed in tuning.speeds if speed.error), "")
         raise UsageError(
             f"no setting could be run: {failed}" if failed else "not even the loader without workers fits into memory",
             fix="mend it first" if failed else "give more memory, or use smaller batches",
         )
-    enough = (1 - _WORTH) * max(one.samples for one in fitting)
-    good = [one for one in fitting if one.samples >= enough]
+    enough = (1 - _WORTH) * max(speed.samples for speed in fitting)
+    good = [speed for speed in fitting if speed.samples >= enough]
     if bounds.batches is not None:
-        good = [one for one in fitting if one.batches >= bounds.batches] or good
-    return min(good, key=lambda one: (one.setting.workers, one.setting.kind == "thread", one.setting.prefetch))
+        good = [speed for speed in fitting if speed.batches >= bounds.batches] or good
+    return min(good, key=lambda speed: (speed.setting.workers, speed.setting.kind == "thread", speed.setting.prefetch))

@@ -1,4 +1,4 @@
-"""Settings of a loader, and how fast it was with them."""
+"""Settings of a loader, and their measured speeds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["Setting", "Speed"]
 
 @dataclass(frozen=True, order=True)
 class Setting:
-    """What is tried.
+    """Worker settings of a loader.
 
     Args:
-        workers: of a rank; 0: the trainer's process does the work.
-        prefetch: batches that each worker is ahead.
-        start_method: of the workers.
+        workers: number of workers of a rank; 0: the trainer's process does the work.
+        prefetch: batches that each worker loads ahead.
+        start_method: start method of the workers.
     """
 
     workers: int
@@ -32,21 +32,21 @@ class Setting:
 
     @property
     def kind(self) -> str:
-        """Of the workers: ``thread`` or ``process``."""
+        """Kind of the workers: ``thread`` or ``process``."""
         return "thread" if self.start_method == "thread" else "process"
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What came of it.
+    """Measured speed of a setting.
 
     Args:
-        setting: what was tried.
-        samples: in a second; 0: it could not be run.
-        batches: in a second.
-        memory: bytes of the process and its workers together, what they share counted once; 0: nobody knows.
-        limit: what the loader was limited by, as in ``loader.stats()["bottleneck"]``.
-        error: why it could not be run.
+        setting: the setting.
+        samples: samples per second; 0 if it could not be run.
+        batches: batches per second.
+        memory: bytes of the process and its workers, with shared memory counted once; 0 if unknown.
+        limit: the bottleneck of the loader, as in ``loader.stats()["bottleneck"]``.
+        error: reason why it could not be run.
     """
 
     setting: Setting

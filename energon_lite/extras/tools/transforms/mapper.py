@@ -1,4 +1,4 @@
-"""How a transform moves the points of an image's plane: the base of all mappers, and of a user's own transforms.
+"""Base class of mappers, which describe the movement of an image's points by a transform.
 
 Points are columns ``(x, y, 1)``; x goes right and y goes down; pixel ``(column, row)`` is the square from
 ``(column, row)`` to ``(column + 1, row + 1)``. Sizes are arrays ``(height, width)`` of int64.
@@ -18,7 +18,7 @@ __all__ = ["CustomTransform", "Matrix", "Moved", "Size", "TransformMapper"]
 TTransform = TypeVar("TTransform", bound=torch.nn.Module)
 Matrix = npt.NDArray[np.float64]
 Size = npt.NDArray[np.int64]
-#: The matrix, the size, and what was drawn at random, for whoever wants to know it.
+#: The matrix, the size, and the values drawn at random, for inspection.
 Moved = tuple[Matrix, Size, tuple[Any, ...]]
 
 
@@ -26,8 +26,8 @@ class TransformMapper(ABC, Generic[TTransform]):
     """One of torchvision's transforms as a movement of points.
 
     Attributes:
-        source_type: the class of torchvision whose objects it takes.
-        transform: such an object.
+        source_type: torchvision's class of the transform.
+        transform: the transform.
     """
 
     source_type: ClassVar[type[torch.nn.Module]]
@@ -36,63 +36,64 @@ class TransformMapper(ABC, Generic[TTransform]):
         self.transform = transform
 
     def __call__(self, sample: Any) -> Any:
-        """Apply the transform itself, alone."""
+        """Apply this transform alone to a sample."""
         return self.transform(sample)
 
     @abstractmethod
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Moved:
-        """Put this transform behind others.
+        """Append this transform to others.
 
         Args:
-            matrix: what the others do, of shape (3, 3), float64: from points of the first image to those of the last.
-            dst_size: (height, width) of the last image; not to be changed in place.
+            matrix: the combined matrix of the others, float64 ``[3, 3]``: from points of the first image to those of
+                the last.
+            dst_size: (height, width) of the last image; must not be changed in place.
 
         Returns:
-            The matrix and the size with this one behind, and a tuple of what was drawn at random.
+            The matrix and the size including this transform, and a tuple of the values drawn at random.
         """
 
     def fill(self) -> Any:
-        """What the places get that no pixel comes to: a number, or one for each channel; None: it leaves none open."""
+        """Return the value of uncovered pixels: a number, or one per channel; None if all are covered."""
         return None
 
     def interpolation(self) -> Any:
-        """A ``torchvision.transforms.InterpolationMode``; None: any."""
+        """Return a ``torchvision.transforms.InterpolationMode``; None for any."""
         return None
 
     @staticmethod
     def translate(x: float, y: float) -> Matrix:
-        """Move by (x, y) pixels."""
+        """Return the matrix of a translation by (x, y) pixels."""
         return np.array([[1.0, 0.0, x], [0.0, 1.0, y], [0.0, 0.0, 1.0]])
 
     @staticmethod
     def rotate(angle: float) -> Matrix:
-        """Turn about (0, 0), counter-clockwise as one sees it (y goes down), by radians."""
+        """Return the matrix of a rotation about (0, 0), counter-clockwise on screen (y goes down), in radians."""
         cos, sin = np.cos(angle), np.sin(angle)
         return np.array([[cos, sin, 0.0], [-sin, cos, 0.0], [0.0, 0.0, 1.0]])
 
     @staticmethod
     def scale(x: float, y: float) -> Matrix:
-        """Stretch by factors."""
+        """Return the matrix of a scaling by factors."""
         return np.diag([x, y, 1.0])
 
     @staticmethod
     def shear(x: float, y: float) -> Matrix:
-        """Slant: x grows by ``x`` for each y, y by ``y`` for each x."""
+        """Return the matrix of a shear: x grows by ``x`` for each y, y by ``y`` for each x."""
         return np.array([[1.0, x, 0.0], [y, 1.0, 0.0], [0.0, 0.0, 1.0]])
 
     @staticmethod
     def hflip() -> Matrix:
-        """Mirror at the vertical line through (0, 0)."""
+        """Return the matrix of a reflection at the vertical line through (0, 0)."""
         return np.diag([-1.0, 1.0, 1.0])
 
     @staticmethod
     def vflip() -> Matrix:
-        """Mirror at the horizontal line through (0, 0)."""
+        """Return the matrix of a reflection at the horizontal line through (0, 0)."""
         return np.diag([1.0, -1.0, 1.0])
 
 
 class CustomTransform(TransformMapper[torch.nn.Module]):
-    """A transform of the user's own: derive from it, and write at least :meth:`apply_transform`.
+    """Base class of user transforms: implement at least :meth:`apply_transform`.
 
     Example:
         >>> class Shift(CustomTransform):

@@ -1,4 +1,4 @@
-"""The mappers of torchvision's geometric transforms. Each draws the random numbers that torchvision would draw."""
+"""Mappers of torchvision's geometric transforms. Each draws torchvision's random numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class ResizeMapper(TransformMapper[T.Resize]):
-    """``Resize``, without its smoothing of what is made smaller."""
+    """Mapper of ``Resize``, without its smoothing when scaling down."""
 
     source_type = T.Resize
 
@@ -59,7 +59,7 @@ class ResizeMapper(TransformMapper[T.Resize]):
 
 
 class RandomResizedCropMapper(TransformMapper[T.RandomResizedCrop]):
-    """``RandomResizedCrop``, without its smoothing of what is made smaller."""
+    """Mapper of ``RandomResizedCrop``, without its smoothing when scaling down."""
 
     source_type = T.RandomResizedCrop
 
@@ -76,7 +76,7 @@ class RandomResizedCropMapper(TransformMapper[T.RandomResizedCrop]):
 
 
 class RandomHorizontalFlipMapper(TransformMapper[T.RandomHorizontalFlip]):
-    """``RandomHorizontalFlip``."""
+    """Mapper of ``RandomHorizontalFlip``."""
 
     source_type = T.RandomHorizontalFlip
 
@@ -88,7 +88,7 @@ class RandomHorizontalFlipMapper(TransformMapper[T.RandomHorizontalFlip]):
 
 
 class RandomVerticalFlipMapper(TransformMapper[T.RandomVerticalFlip]):
-    """``RandomVerticalFlip``."""
+    """Mapper of ``RandomVerticalFlip``."""
 
     source_type = T.RandomVerticalFlip
 
@@ -100,7 +100,7 @@ class RandomVerticalFlipMapper(TransformMapper[T.RandomVerticalFlip]):
 
 
 class RandomRotationMapper(TransformMapper[T.RandomRotation]):
-    """``RandomRotation``; the size after ``expand`` is Pillow's."""
+    """Mapper of ``RandomRotation``; the size after ``expand`` is Pillow's."""
 
     source_type = T.RandomRotation
 
@@ -111,7 +111,7 @@ class RandomRotationMapper(TransformMapper[T.RandomRotation]):
         x, y = self.transform.center or (width / 2, height / 2)
         matrix = self.translate(x, y) @ turn @ self.translate(-x, -y) @ matrix
         if self.transform.expand:
-            # As Pillow does it: the corners are those of the way back, and are rounded outwards.
+            # As in Pillow: the corners are those of the inverse, and are rounded outwards.
             corners = np.array([(0, width, width, 0), (0, 0, height, height), (1, 1, 1, 1)])
             corners = (self.translate(x, y) @ turn.T @ self.translate(-x, -y) @ corners)[:2].round(9)
             wide, high = np.ceil(corners.max(1)) - np.floor(corners.min(1))
@@ -127,7 +127,7 @@ class RandomRotationMapper(TransformMapper[T.RandomRotation]):
 
 
 class RandomCropMapper(TransformMapper[T.RandomCrop]):
-    """``RandomCrop``, with a border of constant color."""
+    """Mapper of ``RandomCrop``, with a border of constant color."""
 
     source_type = T.RandomCrop
 
@@ -145,7 +145,10 @@ class RandomCropMapper(TransformMapper[T.RandomCrop]):
         left, top, right, bottom = _borders(self.transform.padding)
         if self.transform.pad_if_needed:
             missing = np.maximum(wanted - dst_size - (top + bottom, left + right), 0)
-            left, right, top, bottom = left + missing[1], right + missing[1], top + missing[0], bottom + missing[0]
+            left = left + missing[1]
+            right = right + missing[1]
+            top = top + missing[0]
+            bottom = bottom + missing[0]
         matrix = self.translate(left, top) @ matrix
         dst_size = dst_size + np.array((top + bottom, left + right))
         if (dst_size < wanted).any():
@@ -161,7 +164,7 @@ class RandomCropMapper(TransformMapper[T.RandomCrop]):
 
 
 class RandomPerspectiveMapper(TransformMapper[T.RandomPerspective]):
-    """``RandomPerspective``."""
+    """Mapper of ``RandomPerspective``."""
 
     source_type = T.RandomPerspective
 
@@ -182,14 +185,14 @@ class RandomPerspectiveMapper(TransformMapper[T.RandomPerspective]):
 
 
 class CenterCropMapper(TransformMapper[T.CenterCrop]):
-    """``CenterCrop``; around a smaller image there is a border."""
+    """Mapper of ``CenterCrop``; a smaller image gets a border."""
 
     source_type = T.CenterCrop
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Moved:
         numbers = _numbers(self.transform.size)
         wanted = _size(numbers[0], numbers[-1])
-        # What is missing goes half to each side, rounded down on the first; what is too much is rounded as Python does.
+        # Missing pixels are added half to each side, rounded down on the first; surplus is rounded by Python's rule.
         missing = np.maximum(wanted - dst_size, 0)
         cut = [round(int(spare) / 2) for spare in np.maximum(dst_size - wanted, 0)]
         top, left = missing // 2 - cut
@@ -197,8 +200,10 @@ class CenterCropMapper(TransformMapper[T.CenterCrop]):
 
 
 def _homography(startpoints: Sequence[Sequence[float]], endpoints: Sequence[Sequence[float]]) -> Matrix:
-    """The matrix that brings four points (x, y) to the places of four others: eight equations for its eight free
-    entries, two from each point."""
+    """Return the matrix that maps four points (x, y) to four others.
+
+    It solves eight equations for its eight free entries, two from each point.
+    """
     rows, right = [], []
     for (x, y), (u, v) in zip(startpoints, endpoints, strict=True):
         rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
@@ -217,11 +222,11 @@ def _size(height: float, width: float) -> Size:
 
 
 def _no_image(size: Size) -> torch.Tensor:
-    """Something with the size of an image, for those of torchvision's functions that look at nothing else."""
+    """Return an empty tensor with the size of an image, for torchvision functions that only read the size."""
     return torch.empty(1, int(size[0]), int(size[1]), device="meta")
 
 
 def _borders(padding: int | Sequence[int] | None) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom, in torchvision's way of giving one, two or four numbers."""
+    """Return left, top, right and bottom from torchvision's padding of one, two or four numbers."""
     numbers = _numbers(padding or 0)
     return tuple((numbers * 4)[:4])  # type: ignore[return-value]

@@ -14,7 +14,7 @@ from energon_lite.extras.tools.transforms.mapper import CustomTransform, Matrix,
 
 __all__ = ["MergeTransform"]
 
-#: By the value of torchvision's ``InterpolationMode``.
+#: Pillow's resampling filters by the values of torchvision's ``InterpolationMode``.
 _PILLOW = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -23,19 +23,19 @@ _PILLOW = {
 
 
 class MergeTransform(torch.nn.Module):
-    """Several transforms at once: their movements are multiplied, and the pixels are looked up once.
+    """Several transforms as one: their matrices are multiplied, and the pixels are interpolated once.
 
-    What it makes of an image differs from what the transforms make one after the other only in that it is sharper, and
-    in that nothing that one transform moves out of sight comes to be black if another one brings it back.
+    The result differs from that of the transforms in sequence in two ways: it is sharper, and pixels that one transform
+    moves out of the image and another moves back are not black.
 
     Args:
         transforms: ``Resize``, ``RandomResizedCrop``, ``CenterCrop``, ``RandomCrop``, ``RandomHorizontalFlip``,
             ``RandomVerticalFlip``, ``RandomRotation``, ``RandomPerspective`` of ``torchvision.transforms``, classes
-            derived from them, or :class:`~energon_lite.extras.tools.transforms.CustomTransform`. Those that have an
-            interpolation must have the same (if none has: bilinear), and so must those that fill open places.
+            derived from them, or :class:`~energon_lite.extras.tools.transforms.CustomTransform`. Those with an
+            interpolation must have the same one (bilinear if none has), and those with a fill value the same value.
 
     Raises:
-        ValueError: a transform of another kind, or interpolations or fills that differ.
+        ValueError: a transform of another kind, or different interpolations or fill values.
 
     Example:
         >>> MergeTransform([T.RandomRotation(20), T.CenterCrop(64)])(image).size
@@ -55,7 +55,7 @@ class MergeTransform(torch.nn.Module):
             x: a Pillow image, or a tensor of shape (..., channels, height, width).
 
         Raises:
-            TypeError: it is something else.
+            TypeError: ``x`` has another type.
         """
         if not isinstance(x, (Image.Image, torch.Tensor)):
             raise TypeError(f"MergeTransform takes a Pillow image or a tensor, not a {type(x).__name__}")
@@ -73,7 +73,7 @@ class MergeTransform(torch.nn.Module):
 
 
 def _warp_image(image: Image.Image, back: Matrix, size: Size, mode: str, fill: Any) -> Image.Image:
-    """Args: back: from points of the new image to those of ``image``."""
+    """Warp a Pillow image; ``back`` maps points of the new image to those of ``image``."""
     affine = np.allclose(back[2, :2], 0)
     method = Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE
     if isinstance(fill, (int, float)):
@@ -87,20 +87,20 @@ def _warp_image(image: Image.Image, back: Matrix, size: Size, mode: str, fill: A
 
 
 def _warp_tensor(image: torch.Tensor, back: Matrix, size: Size, mode: str, fill: Any) -> torch.Tensor:
-    """Args: back: from points of the new image to those of ``image``."""
+    """Warp a tensor; ``back`` maps points of the new image to those of ``image``."""
     height, width = size.tolist()
     *many, channels, rows, columns = image.shape
     x, y = torch.arange(width, dtype=torch.float64) + 0.5, torch.arange(height, dtype=torch.float64) + 0.5
     points = torch.stack([x.expand(height, -1), y[:, None].expand(-1, width), torch.ones(height, width)], -1)
     points = points @ torch.from_numpy(back).T
-    # grid_sample has the image's borders at -1 and 1.
+    # grid_sample places the image's borders at -1 and 1.
     grid = points[..., :2] / points[..., 2:] * torch.tensor([2 / columns, 2 / rows]) - 1
     pixels = image.reshape(-1, channels, rows, columns)
     floats = pixels if pixels.is_floating_point() else pixels.float()
     grid = grid.to(floats).expand(len(floats), -1, -1, -1)
     if fill is not None and np.any(fill):
         color = torch.as_tensor(fill).to(floats).reshape(-1, 1, 1)
-        # An image of nothing but the color outside, and of the differences from it inside.
+        # Zero outside stands for the fill color, so the color is subtracted before and added after.
         warped = color + torch.nn.functional.grid_sample(floats - color, grid, mode, align_corners=False)
     else:
         warped = torch.nn.functional.grid_sample(floats, grid, mode, align_corners=False)
@@ -123,20 +123,20 @@ def _mapper(transform: Any) -> TransformMapper[Any]:
 
 
 def _all_mappers(base: Any) -> Iterator[type[TransformMapper[Any]]]:
-    """The latest first: a user's mapper goes before ours."""
+    """Yield all mapper classes, the latest first, so that a user's mapper precedes ours."""
     for mapper in reversed(base.__subclasses__()):
         yield from _all_mappers(mapper)
         yield mapper
 
 
 def _common(what: str, transforms: Sequence[TransformMapper[Any]]) -> Any:
-    """What all of those transforms say that say anything about it."""
-    said = [(value, transform) for transform in transforms if (value := getattr(transform, what)()) is not None]
-    for value, transform in said[1:]:
-        first, other = said[0]
+    """Return the common value of all transforms that have one; None if none has."""
+    given = [(value, transform) for transform in transforms if (value := getattr(transform, what)()) is not None]
+    for value, transform in given[1:]:
+        first, other = given[0]
         if value != first:
             raise UsageError(
                 f"{type(other).__name__} has {what} {first}, {type(transform).__name__} has {value}: one warp has one",
                 fix=f"give all of them the same {what}",
             )
-    return said[0][0] if said else None
+    return given[0][0] if given else None
