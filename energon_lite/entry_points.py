@@ -2,8 +2,8 @@
 
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
-``DECODERS``, ``PREPARE_STEPS``, ``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``. A guest that is deleted takes its
-entries with it.
+``DECODERS``, ``PREPARE_STEPS``, ``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``, ``METADATASET_KEYS``. A guest that
+is deleted takes its entries with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -36,6 +36,7 @@ __all__ = [
     "commands",
     "decoders",
     "load",
+    "metadataset_keys",
     "observers",
     "prepare_steps",
     "range_readers",
@@ -155,6 +156,15 @@ def observers() -> dict[str, str]:
     :func:`~energon_lite.loading.batch_observer.open_observer`.
     """
     return _merged("OBSERVERS")
+
+
+def metadataset_keys() -> dict[str, str]:
+    """Return the functions of guests that open the data sets of a key of metadatasets, by key.
+
+    Table ``METADATASET_KEYS``. A value is ``module:object``; for keys and types of the objects see
+    :mod:`energon_lite.loading.makers.metadataset_keys`.
+    """
+    return _merged("METADATASET_KEYS")
 
 
 def load(target: str) -> Any:
