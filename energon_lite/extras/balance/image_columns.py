@@ -14,20 +14,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from energon_lite.errors import DecodeError, FatalSampleError, UsageError, listed
+from energon_lite.errors import DecodeError, UsageError, listed
 from energon_lite.extras.balance.entry_points import COLUMNS
 from energon_lite.extras.balance.image_patches import ImagePatches
-from energon_lite.extras.media.content import media_kind
-from energon_lite.extras.media.image_size import IMAGE_HEAD_BYTES, image_size
 from energon_lite.loading.measuring.values import Values
 from energon_lite.storage.files.shard_store import Shard
 from energon_lite.storage.index.column_file import Ragged
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.samples.content import guess_extension, media_kind
+from energon_lite.storage.samples.image_size import IMAGE_HEAD_BYTES, image_size, read_image_header
 
 __all__ = ["ImageColumns", "ImageHeaders", "requested"]
-
-#: Formats that Pillow tries; PostScript is excluded, because Pillow starts a program for it.
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "ICO", "JPEG2000")
 
 
 def requested(asked: Mapping[str, object]) -> ImageColumns:
@@ -156,19 +153,8 @@ class ImageHeaders:
         header_size = image_size(head, read)
         if header_size is not None:
             return header_size
-        return _decoded_size(head if len(head) == length else read(0, length))
-
-
-def _decoded_size(data: bytes) -> tuple[int, int]:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        fix = "pip install 'energon-lite[image]'"
-        raise FatalSampleError(f"the sizes of pictures need Pillow: {error}", fix=fix) from error
-    try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            image.load()  # the size of some formats is known only then
-            return image.height, image.width
-    except Exception as error:  # decoders raise exceptions of all kinds
-        what = f"the picture cannot be read: {type(error).__name__}: {error}"
-        raise DecodeError(what, fix="repair or remove it") from error
+        data = head if len(head) == length else read(0, length)
+        if media_kind(guess_extension(data)) != "image":
+            raise DecodeError("the part is no image that is known", fix="repair or remove it")
+        header = read_image_header(io.BytesIO(data))
+        return header.height, header.width
