@@ -79,8 +79,8 @@ def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> 
     length of a tensor is its first dimension, that of a list its number of items, that of an integer its value.
 
     The result of the encoder's method sample_costs(encoded), a dict of integers and lists, is stored as further
-    columns. --column, --checksums and the options that follow it add columns of data stored in the shards. For these,
-    and for a --length-field that is a part, no encoder is needed.
+    columns. Options such as --column and --checksums add columns of data stored in the shards. For these, and for a
+    --length-field that is a part, no encoder is needed.
 
     A run that was killed continues when it is started again. A further run measures changed or added shards, and failed
     samples. Under torchrun, or with --rank and --world-size, processes share the work.

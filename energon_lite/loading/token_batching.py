@@ -154,12 +154,13 @@ def _cost_model(document: Node | None) -> StepCostModel:
     """
     named = None if document is None else document.entries().get("model")
     name = _DEFAULT_MODEL if named is None else named.string()
-    target = cost_models().get(name)
-    if target is not None:
-        model: StepCostModel = load(target)(document)
+    models = cost_models()
+    if name in models:
+        model: StepCostModel = load(models[name])(document)
         return model
-    what, where = f"there is no cost model {name!r}", named if named is not None else document
-    fix = f"the models are: {listed(sorted(cost_models()), 20)}" if cost_models() else _NO_EXTRA
+    what = f"there is no cost model {name!r}"
+    where = document if named is None else named
+    fix = _NO_EXTRA if name == _DEFAULT_MODEL else f"the models are: {listed(sorted(models), 20)}"
     raise UsageError(what, fix=fix) if where is None else where.error(what, fix)
 
 
