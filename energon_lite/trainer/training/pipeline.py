@@ -4,7 +4,7 @@ With one stage, :func:`_one_stage` does everything. Otherwise a stage follows it
 action it waits for the inputs of the action, and it never waits for its sends, so no order of messages can block it. A
 micro-batch may have any shape: the first stage broadcasts the shapes before the step, so the stages between need no
 data. It also broadcasts the costs, and all stages take the micro-batches in the
-:func:`~energon_lite.extras.balance.micro_batch_order` of the costs.
+:func:`~energon_lite.extras.balance.pipeline_order` of the costs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.balance import micro_batch_order as pipeline_order
+from energon_lite.extras.balance import pipeline_order
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel, Stream
 from energon_lite.trainer.models.sequence import local_length, whole_length
