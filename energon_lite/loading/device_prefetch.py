@@ -10,7 +10,7 @@ from energon_lite.loading.device import DeviceCopy, Underway
 from energon_lite.loading.executors.work_seconds import WorkSeconds
 from energon_lite.loading.makers.pipeline import Result
 
-__all__ = ["OneAhead"]
+__all__ = ["DevicePrefetcher"]
 
 
 class _Taken(NamedTuple):
@@ -20,7 +20,7 @@ class _Taken(NamedTuple):
     underway: Underway
 
 
-class OneAhead:
+class DevicePrefetcher:
     """Results on their way to a device, one ahead.
 
     A result that was taken ahead is not delivered, and is not counted in states: the caller advances its cursor, and

@@ -22,7 +22,7 @@ from energon_lite.loading.makers.report import Report
 from energon_lite.loading.metrics_sink import MetricsSink
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
-__all__ = ["Progress", "Telling", "setup_of", "tokens_of"]
+__all__ = ["Progress", "ReportingOptions", "setup_of", "tokens_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _WINDOW = 30.0
 
 
-class Telling(NamedTuple):
+class ReportingOptions(NamedTuple):
     """Receivers of progress reports, and the intervals between reports.
 
     Args:
@@ -47,7 +47,7 @@ class Telling(NamedTuple):
     sinks_every: int = 100
 
     @classmethod
-    def checked(cls, log_every: int, sinks: Iterable[MetricsSink], sinks_every: int) -> Telling:
+    def checked(cls, log_every: int, sinks: Iterable[MetricsSink], sinks_every: int) -> ReportingOptions:
         if log_every < 0:
             raise UsageError(f"log_every is {log_every}", fix="give a number of batches, or 0 for no lines")
         if sinks_every < 1:
@@ -73,20 +73,20 @@ class Progress:
         report: counts of samples and tokens.
         workers: handle of the executor, with the workers' time.
         setup: properties of the loader that the advice depends on.
-        telling: receivers of the reports.
+        options: receivers of the reports.
     """
 
-    def __init__(self, report: Report, workers: ExecutorHandle, setup: LoaderSetup, telling: Telling):
+    def __init__(self, report: Report, workers: ExecutorHandle, setup: LoaderSetup, options: ReportingOptions):
         self._report = report
         self._workers = workers
         self._setup = setup
-        self._telling = telling
+        self._options = options
         self.batches = 0
         self.wait_seconds = 0.0
         self._now = 0.0  # time of the last delivery
         self._last: _Mark | None = None  # counters at the last line
         self._written: _Mark | None = None  # counters at the last write to the sinks
-        self._sinks = [*telling.sinks]
+        self._sinks = [*options.sinks]
         self._older = self._newer = _Mark(-math.inf)
 
     def waited(self, seconds: float, now: float) -> bool:
@@ -101,10 +101,10 @@ class Progress:
             mark = self._mark()
             self._older = self._newer if self.batches > 1 else mark
             self._newer = mark
-        telling = self._telling
+        options = self._options
         batches = self.batches
-        return bool(telling.log_every and batches % telling.log_every == 0) or bool(
-            telling.sinks and batches % telling.sinks_every == 0
+        return bool(options.log_every and batches % options.log_every == 0) or bool(
+            options.sinks and batches % options.sinks_every == 0
         )
 
     def tell(self, stats: dict[str, Any]) -> None:
@@ -113,9 +113,9 @@ class Progress:
         Args:
             stats: statistics of the loader.
         """
-        if self._telling.log_every and self.batches % self._telling.log_every == 0:
+        if self._options.log_every and self.batches % self._options.log_every == 0:
             self._log()
-        if self._telling.sinks and self.batches % self._telling.sinks_every == 0:
+        if self._options.sinks and self.batches % self._options.sinks_every == 0:
             self._write(stats)
 
     def stats(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class OpenedData:
                 where=f"{data.function}{data.arguments}",
                 fix="give all processes the same files and the same function",
             )
-        runs = dataset.runs_as
+        runs = dataset.resolved
         assert isinstance(runs, PlannedDataset)
         self._loader = SavableDataLoader(dataset)
         self._lock = threading.Lock()
@@ -109,7 +109,7 @@ def open_data(function: str, arguments: tuple[Any, ...]) -> SavableDataset:
     form = {"form": "MODULE:FUNCTION", "example": "my_data:open_prompts"}
     call: Any = find_named(function, option="the data set of keys", wanted="a function that returns a data set", **form)
     dataset = call(*arguments)
-    runs = dataset.runs_as if isinstance(dataset, SavableDataset) else None
+    runs = dataset.resolved if isinstance(dataset, SavableDataset) else None
     if not isinstance(runs, PlannedDataset) or runs.plan.rows != 1 or runs.batched or runs.worker_config.world_size > 1:
         raise UsageError(
             f"keys are of single samples, in one order for all; this is a {type(dataset).__name__} of another kind",

@@ -87,7 +87,7 @@ class AddressDataset(Dataset[dict[str, Any]]):
     def _row(self, number: int, key: SampleKey) -> dict[str, Any]:
         leaf = key.address[0]
         if leaf not in self._sources:
-            opened = self.keys.dataset.runs_as.leaves[leaf]
+            opened = self.keys.dataset.resolved.leaves[leaf]
             labels = getattr(opened.loader, "subflavors", None) or {}
             self._sources[leaf] = str(labels.get("data_source") or Path(opened.source.path).name)
         by_address = {name: FieldByAddress(key, name) for name in self.columns}

@@ -147,13 +147,13 @@ class InlineExecutor(Executor):
             self._work.busy += time.monotonic() - began
 
     def results(self, jobs: Iterator[Job], ahead: int) -> Iterator[Result]:
-        return map(self.result, self._foreseen(jobs) if self._pipeline.samples.reads_ahead else jobs)
+        return map(self.result, self._prefetched(jobs) if self._pipeline.samples.reads_ahead else jobs)
 
-    def _foreseen(self, jobs: Iterator[Job]) -> Iterator[Job]:
+    def _prefetched(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """Yield the jobs; slow storage is asked to fetch the samples of each shortly before its turn."""
         near = deque[Job]()
         for job in jobs:
-            self._pipeline.samples.foresee(job.addresses)
+            self._pipeline.samples.prefetch(job.addresses)
             near.append(job)
             if len(near) > _NEAR:
                 yield near.popleft()

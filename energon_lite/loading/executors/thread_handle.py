@@ -23,7 +23,7 @@ from typing import Any
 from energon_lite.errors import UsageError
 from energon_lite.loading.executors import torch_worker_info
 from energon_lite.loading.executors.executor import JobRunner
-from energon_lite.loading.executors.observation import Notes
+from energon_lite.loading.executors.observation import WorkerCrashLog
 from energon_lite.loading.executors.transport import Channel
 from energon_lite.loading.executors.worker_handle import WorkerHandle
 from energon_lite.loading.executors.worker_process import Answer, answer
@@ -65,7 +65,7 @@ class ThreadHandle(WorkerHandle):
         name = f"energon-lite-thread-{number}"
         args = (channel, _own(pipeline), number, trace, peers)
         thread = threading.Thread(target=_work, args=args, name=name, daemon=True)
-        super().__init__(number, channel, _ThreadNotes(), thread)
+        super().__init__(number, channel, _ThreadCrashLog(), thread)
 
     def __str__(self) -> str:
         return f"thread {self.process.name}"
@@ -111,8 +111,8 @@ class _ThreadChannel(Channel):
             os.write(self._writer.fileno(), b"\0")
 
 
-class _ThreadNotes(Notes):
-    """Notes of a thread. The trainer can see its stack; threads do not die alone, so no steps are noted."""
+class _ThreadCrashLog(WorkerCrashLog):
+    """Crash log of a thread. The trainer can see its stack; threads do not die alone, so no steps are noted."""
 
     def __init__(self) -> None:
         self._is_possible = False

@@ -21,7 +21,7 @@ from typing import Any
 from energon_lite.errors import UsageError
 from energon_lite.loading.executors import fork_server
 from energon_lite.loading.executors.executor import JobRunner
-from energon_lite.loading.executors.observation import Notes
+from energon_lite.loading.executors.observation import WorkerCrashLog
 from energon_lite.loading.executors.parent_watch import can_kernel_watch
 from energon_lite.loading.executors.segments import SegmentReader, Segments
 from energon_lite.loading.executors.transport import Channel
@@ -56,7 +56,7 @@ class WorkerHandle:
         since: time at which the oldest of them was begun, or later.
     """
 
-    def __init__(self, number: int, channel: Channel, notes: Notes, process: Any):
+    def __init__(self, number: int, channel: Channel, notes: WorkerCrashLog, process: Any):
         self.number = number
         self.channel = channel
         self.notes = notes
@@ -102,7 +102,7 @@ class ProcessHandle(WorkerHandle):
     ):
         ours, self._theirs = context.Pipe(duplex=True)
         memory = Segments(segments)
-        notes = Notes()
+        notes = WorkerCrashLog()
         channel = Channel(ours, SegmentReader(memory))
         method = context.get_start_method()
         if method == "forkserver":

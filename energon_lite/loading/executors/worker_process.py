@@ -24,7 +24,7 @@ from energon_lite.hooks import LendingScope
 from energon_lite.loading.executors import torch_worker_info
 from energon_lite.loading.executors.executor import JobRunner
 from energon_lite.loading.executors.forked_streams import renew_streams
-from energon_lite.loading.executors.observation import Notes
+from energon_lite.loading.executors.observation import WorkerCrashLog
 from energon_lite.loading.executors.parent_watch import end_with_trainer
 from energon_lite.loading.executors.segments import Segments, SegmentWriter
 from energon_lite.loading.executors.transport import Channel, Message, WholeMessages, pack, receive, send
@@ -55,7 +55,7 @@ Answer = tuple[int, bool, Any]
 def serve(
     connection: Connection,
     segments: Segments,
-    notes: Notes,
+    notes: WorkerCrashLog,
     pipeline: JobRunner,
     trainer: int,
     by_kernel: bool,
@@ -141,7 +141,7 @@ class _Orders:
             if self._peek is not None and not observe:
                 with suppress(Exception):  # the job itself will report the error
                     for _, job in jobs:
-                        self._pipeline.samples.foresee(job.addresses)
+                        self._pipeline.samples.prefetch(job.addresses)
         return self._here.popleft()
 
 

@@ -168,7 +168,7 @@ class LaneDataset(SavableDataset):
         """Return the state of a cursor, as plain data."""
         return self._make_state("lanes", cursor, cursor.to_plain(), self.identity)
 
-    def behind_begun(self, state: State) -> Moved:
+    def next_chunk_boundary(self, state: State) -> Moved:
         """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`. Lanes that lag behind skip the chunks
         before that position."""
         cursor = self.cursor(state, whole=True)

@@ -16,8 +16,8 @@ from energon_lite.loading.makers.user_frames import chain_of, hook_traceback, is
 __all__ = [
     "FATAL",
     "NEVER_A_RESULT",
+    "as_infrastructure_error",
     "failure_of",
-    "nobodys_fault",
     "note_where",
     "returned_beside_yield",
     "returned_nothing",
@@ -79,7 +79,7 @@ def failure_of(error: Exception, stage: str, leaf: str, key: str) -> Failure:
     )
 
 
-def nobodys_fault(error: BaseException, stage: str, leaf: str, key: str) -> FatalSampleError | None:
+def as_infrastructure_error(error: BaseException, stage: str, leaf: str, key: str) -> FatalSampleError | None:
     """Return the error that ends the iteration if no sample caused it: the machine is out of memory or file
     descriptors, there is no GPU, or the user quit the debugger. None: the sample caused it.
 

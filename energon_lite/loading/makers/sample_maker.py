@@ -30,8 +30,8 @@ from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.hook_errors import (
     FATAL,
     NEVER_A_RESULT,
+    as_infrastructure_error,
     failure_of,
-    nobodys_fault,
     note_where,
     returned_nothing,
     wrong_result,
@@ -74,7 +74,7 @@ class SampleMaker:
         observers: observers of each step. Without observers, notifications cost nothing.
         cache_pool: the ``self.cache`` of hooks; None: a pool that keeps nothing.
         worker_config: configuration of the loader; None: there is none.
-        reads_ahead: at least one of the leaves is on slow storage; see :meth:`foresee`.
+        reads_ahead: at least one of the leaves is on slow storage; see :meth:`prefetch`.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class SampleMaker:
         }
         return [(address, *where[place]) for place, address in enumerate(addresses)]
 
-    def foresee(self, addresses: Sequence[Address]) -> None:
+    def prefetch(self, addresses: Sequence[Address]) -> None:
         """Start to fetch samples from slow storage that will be made soon. Does not wait; changes no sample."""
         if self.reads_ahead:
             leaves = self.leaves
@@ -349,7 +349,7 @@ class SampleMaker:
             note_where(error, stage, self._whose(key, leaf))
             raise
         except Exception as error:
-            if (end := nobodys_fault(error, stage, leaf, f"{self.names(key)}")) is not None:
+            if (end := as_infrastructure_error(error, stage, leaf, f"{self.names(key)}")) is not None:
                 raise end from (None if end.details else error)
             if self.error_handler is not None:
                 sources = _sources_of(subject)

@@ -379,4 +379,4 @@ def fetch_samples(samples: Iterable[tuple[_Reader | OpenedSource, int]], *, wait
             wanted.setdefault(reader.ahead.settings, []).extend(reader.ranges(indices))
     for settings, ranges in wanted.items():
         cache = shared_range_cache(settings)
-        cache.load(ranges) if wait else cache.foresee(ranges)
+        cache.load(ranges) if wait else cache.prefetch(ranges)

@@ -57,12 +57,12 @@ class BatchDataset(WrapperDataset):
     leaves_out_last: bool
 
     @cached_property
-    def runs_as(self) -> ItemsDataset:
+    def resolved(self) -> ItemsDataset:
         inner = parts_of(self.dataset, type(self).__name__)
         return self.planned(inner, batch_size=self.batch_size, batcher=self.batcher, drop_last=self.leaves_out_last)
 
     def parts(self) -> Parts:
-        batches = self.runs_as
+        batches = self.resolved
         inner = parts_of(self.dataset, type(self).__name__)
         return Parts(PlanStream(batches.plan.count(0)), [Branch(batches)], depends_on_ranks=inner.depends_on_ranks)
 
@@ -164,7 +164,7 @@ class _ByContent(WrapperDataset):
     """A data set of single samples, wrapped by hooks that make the batches content-decided."""
 
     def _in_chunks(self, encoder: TaskEncoder, batch_size: int | None, chunking: Chunking) -> SavableDataset:
-        inner = self.dataset.runs_as
+        inner = self.dataset.resolved
         plan = inner.plan
         if not isinstance(inner, PlannedDataset) or isinstance(inner, ItemsDataset) or not isinstance(plan, FixedPlan):
             name = type(self).__name__
@@ -194,7 +194,7 @@ class _ByContent(WrapperDataset):
         )
 
     def parts(self) -> Parts:
-        return parts_of(self.runs_as, type(self).__name__)
+        return parts_of(self.resolved, type(self).__name__)
 
 
 class GroupBatchDataset(_ByContent):
@@ -228,7 +228,7 @@ class GroupBatchDataset(_ByContent):
     call: tuple[Any, ...]
 
     @cached_property
-    def runs_as(self) -> SavableDataset:
+    def resolved(self) -> SavableDataset:
         size, key, batcher, drop_last = self.call
         encoder = _Grouping(self.dataset.task_encoder, key, batcher)
         return self._in_chunks(encoder, size, Chunking(drop_last=drop_last))
@@ -268,7 +268,7 @@ class PackingDataset(_ByContent):
     call: tuple[Any, ...]
 
     @cached_property
-    def runs_as(self) -> SavableDataset:
+    def resolved(self) -> SavableDataset:
         size, select, pack, encode = self.call
         inner = self.dataset.task_encoder
         encoder = _Packing(inner, select, pack) if encode is None else _PackingLate(inner, select, pack, encode)

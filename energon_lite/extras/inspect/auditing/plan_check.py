@@ -53,7 +53,7 @@ class PlannedSteps:
     """
 
     def __init__(self, dataset: SavableDataset, state: State | None = None):
-        dataset = dataset.runs_as.at(state)
+        dataset = dataset.resolved.at(state)
         if not isinstance(dataset, PlannedDataset):
             raise UsageError(
                 "what is in a step is decided by the hooks when they run, and not planned",

@@ -97,7 +97,7 @@ def sample_history(
         >>> history.times, [one.micro_batch for one in history.appearances]
         (2, [41522, 1230554])
     """
-    dataset = dataset.runs_as.at(state)
+    dataset = dataset.resolved.at(state)
     if not dataset.has(leaf, index):
         sizes = ", ".join(f"{number}: {len(shown_leaf.source)}" for number, shown_leaf in enumerate(dataset.leaves[:8]))
         raise UsageError(f"there is no sample {index} of data set {leaf}", fix=f"data sets have samples {sizes}")
@@ -107,7 +107,7 @@ def sample_history(
 def find_samples(dataset: SavableDataset, key: str) -> list[tuple[int, int]]:
     """Return the data set number and the sample number of each sample with this key."""
     samples = list[tuple[int, int]]()
-    for leaf, source_leaf in enumerate(dataset.runs_as.leaves):
+    for leaf, source_leaf in enumerate(dataset.resolved.leaves):
         samples += [(leaf, index) for index in _numbers(source_leaf.source, key)]
     return samples
 
