@@ -29,6 +29,7 @@ def loader_metrics(stats: Mapping[str, Any]) -> dict[str, Any]:
     """
     values: dict[str, Any] = {"step": stats["batches"], "time": time.time()}
     values |= {f"loader/{name}": stats[name] for name in _PLAIN}
+    values["loader/fallbacks"] = sum(stats["fallbacks"].values())
     values |= {f"loader/queue_{name}": value for name, value in stats["queue"].items()}
     values |= {f"loader/cache_{name}": value for name, value in stats["cache"].items()}
     values |= {f"loader/stage_seconds/{name}": seconds for name, seconds in stats["stage_seconds"].items()}

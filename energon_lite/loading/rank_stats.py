@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,7 @@ def gathered_stats(own: Mapping[str, Any], config: WorkerConfig) -> dict[str, An
     slowest = max(range(len(waits)), key=waits.__getitem__)
     return {
         **{name: sum(stats[name] for stats in ranks) for name in _SUMS},
+        "fallbacks": dict(sum((Counter(stats["fallbacks"]) for stats in ranks), Counter[str]())),
         "wait_seconds": waits[slowest],
         "wait_seconds_mean": sum(waits) / len(waits),
         "wait_rank": slowest,

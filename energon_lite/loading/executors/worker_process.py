@@ -48,7 +48,8 @@ _TOGETHER = 1e-3
 
 
 #: A ticket, whether the job succeeded, and the parts of the result, or the error. In addition to answers, a worker
-#: sends each failure immediately: a message without answers, with a Failure in place of the seconds.
+#: sends each failure immediately: a message without answers, with a Failure in place of the seconds. Fallbacks are sent
+#: in the same way, before the answers of their jobs.
 Answer = tuple[int, bool, Any]
 
 
@@ -92,9 +93,9 @@ def serve(
     torch.set_num_threads(1)
     torch_worker_info.tell(own_number, peers)
     observers: tuple[Observer, ...] = (StageTimer(pipeline.samples.leaves, own_number),) if trace else ()
-    if pipeline.samples.failures is not None:
-        log = pipeline.samples.failures
-        pipeline.samples.failures = log.sending(lambda failure: send(connection, pack(((), failure, ()))))
+    log = pipeline.samples.failures
+    if log is not None:
+        pipeline.samples.failures = log = log.sending(lambda failure: send(connection, pack(((), failure, ()))))
     LendingScope().__enter__()  # only hooks draw random numbers in this process, so the scope never ends
     try:
         COUNTS.take()  # drop the counts that the trainer had before the fork
@@ -106,6 +107,8 @@ def serve(
             jobs, observe = orders.next()
             pipeline.samples.observers = (*observers, notes) if observe else observers
             for message in _run(pipeline, jobs, timer, said):
+                if log is not None and (fallbacks := log.take_fallbacks()):
+                    send(connection, pack(((), fallbacks, ())))
                 send(connection, message, writer)
     except (EOFError, ConnectionError):
         code = 0  # the trainer closed the pipe, or has ended

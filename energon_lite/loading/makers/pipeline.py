@@ -170,7 +170,8 @@ class Pipeline:
             fields = self.samples.fields_of(rows)
             self.samples.tell("batch", "*", f"{len(job.addresses)} samples")
             return batch_of_rows(rows, fields, places, job.key, self.samples.encoder.padding)
-        except Exception:
+        except Exception as error:
+            self.samples.fell_back("collate", job.addresses, error)
             return None  # the error is raised again when each sample is made, and reported with its sample
 
     def _in_a_row(self) -> FailureStreak:

@@ -129,6 +129,7 @@ class Report:
             "skipped": self.skipped,
             "failed": self.failed,
             "dropped": self.dropped,
+            "fallbacks": self.log.fallbacks(),
             "datasets": self._by_leaf(),
             "reasons": [
                 {"dataset": leaf, "stage": stage, "reason": reason, "skipped": skipped, "count": count}

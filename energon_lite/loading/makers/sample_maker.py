@@ -147,8 +147,12 @@ class SampleMaker:
             for number, leaf_rows in rows.items():
                 if self.observers:
                     self._tell_columns(leaf_rows)
-                made.append(leaf_rows.samples(keys[number]))
-        except Exception:
+                samples = leaf_rows.samples(keys[number])
+                if samples is None:
+                    return None
+                made.append(samples)
+        except Exception as error:
+            self.fell_back("decode_together", addresses, error)
             return None  # the error is raised again when each sample is made, and reported with its sample
         return made[0] if len(made) == 1 else in_order(made, places)
 
@@ -214,8 +218,13 @@ class SampleMaker:
             leaf_indices = indices if len(mine) == len(indices) else [indices[place] for place in mine]
             if self.observers:
                 self.tell("read", self.leaves[number].name, f"{len(leaf_indices)} samples")
-            rows[number] = Rows(self.leaves[number], leaf_indices)
+            rows[number] = Rows(self.leaves[number], leaf_indices, self.failures)
         return rows, places
+
+    def fell_back(self, route: str, addresses: Sequence[Address], error: Exception) -> None:
+        """Count an error on the fast route, see :meth:`FailureLog.fell_back`."""
+        if self.failures is not None:
+            self.failures.fell_back(route, (self.leaves[leaf].name for leaf, *_ in addresses), error)
 
     def fields_of(self, rows: Mapping[int, Rows]) -> dict[int, dict[str, list[Any]]]:
         """Return the fields of the rows, by leaf."""
