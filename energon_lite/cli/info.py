@@ -18,9 +18,7 @@ from energon_lite.cli.tables import aligned
 from energon_lite.config.metadataset import LeafSpec, is_metadataset
 from energon_lite.documents.paths import is_url, local_path
 from energon_lite.errors import counted
-from energon_lite.loading.blend_facts import LeafFacts, leaf_facts
-from energon_lite.loading.stages import find_stages
-from energon_lite.loading.weight_units import by_samples, mean_of
+from energon_lite.loading.blend_weights import LeafFacts, by_samples, find_stages, leaf_facts, mean_of
 from energon_lite.order.stages import WeightStage
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.read.opened_source import AnySource

@@ -13,13 +13,13 @@ from energon_lite.config.metadataset import LeafSpec, is_metadataset, multiply_e
 from energon_lite.errors import UsageError
 from energon_lite.hooks import TaskEncoder, check_hooks
 from energon_lite.loading.assembly import Chunking, assembled
+from energon_lite.loading.blend_weights import StagedIdentity
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.loading.opened_blend import OpenedBlend, blend_of_leaves, blend_of_many
 from energon_lite.loading.options import ByTokens, Chunks, Reading
-from energon_lite.loading.stages import StagedIdentity
 from energon_lite.loading.token_batching import TokenBatching, token_batching
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order

@@ -14,8 +14,8 @@ from energon_lite.errors import UsageError
 from energon_lite.hooks import own_hooks
 from energon_lite.loading.bottleneck import LEAST_BATCHES, LoaderSetup, Stretch, bottleneck, bottleneck_text
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
+from energon_lite.loading.executors.forks import usable_cores
 from energon_lite.loading.executors.work_seconds import WorkSum
-from energon_lite.loading.forks import usable_cores
 from energon_lite.loading.loader_metrics import loader_metrics
 from energon_lite.loading.makers.leaf import reads_ahead
 from energon_lite.loading.makers.report import Report

@@ -14,7 +14,7 @@ from energon_lite.extras.inspect.preview.sample_view import failure_view, sample
 from energon_lite.extras.inspect.preview.shown_run import ShownRun
 from energon_lite.extras.inspect.preview.shown_sample import SampleMakers
 from energon_lite.extras.inspect.preview.value_view import Amount
-from energon_lite.loading.blend_facts import LeafFacts
+from energon_lite.loading.blend_weights import LeafFacts
 from energon_lite.loading.makers.outcomes import Failure
 
 __all__ = ["LEAF_SAMPLES", "bad_main", "leaf_main", "overview_main", "run_facts", "tree"]

@@ -14,7 +14,7 @@ from energon_lite.documents.paths import local_path
 from energon_lite.errors import UnlikeError, UsageError, counted, did_you_mean
 from energon_lite.extras.inspect.preview.run_options import RunOptions
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, stateless
-from energon_lite.loading.blend_facts import LeafFacts, leaf_facts
+from energon_lite.loading.blend_weights import LeafFacts, by_samples, leaf_facts
 from energon_lite.loading.found_leaves import FoundLeaves
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.lane_cursor import LaneCursor
@@ -23,7 +23,6 @@ from energon_lite.loading.iterators.planned_dataset import Cursor as PlannedCurs
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.leaves import find_leaves
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.weight_units import by_samples
 from energon_lite.storage.index.key_index import KeyIndex
 from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.webdataset import WebdatasetSource

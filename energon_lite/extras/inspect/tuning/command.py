@@ -17,7 +17,7 @@ from energon_lite.extras.inspect.tuning.memory import available_memory
 from energon_lite.extras.inspect.tuning.search import Bounds, Tuning, tune
 from energon_lite.extras.inspect.tuning.setting import Speed
 from energon_lite.extras.inspect.tuning.trials import Trials, What
-from energon_lite.loading.forks import usable_cores
+from energon_lite.loading.executors.forks import usable_cores
 
 __all__ = ["command"]
 
