@@ -1,12 +1,13 @@
-"""Progress of a loader: speed of batches, waiting time and its reason, logged from time to time."""
+"""Progress of a loader: speed of batches, waiting time and its reason, in log lines and as metrics for sinks."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -16,15 +17,73 @@ from energon_lite.loading.bottleneck import LEAST_BATCHES, LoaderSetup, Stretch,
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.executors.forks import usable_cores
 from energon_lite.loading.executors.work_seconds import WorkSum
-from energon_lite.loading.loader_metrics import loader_metrics
 from energon_lite.loading.makers.leaf import reads_ahead
 from energon_lite.loading.makers.report import Report
-from energon_lite.loading.metrics_sink import MetricsSink
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
-__all__ = ["Progress", "ReportingOptions", "setup_of", "tokens_of"]
+__all__ = ["MetricsSink", "Progress", "ReportingOptions", "setup_of", "tokens_of"]
 
 logger = logging.getLogger(__name__)
+
+#: Possible bottlenecks of a run.
+LIMITS = ("storage", "decoding", "hooks", "transport", "trainer")
+#: Entries of the statistics that are plain numbers.
+_PLAIN = ("batches", "samples", "tokens", "skipped", "failed", "dropped", "wait_seconds", "bytes_read", "worker_deaths")
+
+
+def loader_metrics(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of ``loader.stats()``, for a :class:`~energon_lite.loading.MetricsSink`.
+
+    Names begin with ``loader/``; after a second slash comes a stage, a data set, or a bottleneck. ``step`` is the
+    number of batches, ``time`` that of seconds since 1970.
+
+    Args:
+        stats: statistics of the loader.
+
+    Example:
+        >>> loader_metrics(loader.stats())["loader/stage_seconds/decode"]
+        12.25
+    """
+    values: dict[str, Any] = {"step": stats["batches"], "time": time.time()}
+    values |= {f"loader/{name}": stats[name] for name in _PLAIN}
+    values["loader/fallbacks"] = sum(stats["fallbacks"].values())
+    values |= {f"loader/queue_{name}": value for name, value in stats["queue"].items()}
+    values |= {f"loader/cache_{name}": value for name, value in stats["cache"].items()}
+    values |= {f"loader/stage_seconds/{name}": seconds for name, seconds in stats["stage_seconds"].items()}
+    for entry in stats["dataset_seconds"]:
+        values |= {f"loader/{stage}_seconds/{entry['dataset']}": entry[stage] for stage in ("read", "decode", "hooks")}
+    for entry in stats["datasets"]:
+        name = f"loader/dataset_samples/{entry['dataset']}"
+        values[name] = values.get(name, 0) + entry["samples"]
+    bottleneck = stats["bottleneck"]
+    if bottleneck is not None:
+        values["loader/waited"] = bottleneck["waited"]
+        values |= {f"loader/bottleneck/{name}": int(name == bottleneck["limit"]) for name in LIMITS}
+    return values
+
+
+class MetricsSink(Protocol):
+    """Receiver of numbers, at intervals.
+
+    A loader takes sinks as ``metrics=``, and writes to them every ``metrics_every`` batches. A class whose instances
+    are made with the last step that counts (0 for a new run) can be passed to ``Trainer(sinks=...)``; it is
+    instantiated on the main rank when a run starts or resumes, and receives the numbers of each step.
+
+    Example:
+        >>> class Printer:
+        ...     def __init__(self, after: int = 0): ...
+        ...     def write(self, values): print(values["step"], values)
+        ...     def close(self): ...
+        >>> loader = get_savable_loader(dataset, metrics=[Printer()])
+        >>> Trainer(config, sinks=[Printer])
+    """
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Receive the numbers, including ``values["step"]``."""
+
+    def close(self) -> None:
+        """Close the sink after the last numbers."""
+
 
 #: Seconds between two marks; the bottleneck is that of the time since the mark before the last.
 _WINDOW = 30.0

@@ -31,8 +31,8 @@ from energon_lite.extras.balance.cost_model import IMAGES, TOKENS, CostModel
 from energon_lite.extras.balance.step_costs import CostColumns
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.iterators.identity import Identity
+from energon_lite.loading.makers.chunk_bundles import DEFAULT_CHUNK
 from energon_lite.loading.makers.pipeline import Leaf
-from energon_lite.loading.makers.token_chunks import DEFAULT_CHUNK
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import Order
 from energon_lite.worker_config import WorkerConfig

@@ -21,8 +21,7 @@ from energon_lite import (
     get_val_dataset,
 )
 from energon_lite.errors import UsageError
-from energon_lite.loading.device import Underway
-from energon_lite.loading.device_prefetch import DevicePrefetcher
+from energon_lite.loading.device import DevicePrefetcher, Underway
 
 
 class FakeCopy:

@@ -93,10 +93,10 @@ from energon_lite.loading.iterators.dataset import SavableDataset as SavableData
 from energon_lite.loading.iterators.lane_dataset import LaneDataset as LaneDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset as PlannedDataset
 from energon_lite.loading.loader import DataLoader as DataLoader
-from energon_lite.loading.metrics_sink import MetricsSink as MetricsSink
 from energon_lite.loading.options import ByTokens as ByTokens
 from energon_lite.loading.options import Chunks as Chunks
 from energon_lite.loading.options import Reading as Reading
+from energon_lite.loading.progress import MetricsSink as MetricsSink
 from energon_lite.loading.recipes import get_loader as get_loader
 from energon_lite.loading.recipes import get_processing_dataset as get_processing_dataset
 from energon_lite.loading.recipes import get_processing_datasets as get_processing_datasets

@@ -14,7 +14,7 @@ from energon_lite.hooks import LendingScope, lending
 from energon_lite.loading.executors.work_seconds import WorkSeconds
 from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
-from energon_lite.loading.makers.job_timer import JobTimer
+from energon_lite.loading.makers.observers import JobTimer
 from energon_lite.loading.makers.outcomes import Result
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.sample_maker import SampleMaker

@@ -27,10 +27,9 @@ from energon_lite.loading.executors.observation import WorkerCrashLog
 from energon_lite.loading.executors.transport import Channel
 from energon_lite.loading.executors.worker_handle import WorkerHandle
 from energon_lite.loading.executors.worker_process import Answer, answer
-from energon_lite.loading.makers.job_timer import JobTimer, Times
 from energon_lite.loading.makers.leaf import leaves_apart, reads_ahead
+from energon_lite.loading.makers.observers import JobTimer, StageTimer, Times
 from energon_lite.loading.makers.pipeline import Job
-from energon_lite.loading.makers.stage_timer import StageTimer
 from energon_lite.tensors import map_tensors
 from energon_lite.worker_config import set_worker_number
 

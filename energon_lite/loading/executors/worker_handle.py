@@ -22,10 +22,9 @@ from energon_lite.errors import UsageError
 from energon_lite.loading.executors import fork_server
 from energon_lite.loading.executors.executor import JobRunner
 from energon_lite.loading.executors.observation import WorkerCrashLog
-from energon_lite.loading.executors.parent_watch import can_kernel_watch
 from energon_lite.loading.executors.segments import SegmentReader, Segments
 from energon_lite.loading.executors.transport import Channel
-from energon_lite.loading.executors.worker_process import STOP_SIGNALS, serve
+from energon_lite.loading.executors.worker_process import STOP_SIGNALS, can_kernel_watch, serve
 
 __all__ = ["ProcessHandle", "WorkerHandle", "end_workers", "kill_workers"]
 

@@ -16,9 +16,9 @@ from energon_lite.loading.iterators.batch_size import BATCH_SIZE, saved_batch_si
 from energon_lite.loading.iterators.dataset import Moved, SavableDataset
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, check_topology, lanes_of, read_lanes
 from energon_lite.loading.iterators.state import State, checked, damaged, saved_settings
+from energon_lite.loading.makers.chunk_bundles import BundlesByTokens, TokenBundling
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Place
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
-from energon_lite.loading.makers.token_chunks import BundlesByTokens, TokenBundling
 
 __all__ = ["PUSHBACK", "LaneDataset"]
 

@@ -141,7 +141,7 @@ class Result:
         batch: the result of the hooks.
         outcomes: the outcomes of its samples, in their order.
         tokens: tokens that were planned for it, if they were planned.
-        trace: timing record, if requested; see :mod:`energon_lite.loading.makers.stage_timer`.
+        trace: timing record, if requested; see :mod:`energon_lite.loading.makers.observers`.
         digest: digest of the samples in it; see :mod:`energon_lite.batching.digests`.
     """
 

@@ -37,9 +37,9 @@ from energon_lite.loading.makers.hook_errors import (
     wrong_result,
 )
 from energon_lite.loading.makers.leaf import Leaf, largest_mean_bytes, reads_ahead
-from energon_lite.loading.makers.observer import Observer
+from energon_lite.loading.makers.observers import Observer
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
-from energon_lite.loading.makers.planned_sample import as_planned
+from energon_lite.loading.makers.sample_length import as_planned
 from energon_lite.loading.makers.sample_names import SampleNames
 from energon_lite.loading.makers.user_frames import hook_traceback
 from energon_lite.order.hashing import hash_ints
@@ -328,7 +328,7 @@ class SampleMaker:
         """Run one step.
 
         Args:
-            stage, leaf, key: see :class:`~energon_lite.loading.makers.observer.Observer`. In place of the key, the
+            stage, leaf, key: see :class:`~energon_lite.loading.makers.observers.Observer`. In place of the key, the
                 addresses of samples, from which the key is made if it is needed.
             subject: argument for the user's error handler if the step fails.
 

@@ -13,7 +13,7 @@ from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.hook_errors import FATAL, failure_of
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.observer import Observer
+from energon_lite.loading.makers.observers import Observer
 from energon_lite.loading.makers.outcomes import Address, Failure, FailureStreak, Result, of_each
 from energon_lite.loading.makers.pipeline import Job, Pipeline
 from energon_lite.loading.makers.sample_maker import set_restore_key
