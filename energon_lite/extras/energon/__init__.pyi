@@ -62,10 +62,10 @@ from energon_lite.extras.balance.transformer_shape import TransformerShape as Tr
 from energon_lite.extras.inspect.auditing.sample_history import SampleHistory as SampleHistory
 from energon_lite.extras.inspect.auditing.sample_history import find_samples as find_samples
 from energon_lite.extras.inspect.auditing.sample_history import sample_history as sample_history
-from energon_lite.extras.inspect.metrics.metrics_file import MetricsFile as MetricsFile
 from energon_lite.extras.inspect.metrics.prometheus_endpoint import PrometheusEndpoint as PrometheusEndpoint
-from energon_lite.extras.inspect.metrics.tensorboard_folder import TensorBoardFolder as TensorBoardFolder
-from energon_lite.extras.inspect.metrics.wandb_run import WandbRun as WandbRun
+from energon_lite.extras.inspect.metrics.sinks import MetricsFile as MetricsFile
+from energon_lite.extras.inspect.metrics.sinks import TensorBoardFolder as TensorBoardFolder
+from energon_lite.extras.inspect.metrics.sinks import WandbRun as WandbRun
 from energon_lite.extras.media.av_data import AVData as AVData
 from energon_lite.extras.media.av_decoder import AVDecoder as AVDecoder
 from energon_lite.extras.media.metadata import AVMetadata as AVMetadata

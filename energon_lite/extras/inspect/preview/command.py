@@ -112,8 +112,7 @@ in_terminal = click.Command("preview", params=command.params, callback=_in_termi
 
 def _site(path: str, encoder: TaskEncoder | None, asked: Mapping[str, Any]) -> Site:
     """Make the pages of the first split that exists."""
-    from energon_lite.extras.inspect.preview.run_options import RunOptions
-    from energon_lite.extras.inspect.preview.shown_run import ShownRun
+    from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
     from energon_lite.extras.inspect.preview.site import Site
 
     same = ("dataset_config", "split_config", "trust_code", "batch_size", "packing_buffer_size", "shuffle_buffer_size")
@@ -204,7 +203,7 @@ def _restore_key(text: str | None) -> list[Any]:
 
 
 def _write(file: str, site: Site, places: list[Place], samples: list[tuple[int, int]], leaf: int | None) -> None:
-    from energon_lite.extras.inspect.preview.one_file import write_page
+    from energon_lite.extras.inspect.preview.site import write_page
 
     left_out = write_page(file, site, places=places, samples=samples, leaf=None if samples else leaf)
     click.echo(f"The page is in {file}.")
