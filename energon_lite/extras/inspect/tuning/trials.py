@@ -1,4 +1,5 @@
-"""Trials of ``energon-lite tune``: speed and memory of a loader, measured in a separate process that can be killed when it exceeds a limit."""
+"""Trials of ``energon-lite tune``: speed and memory of a loader, measured in a separate process, which is killed when it
+exceeds a limit."""
 
 from __future__ import annotations
 
