@@ -1,4 +1,4 @@
-"""Frame of all pages: head, navigation, keyboard help, and the content security policy; addresses of pages and media."""
+"""Frame of all pages: head, navigation, keyboard help, the content security policy; addresses of pages and media."""
 
 from __future__ import annotations
 

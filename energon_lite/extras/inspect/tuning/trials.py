@@ -1,4 +1,4 @@
-"""Trials of ``energon-lite tune``: speed and memory of a loader, measured in a separate process, which is killed when it
+"""Trials of ``energon-lite tune``: speed and memory of a loader, in a separate process, which is killed when it
 exceeds a limit."""
 
 from __future__ import annotations
