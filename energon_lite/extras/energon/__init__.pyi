@@ -154,7 +154,7 @@ from .compat.install import uninstall as uninstall
 from .error_handlers import log_exception as log_exception
 from .error_handlers import reraise_exception as reraise_exception
 from .factories.base import BaseCoreDatasetFactory as BaseCoreDatasetFactory
-from .factories.joined import JoinedWebdatasetFactory as JoinedWebdatasetFactory
+from .factories.base import JoinedWebdatasetFactory as JoinedWebdatasetFactory
 from .factories.jsonl import CrudeJsonlDatasetFactory as CrudeJsonlDatasetFactory
 from .factories.jsonl import DefaultCrudeJsonlDatasetFactory as DefaultCrudeJsonlDatasetFactory
 from .factories.loaders import DatasetLoader as DatasetLoader
@@ -184,9 +184,9 @@ from .wrappers.batching import BatchDataset as BatchDataset
 from .wrappers.batching import GroupBatchDataset as GroupBatchDataset
 from .wrappers.batching import MixBatchDataset as MixBatchDataset
 from .wrappers.batching import PackingDataset as PackingDataset
-from .wrappers.concat import concat_pad as concat_pad
-from .wrappers.concat import generic_concat as generic_concat
-from .wrappers.concat import homogeneous_concat_mix as homogeneous_concat_mix
+from .wrappers.batching import concat_pad as concat_pad
+from .wrappers.batching import generic_concat as generic_concat
+from .wrappers.batching import homogeneous_concat_mix as homogeneous_concat_mix
 from .wrappers.lengths import EpochizeDataset as EpochizeDataset
 from .wrappers.lengths import LimitDataset as LimitDataset
 from .wrappers.lengths import RepeatDataset as RepeatDataset

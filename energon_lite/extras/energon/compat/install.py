@@ -13,9 +13,8 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.energon.compat.ahead import AHEAD, AHEAD_MODULES
 from energon_lite.extras.energon.compat.modules import INTERNAL, MODULES, PACKAGE, PARTLY
-from energon_lite.extras.energon.compat.names import meaning
+from energon_lite.extras.energon.compat.names import AHEAD, AHEAD_MODULES, meaning
 from energon_lite.loading.executors import executor_handle, torch_worker_info
 from energon_lite.trust import trust_by_default
 
