@@ -1,8 +1,8 @@
 """Files of pyarrow: Parquet, read by row groups, and Arrow in file or stream format (which Hugging Face's
 ``save_to_disk`` writes), read by batches.
 
-Both formats of Arrow are sequences of messages, each with a header and a body. Headers are found without reading bodies, so that
-any batch can be read by itself.
+Both formats of Arrow are sequences of messages, each with a header and a body. Headers are found without reading
+bodies, so that any batch can be read by itself.
 https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 """
 

@@ -1,4 +1,4 @@
-"""Wrappers that put items together: in batches of a number, in batches of groups, in packs; and concatenation of batches."""
+"""Wrappers that put items together: in batches of a number, of groups, in packs; and concatenation of batches."""
 
 from __future__ import annotations
 
