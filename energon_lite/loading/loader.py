@@ -18,8 +18,8 @@ from energon_lite.errors import SampleError, UsageError
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.batch_observer import BatchEvent, BatchObserver, ObservedRank, Observers
 from energon_lite.loading.device import DeviceCopy, DevicePrefetcher
+from energon_lite.loading.executors.executor import OnTimeout, PoolOptions, StartMethod
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
-from energon_lite.loading.executors.pool_options import OnTimeout, PoolOptions, StartMethod
 from energon_lite.loading.iterators.collectives import check_place
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.iterator import DatasetIterator, Loop, OneThread, checked_steps
@@ -30,8 +30,7 @@ from energon_lite.loading.iterators.planned_iterator import PlannedIterator
 from energon_lite.loading.makers.pipeline import Result
 from energon_lite.loading.makers.report import Report
 from energon_lite.loading.makers.user_frames import hide_own_frames
-from energon_lite.loading.progress import MetricsSink, Progress, ReportingOptions, setup_of, tokens_of
-from energon_lite.loading.rank_stats import gathered_stats
+from energon_lite.loading.progress import MetricsSink, Progress, ReportingOptions, gathered_stats, setup_of, tokens_of
 from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_result
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
 from energon_lite.storage.stores.cache_pool import CachePool, checked_pool

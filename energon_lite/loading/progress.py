@@ -1,4 +1,5 @@
-"""Progress of a loader: speed of batches, waiting time and its reason, in log lines and as metrics for sinks."""
+"""Progress of a loader: speed of batches, waiting time and its reason, in log lines, as metrics for sinks, and
+of all ranks together."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import logging
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -17,11 +19,13 @@ from energon_lite.loading.bottleneck import LEAST_BATCHES, LoaderSetup, Stretch,
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.executors.forks import usable_cores
 from energon_lite.loading.executors.work_seconds import WorkSum
+from energon_lite.loading.iterators.collectives import check_group, gather_plain, is_running
 from energon_lite.loading.makers.leaf import reads_ahead
 from energon_lite.loading.makers.report import Report
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["MetricsSink", "Progress", "ReportingOptions", "setup_of", "tokens_of"]
+__all__ = ["MetricsSink", "Progress", "ReportingOptions", "gathered_stats", "setup_of", "tokens_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -300,3 +304,41 @@ def tokens_of(batch: Any) -> int:
         return int(tokens)
     except (TypeError, ValueError):
         return 0  # a field of the user's that happens to have this name
+
+
+#: Counts that are added up.
+_SUMS = ("batches", "samples", "tokens", "skipped", "failed", "dropped", "bytes_read", "worker_deaths")
+
+
+def gathered_stats(own: Mapping[str, Any], config: WorkerConfig) -> dict[str, Any]:
+    """Return the statistics of all ranks, on each rank. A collective.
+
+    Args:
+        own: statistics of this rank.
+        config: rank and world size of this process.
+
+    Raises:
+        UsageError: there is no process group.
+        TopologyError: the group has another number of ranks.
+    """
+    if config.world_size == 1:
+        ranks = [dict(own)]
+    else:
+        if not is_running():
+            raise UsageError(
+                f"gather_stats on {config.world_size} ranks without a process group to ask the others over",
+                fix="call torch.distributed.init_process_group before, or stats(), which is about this rank",
+            )
+        check_group(world_size=config.world_size, group=config.data_parallel_group)
+        ranks = gather_plain(own, group=config.data_parallel_group)
+    waits = [stats["wait_seconds"] for stats in ranks]
+    slowest = max(range(len(waits)), key=waits.__getitem__)
+    return {
+        **{name: sum(stats[name] for stats in ranks) for name in _SUMS},
+        "fallbacks": dict(sum((Counter(stats["fallbacks"]) for stats in ranks), Counter[str]())),
+        "wait_seconds": waits[slowest],
+        "wait_seconds_mean": sum(waits) / len(waits),
+        "wait_rank": slowest,
+        "bottleneck": ranks[slowest]["bottleneck"],
+        "ranks": ranks,
+    }

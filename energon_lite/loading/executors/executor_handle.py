@@ -13,10 +13,9 @@ from functools import partial
 from typing import TypeVar
 
 from energon_lite.errors import WorkerError
-from energon_lite.loading.executors.executor import Executor, InlineExecutor, Load
-from energon_lite.loading.executors.pool_options import PoolOptions
-from energon_lite.loading.executors.thread_handle import check_threads
+from energon_lite.loading.executors.executor import Executor, InlineExecutor, Load, PoolOptions
 from energon_lite.loading.executors.work_seconds import WorkSeconds
+from energon_lite.loading.executors.worker_handle import check_threads
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.observers import StageTimer

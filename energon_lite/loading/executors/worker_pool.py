@@ -18,12 +18,16 @@ from collections import deque
 from multiprocessing.util import Finalize
 
 from energon_lite.errors import UsageError, WorkerError, listed
-from energon_lite.loading.executors.executor import Executor, JobRunner, Load
-from energon_lite.loading.executors.pool_options import PoolOptions
-from energon_lite.loading.executors.thread_handle import ThreadHandle
+from energon_lite.loading.executors.executor import Executor, JobRunner, Load, PoolOptions
 from energon_lite.loading.executors.transport import raise_of_worker, raise_unpicklable
 from energon_lite.loading.executors.work_seconds import WorkSeconds
-from energon_lite.loading.executors.worker_handle import ProcessHandle, WorkerHandle, end_workers, kill_workers
+from energon_lite.loading.executors.worker_handle import (
+    ProcessHandle,
+    ThreadHandle,
+    WorkerHandle,
+    end_workers,
+    kill_workers,
+)
 from energon_lite.loading.makers.observers import note_transfer
 from energon_lite.loading.makers.outcomes import Failure, Result
 from energon_lite.loading.makers.pipeline import Job

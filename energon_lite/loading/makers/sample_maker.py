@@ -34,6 +34,7 @@ from energon_lite.loading.makers.hook_errors import (
     failure_of,
     note_where,
     returned_nothing,
+    sources_of,
     wrong_result,
 )
 from energon_lite.loading.makers.leaf import Leaf, largest_mean_bytes, reads_ahead
@@ -43,7 +44,6 @@ from energon_lite.loading.makers.sample_length import as_planned
 from energon_lite.loading.makers.sample_names import SampleNames
 from energon_lite.loading.makers.user_frames import hook_traceback
 from energon_lite.order.hashing import hash_ints
-from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.storage.read.sample_reader import fetch_samples
 from energon_lite.storage.stores.cache_pool import CachePool
 from energon_lite.worker_config import ErrorHandler, WorkerConfig
@@ -361,7 +361,7 @@ class SampleMaker:
             if (end := as_infrastructure_error(error, stage, leaf, f"{self.names(key)}")) is not None:
                 raise end from (None if end.details else error)
             if self.error_handler is not None:
-                sources = _sources_of(subject)
+                sources = sources_of(subject)
                 self.error_handler(error, subject, None if sources is None else list(sources))
             failure = failure_of(error, stage, leaf, f"{self.names(key)}")
             if self.failures is not None:
@@ -387,16 +387,6 @@ class SampleMaker:
             raise returned_nothing(stage, function, whose=whose)
         if (error := wrong_result(value, stage, function, whose)) is not None:
             raise error
-
-
-def _sources_of(subject: Any) -> tuple[SourceInfo, ...] | None:
-    if isinstance(subject, SourceInfo):
-        return (subject,)
-    if isinstance(subject, CrudeSample):
-        return subject.get("__sources__")
-    if isinstance(subject, list):
-        return tuple(source for sample in subject for source in _sources_of(sample) or ()) or None
-    return getattr(subject, "__sources__", None)
 
 
 def set_restore_key(value: Any, key: tuple[Any, ...]) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from typing_extensions import Self
 
 from energon_lite.errors import EnergonLiteError, UsageError
-from energon_lite.extras.inspect.tuning.setting import Setting, Speed
+from energon_lite.extras.inspect.tuning.search import Setting, Speed
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.recipes import get_savable_loader
 
