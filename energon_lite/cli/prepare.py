@@ -10,9 +10,9 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -21,10 +21,11 @@ from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.next_step import show_next_step
 from energon_lite.cli.part_options import asked_parts, part_options, part_words
 from energon_lite.cli.progress import progress, show_share
-from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
+from energon_lite.entry_points import load, prepare_steps
 from energon_lite.errors import ConfigError, EmptyDatasetError, EnergonLiteError, UsageError, counted
-from energon_lite.extras.media.media_options import extract_media, media_options
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
@@ -33,9 +34,27 @@ from energon_lite.storage.prepare.loader_template import loader_template
 from energon_lite.storage.prepare.prepare import PrepareReport, index_again, prepare_folder, prepare_jsonl
 from energon_lite.storage.prepare.sample_document import CRUDE, SAMPLE_LOADER, find_sample_type, sample_document
 from energon_lite.storage.prepare.shard_scans import is_unfinished
-from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["command"]
+
+T = TypeVar("T", bound=Callable[..., object])
+#: The options of the command, by name.
+_Asked = Mapping[str, Any]
+
+
+def _options_of_guests(command: T) -> T:
+    for step in reversed(prepare_steps().values()):
+        add_options: Callable[[T], T] = load(step.add_options)
+        command = add_options(command)
+    return command
+
+
+def _steps_of_guests(asked: _Asked) -> Iterator[tuple[str, Callable[[str], None]]]:
+    """The steps of guests that are requested, by the command that does each alone."""
+    for name, step in prepare_steps().items():
+        begin: Callable[[_Asked], Callable[[str], None] | None] = load(step.begin)
+        if (run := begin(asked)) is not None:
+            yield name, run
 
 
 @click.command(name="prepare", context_settings={"help_option_names": ["-h", "--help"]})
@@ -71,7 +90,7 @@ __all__ = ["command"]
     "--tmp-path", metavar="DIR", help="For a URL: a local folder for small files until all are made.  [default: cache]"
 )
 @click.option("--rescan", is_flag=True, help="Read all shards, including those that have not changed.")
-@media_options
+@_options_of_guests
 @click.option("--json", "as_json", is_flag=True, help="Write the report as JSON; with --non-interactive nothing else.")
 @job_options("Processes that read shards.")
 def command(path: str, **asked: Any) -> None:
@@ -89,7 +108,7 @@ def command(path: str, **asked: Any) -> None:
       energon-lite prepare data/coco --non-interactive --split-ratio 8,1,1 \\
         --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
-    path = local_path(path)
+    path, asked["steps"] = local_path(path), dict(_steps_of_guests(asked))
     if is_url(path):
         _prepare_url(path, asked)
         return
@@ -101,19 +120,16 @@ def command(path: str, **asked: Any) -> None:
     if is_metadataset(root):
         _prepare_metadataset(root, asked)
         return
-    if asked["media"] is not None and (is_jsonl(root) or asked["tar_index_only"]):
-        what = "a JSONL file has no media" if is_jsonl(root) else "goes together with no --tar-index-only"
-        raise UsageError(f"--media-metadata-by-...: {what}", where=root, fix="leave it out, or use prepare-media")
+    if asked["steps"] and (is_jsonl(root) or asked["tar_index_only"]):
+        (name, *_), what = asked["steps"], "no JSONL file" if is_jsonl(root) else "no --tar-index-only"
+        options = prepare_steps()[name].options
+        raise UsageError(f"{options}: goes together with {what}", where=root, fix=f"leave it out, or use {name}")
     if is_jsonl(root):
         _prepare_jsonl(root, asked)
     elif asked["tar_index_only"]:
         _index_again(root, asked)
     else:
         _prepare_folder(root, asked)
-
-
-#: The options of the command, by name.
-_Asked = Mapping[str, Any]
 
 
 def _prepare_url(url: str, asked: _Asked) -> None:
@@ -126,10 +142,9 @@ def _prepare_url(url: str, asked: _Asked) -> None:
             where=url,
             fix="load it as it is: it is read once, and its index kept; or prepare a local copy, and upload its .idx",
         )
-    if asked["media"] is not None:
-        raise UsageError(
-            "--media-metadata-by-... works on local folders", where=url, fix="leave it out; or use a local copy"
-        )
+    for name in asked["steps"]:
+        what = f"{prepare_steps()[name].options} works on local folders"
+        raise UsageError(what, where=url, fix="leave it out; or use a local copy")
     options = {"--length-field": "length_field", "--column": "columns", "--images": "images", "--patches": "patches"}
     options["--checksums"] = "checksums"
     if wanted := [option for option, name in options.items() if asked[name]]:
@@ -223,7 +238,8 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
         show_share(asked["ranks"], f"{counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}")
         return
     _show_report(report, asked["as_json"])
-    _store_media(root, asked)
+    for step in asked["steps"].values():
+        step(root)
     _store_lengths(root, asked)
     if not asked["as_json"]:
         show_next_step(report, asked["dataset_yaml_name"], begun)
@@ -331,14 +347,6 @@ def _answers_expected(non_interactive: bool) -> Iterator[None]:
             "a question was not answered, because the input has ended; the data set is not prepared",
             fix="answer by options: --non-interactive --split-ratio 8,1,1 --sample-type ... --field-map ...",
         ) from None
-
-
-def _store_media(root: str, asked: _Asked) -> None:
-    """Store the metadata of media of the prepared data set, if requested; only on rank 0."""
-    if asked["media"] is not None and not asked["ranks"].rank:
-        extract_media(
-            root, asked["media"], Ranks(), asked["num_workers"], asked["show_progress"], to_log=asked["as_json"]
-        )
 
 
 def _store_lengths(root: str, asked: _Asked) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.weight_schedule import Segment, shared_segments
 from energon_lite.errors import ConfigError, DataIndexError, StateMismatchError
 from energon_lite.loading.iterators.identity import Identity

@@ -6,3 +6,4 @@ from .read.range_stream import open_stream as open_stream
 from .read.source import Source as Source
 from .read.source import register_source as register_source
 from .samples.decoding import SampleDecoder as SampleDecoder
+from .samples.part_decoder import PartDecoder as PartDecoder

@@ -183,7 +183,7 @@ class ArrowTable:
 
     Attributes:
         group_rows, names, digest, column_bytes: as in
-            :class:`~energon_lite.extras.formats.arrow_file.ParquetTable`; a group is a batch.
+            :class:`~energon_lite.extras.formats.arrow_files.ParquetTable`; a group is a batch.
 
     Raises:
         MissingShardError, ShardFormatError: the file does not exist, or is no Arrow file.

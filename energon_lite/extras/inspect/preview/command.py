@@ -14,7 +14,8 @@ import click
 from energon_lite.cli.dataset_arguments import batching_argument
 from energon_lite.cli.sample_text import sample_lines
 from energon_lite.cli.task_encoder_argument import make_task_encoder
-from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError, counted
 from energon_lite.extras.inspect.preview.shown_sample import ShownSample
