@@ -98,7 +98,7 @@ def _end(server: _Server, owner: int) -> None:
 #: Content type of the text format, see https://prometheus.io/docs/instrumenting/exposition_formats.
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Names of numbers that only grow; Prometheus names of such numbers end with ``_total``.
-_COUNTERS = re.compile(r"loader_(batches|samples|tokens|skipped|failed|dropped|bytes_read|worker_deaths)")
+_COUNTERS = re.compile(r"loader_(batches|samples|tokens|skipped|failed|dropped|bytes_read|worker_deaths|fallbacks)")
 _GROWING = re.compile(r"loader_(cache_.*|.*_seconds|dataset_samples)")
 
 
