@@ -21,9 +21,7 @@ from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_url, local_path
 from energon_lite.errors import EnergonLiteError, TrustError, counted
-from energon_lite.loading.blend_facts import LeafFacts, leaf_facts
-from energon_lite.loading.stages import find_stages
-from energon_lite.loading.weight_units import by_samples, mean_of
+from energon_lite.loading.blend_weights import LeafFacts, by_samples, find_stages, leaf_facts, mean_of
 from energon_lite.order.stages import WeightStage
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.index.index_cache import find_index

@@ -114,7 +114,7 @@ def rebase_state(
     before = old.at(state)
     order = _blend_of(before)
     sizes = _batch_sizes(old, new)
-    moved = _resized(before.behind_begun(state), before, new, give_up)
+    moved = _resized(before.next_chunk_boundary(state), before, new, give_up)
     if moved.given_up and not give_up:
         raise UsageError(
             f"the chunks of {counted(before.plan.chunk, 'sample')} that were begun have "

@@ -106,7 +106,7 @@ class RangeCache:
             self._folder = _Folder(settings.folder, settings.folder_bytes)
             self._fetches = Fetches(self._from_folder, settings.requests, is_hedged=False)
 
-    def foresee(self, ranges: Iterable[ShardRange]) -> None:
+    def prefetch(self, ranges: Iterable[ShardRange]) -> None:
         """Start to fetch the ranges that will be loaded next, as far as there is room for them. Does not wait."""
         self._after_fork()
         room = self.settings.memory_bytes // 2 - self._coming_bytes

@@ -384,4 +384,4 @@ def fetch_samples(samples: Iterable[tuple[Reader | OpenedSource, int]], *, wait:
             wanted.setdefault(reader.ahead.settings, []).extend(reader.ranges(indices))
     for settings, ranges in wanted.items():
         cache = shared_range_cache(settings)
-        cache.load(ranges) if wait else cache.foresee(ranges)
+        cache.load(ranges) if wait else cache.prefetch(ranges)
