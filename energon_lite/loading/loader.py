@@ -328,7 +328,8 @@ class DataLoader:
         delivered; samples ``skipped``, ``failed`` and ``dropped``, all of these by data set in ``datasets``, and the
         ``reasons``; ``wait_seconds`` spent in ``next()``; ``queue``: results ``ready``, jobs ``pending``, and
         ``bytes_in_flight``; ``worker_deaths``; ``stage_seconds`` and ``dataset_seconds`` of work; ``bytes_read``;
-        ``cache``; the ``bottleneck`` of the run; with ``quarantine``, lines ``written`` and ``lost``; with
+        ``cache``; the ``bottleneck`` of the run; ``fallbacks`` from the fast route, by reason; with ``quarantine``,
+        lines ``written`` and ``lost``; with
         ``batching``, under ``planned``, the samples that the plan dropped, truncated and split: over all ranks
         together, or, if lengths are those of encoded samples, on this rank.
         """

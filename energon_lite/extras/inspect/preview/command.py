@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon_lite.cli.dataset_arguments import batching_argument
-from energon_lite.extras.inspect.preview.sample_text import sample_lines
 from energon_lite.cli.task_encoder_argument import make_task_encoder
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError, counted
+from energon_lite.extras.inspect.preview.sample_text import sample_lines
 from energon_lite.extras.inspect.preview.shown_sample import ShownSample
 from energon_lite.extras.inspect.preview.site import Site
 from energon_lite.extras.inspect.preview.steps import Place
