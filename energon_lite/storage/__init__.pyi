@@ -1,8 +1,17 @@
+from .files.atomic_file import replacing as replacing
+from .index.columns import write_column as write_column
 from .index.filter_index import build_filter_index as build_filter_index
 from .index.filter_index import build_filter_index_from_shard_indexes as build_filter_index_from_shard_indexes
+from .index.nv_meta import is_prepared as is_prepared
+from .index.nv_meta import read_info as read_info
+from .index.splits import parse_ratio as parse_ratio
+from .prepare.prepare import prepare_dataset as prepare_dataset
 from .read.range_cache import ReadAhead as ReadAhead
 from .read.range_stream import RangeStream as RangeStream
 from .read.range_stream import open_stream as open_stream
 from .read.source import Source as Source
 from .read.source import register_source as register_source
 from .samples.decoding import SampleDecoder as SampleDecoder
+from .sharded_job.job import ShardedJob as ShardedJob
+from .sharded_job.ranks import Ranks as Ranks
+from .sharded_job.work import Work as Work

@@ -16,9 +16,7 @@ from __future__ import annotations
 import os
 from typing import Annotated, Literal
 
-from energon_lite.documents import Node, keys_of, load_yaml, located, read_keys
-from energon_lite.documents.paths import local_path
-from energon_lite.documents.typed import Key
+from energon_lite.documents import Key, Node, keys_of, load_yaml, local_path, located, read_keys
 from energon_lite.trainer.tokenizing.run import Input
 from energon_lite.trainer.tokenizing.tasks import Task
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.storage.files.atomic_file import replacing
+from energon_lite.storage import replacing
 from energon_lite.trainer.tokenizing.array_tar import ArrayTar
 from energon_lite.trainer.tokenizing.records import Block, read_block
 from energon_lite.trainer.tokenizing.tasks import Example, Task, examples_of
