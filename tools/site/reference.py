@@ -107,6 +107,12 @@ PAGES = (
         ("energon_lite.extras.tools",),
     ),
     Page(
+        "cli",
+        "Commands of your own",
+        "See [entry points](../architecture.md#entry-points).",
+        ("energon_lite.cli",),
+    ),
+    Page(
         "frameworks",
         "Frameworks",
         "Each module is imported by its own name and needs the package that it is named after.",

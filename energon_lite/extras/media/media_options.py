@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from energon_lite.cli.progress import progress, show_share
+from energon_lite.cli import progress, show_share
 from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["extract_media", "media_options"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from energon_lite.cli.job_options import job_options
-from energon_lite.cli.local_paths import ExistingPath, local_dataset
+from energon_lite.cli import ExistingPath, job_options
+from energon_lite.cli.local_paths import local_dataset
 from energon_lite.errors import UsageError
 from energon_lite.extras.media.media_options import extract_media, media_options
 from energon_lite.storage.sharded_job.ranks import Ranks

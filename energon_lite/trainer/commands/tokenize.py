@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from energon_lite.cli.job_options import job_options
-from energon_lite.cli.progress import progress
+from energon_lite.cli import job_options, progress
 from energon_lite.errors import UsageError, counted
 from energon_lite.trainer.tokenizing.metadata import read_metadata
 from energon_lite.trainer.tokenizing.run import Input, TokenizeReport, tokenize_files

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from energon_lite.cli.job_options import job_options
-from energon_lite.cli.progress import progress
+from energon_lite.cli import job_options, progress
 from energon_lite.errors import counted
 from energon_lite.trainer.commands.convert_weights import bytes_of
 

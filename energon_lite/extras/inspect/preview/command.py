@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_lite.cli.dataset_arguments import batching_argument
-from energon_lite.cli.task_encoder_argument import make_task_encoder
+from energon_lite.cli import batching_argument, make_task_encoder
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError
 

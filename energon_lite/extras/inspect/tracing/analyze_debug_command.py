@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from energon_lite.cli.local_paths import ExistingPath
+from energon_lite.cli import ExistingPath
 from energon_lite.errors import UsageError, counted
 from energon_lite.extras.inspect.tracing.command import is_trace, read_runs
 from energon_lite.extras.inspect.tracing.heat_map import HeatMap

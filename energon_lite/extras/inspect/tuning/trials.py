@@ -190,7 +190,7 @@ def _main(what: str, results: int) -> None:
 
 def _measuring(what: What) -> Any:
     from energon_lite import Reading, WorkerConfig, get_train_dataset
-    from energon_lite.cli.task_encoder_argument import make_task_encoder
+    from energon_lite.cli import make_task_encoder
     from energon_lite.extras.inspect.tuning.loader_speed import LoaderSpeed
 
     def make(workers: int) -> Any:
