@@ -54,6 +54,7 @@ from .training.generate import load_tokenizer as load_tokenizer
 from .training.loop import Trainer as Trainer
 from .training.metrics import MetricsSink as MetricsSink
 from .training.pipeline import run_pipeline as run_pipeline
+from .training.pipeline_schedule import pipeline_order as pipeline_order
 from .training.pipeline_schedule import pipeline_schedule as pipeline_schedule
 from .training.run_dataset import training_dataset as training_dataset
 from .training.step import StepResult as StepResult

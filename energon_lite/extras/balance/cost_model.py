@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from energon_lite.batching.capacity import Ints, checked_lengths
+from energon_lite.batching.transformer_shape import TransformerShape
 from energon_lite.errors import UsageError
-from energon_lite.extras.balance.transformer_shape import TransformerShape
 
 __all__ = ["IMAGES", "LOSS_TOKENS", "MICRO_BATCH_NUMBERS", "PATCHES", "SQUARED_PATCHES", "TOKENS"]
 __all__ += ["CostModel", "Quadratic"]

@@ -32,6 +32,7 @@ from energon_lite.batching.sequences import cut_sequence as cut_sequence
 from energon_lite.batching.sequences import next_token_pairs as next_token_pairs
 from energon_lite.batching.sorted_window import SortedWindow as SortedWindow
 from energon_lite.batching.strategy import register_strategy as register_strategy
+from energon_lite.batching.transformer_shape import TransformerShape as TransformerShape
 from energon_lite.errors import ConfigError as ConfigError
 from energon_lite.errors import DatasetError as DatasetError
 from energon_lite.errors import EmptyDatasetError as EmptyDatasetError
@@ -57,8 +58,6 @@ from energon_lite.extras.balance.cost_model import CostModel as CostModel
 from energon_lite.extras.balance.cost_model import Quadratic as Quadratic
 from energon_lite.extras.balance.encoder_plan import EncoderPlan as EncoderPlan
 from energon_lite.extras.balance.image_patches import ImagePatches as ImagePatches
-from energon_lite.extras.balance.pipeline_order import pipeline_order as pipeline_order
-from energon_lite.extras.balance.transformer_shape import TransformerShape as TransformerShape
 from energon_lite.extras.inspect.auditing.sample_history import SampleHistory as SampleHistory
 from energon_lite.extras.inspect.auditing.sample_history import find_samples as find_samples
 from energon_lite.extras.inspect.auditing.sample_history import sample_history as sample_history

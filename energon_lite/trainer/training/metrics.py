@@ -11,11 +11,8 @@ from typing import Any
 from tqdm import tqdm
 
 from energon_lite.errors import listed
-from energon_lite.extras.inspect import MetricsFile as MetricsFile
-from energon_lite.extras.inspect import PrometheusEndpoint, TensorBoardFolder
-from energon_lite.extras.inspect import WandbRun as WandbRun
 from energon_lite.loading import MetricsSink as MetricsSink
-from energon_lite.trainer.training.config import TrainerConfig
+from energon_lite.trainer.training.config import TrainerConfig, require_extra
 from energon_lite.trainer.training.config_file import config_to_dict
 
 logger = logging.getLogger(__name__)
@@ -28,7 +25,7 @@ SinkMaker = Callable[[int], MetricsSink]
 
 
 def make_sinks(config: TrainerConfig, after: int, more: Iterable[SinkMaker] = ()) -> list[MetricsSink]:
-    """Make the sinks of a run's configuration, and further ones.
+    """Make the sinks of a run's configuration, and further ones. They need the extra ``inspect``, but for the progress.
 
     A run that begins at step 0 overwrites nothing: files of a former run in the folder move to its subfolder
     ``former-1``.
@@ -39,21 +36,27 @@ def make_sinks(config: TrainerConfig, after: int, more: Iterable[SinkMaker] = ()
         more: makers of further sinks.
 
     Raises:
-        UsageError: the package of a sink is not installed, or the port for Prometheus is in use.
+        UsageError: the package or the extra of a sink is not installed, or the port for Prometheus is in use.
     """
     output, train = Path(config.output), config.train
     if after == 0:
         _set_aside(output)
-    sinks: list[MetricsSink] = [
-        Progress(train.steps, done=after, every=train.log_every),
-        MetricsFile(output / "metrics.jsonl", after=after),
-    ]
+    sinks: list[MetricsSink] = [Progress(train.steps, done=after, every=train.log_every)]
+    try:
+        from energon_lite.extras import inspect
+    except ImportError:
+        logger.warning("metrics.jsonl is not written: energon_lite is installed without energon_lite/extras/inspect")
+    else:
+        sinks.append(inspect.MetricsFile(output / "metrics.jsonl", after=after))
     if train.tensorboard:
-        sinks.append(TensorBoardFolder(output / "tensorboard", after=after))
+        require_extra("inspect", "train.tensorboard")
+        sinks.append(inspect.TensorBoardFolder(output / "tensorboard", after=after))
     if train.wandb is not None:
-        sinks.append(WandbRun(output, train.wandb, config_to_dict(config)))
+        require_extra("inspect", "train.wandb")
+        sinks.append(inspect.WandbRun(output, train.wandb, config_to_dict(config)))
     if train.prometheus_port is not None:
-        sinks.append(PrometheusEndpoint(train.prometheus_port))
+        require_extra("inspect", "train.prometheus_port")
+        sinks.append(inspect.PrometheusEndpoint(train.prometheus_port))
     return [*sinks, *(make(after) for make in more)]
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from energon_lite.errors import UsageError
+from energon_lite.extras.inspect import MetricsFile, WandbRun
 from energon_lite.trainer import config_from_dict
-from energon_lite.trainer.training.metrics import MetricsFile, Progress, WandbRun, make_sinks
+from energon_lite.trainer.training.metrics import Progress, make_sinks
 
 VALUES: dict[str, Any] = {"loss": 2.5, "grad_norm": 1.0, "tokens": 12, "seconds": 0.1}
 
