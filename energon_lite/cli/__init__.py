@@ -1,8 +1,8 @@
 """The command line: one file per command.
 
 Commands of guests import from this package: options and progress of a job (``job_options``, ``progress``,
-``show_share``), values of options (``ExistingPath``, ``json_object``, ``make_task_encoder``, ``batching_argument``) and
-tables (``aligned``).
+``show_share``), values of options (``ExistingPath``, ``json_object``, ``bytes_of``, ``make_task_encoder``,
+``batching_argument``) and tables (``aligned``).
 """
 
 from energon_lite.lazy_exports import lazy_exports

@@ -1,3 +1,4 @@
+from .byte_size import bytes_of as bytes_of
 from .dataset_arguments import batching_argument as batching_argument
 from .jobs import job_options as job_options
 from .jobs import json_object as json_object

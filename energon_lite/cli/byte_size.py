@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["byte_size"]
+import re
+
+import click
+
+__all__ = ["byte_size", "bytes_of"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
+#: Units of sizes that users write.
+_FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def byte_size(count: float) -> str:
@@ -19,3 +25,20 @@ def byte_size(count: float) -> str:
             break
         count /= 1000
     return f"{count:.4g} {unit}"
+
+
+def bytes_of(text: str) -> int:
+    """Read a size that a user wrote, in bytes.
+
+    Raises:
+        click.BadParameter: the text is no size.
+
+    Example:
+        >>> bytes_of("5GB")
+        5000000000
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    size = round(float(found[1]) * _FACTORS[found[2].upper()]) if found and found[2].upper() in _FACTORS else 0
+    if size < 1:
+        raise click.BadParameter(f"{text!r} is no size; write for example 5GB or 500MiB")
+    return size

@@ -32,10 +32,12 @@ from .optimizer.plain_optimizer import learning_rate as learning_rate
 from .optimizer.plain_optimizer import make_optimizer as make_optimizer
 from .parallel.mesh import ParallelMesh as ParallelMesh
 from .parallel.mesh import build_mesh as build_mesh
+from .parallel.mesh import start_process_group as start_process_group
 from .parallel.parameters import ParameterLayout as ParameterLayout
 from .parallel.parameters import freeze as freeze
 from .parallel.parameters import initialize_parameters as initialize_parameters
 from .parallel.parameters import new_parameter as new_parameter
+from .parallel.process_group import end_process_group as end_process_group
 from .parallel.rank_grid import RankGrid as RankGrid
 from .tokenizing.task_encoder import TokenizedTaskEncoder as TokenizedTaskEncoder
 from .training.config import MeshConfig as MeshConfig

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import click
 
-__all__ = ["bytes_of", "command"]
+from energon_lite.cli import bytes_of
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+__all__ = ["command"]
+
 _SOURCE, _TARGET = (click.argument(name, type=click.Path()) for name in ("source", "target"))
 _DTYPE = click.Choice(["float32", "float64", "bfloat16"])
-
-
-def bytes_of(text: str) -> int:
-    """A size in words.
-
-    Raises:
-        click.BadParameter: it is none.
-
-    Example:
-        >>> bytes_of("5GB")
-        5000000000
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    size = round(float(found[1]) * _UNITS[found[2].upper()]) if found and found[2].upper() in _UNITS else 0
-    if size < 1:
-        raise click.BadParameter(f"{text!r} is no size; write for example 5GB or 500MiB")
-    return size
 
 
 @click.group(name="convert-weights", context_settings={"show_default": True})

@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from energon_lite.cli import job_options, progress
+from energon_lite.cli import bytes_of, job_options, progress
 from energon_lite.errors import counted
-from energon_lite.trainer.commands.convert_weights import bytes_of
 
 __all__ = ["command"]
 
