@@ -34,7 +34,7 @@ _CHILD = """
 import re, sys, torch
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from energon_lite.trainer.conversion.to_native import huggingface_to_native
-from energon_lite.trainer.conversion.to_file import native_to_file
+from energon_lite.trainer.conversion.weight_files import native_to_file
 
 def peak():
     with open("/proc/self/status") as status:

@@ -83,6 +83,6 @@ def native_to_hf(source: str, target: str, shard_size: str | None, **options: An
 @click.option("--optimizer", is_flag=True, help="Also what the optimizer has.")
 def to_file(source: str, target: str, optimizer: bool) -> None:
     """Write a checkpoint of any layout to one safetensors file, by the trainer's names."""
-    from energon_lite.trainer.conversion.to_file import native_to_file
+    from energon_lite.trainer.conversion.weight_files import native_to_file
 
     click.echo(f"wrote {native_to_file(source, target, optimizer=optimizer)}")

@@ -16,13 +16,12 @@ from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
 from energon_lite.trainer.data.loaders import RunData
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.optimizer.learning_rates import scaled_learning_rate
+from energon_lite.trainer.optimizer.config import scaled_learning_rate
 from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
-from energon_lite.trainer.parallel.mesh import build_mesh
+from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.config import TrainerConfig
-from energon_lite.trainer.training.config_changes import changes
-from energon_lite.trainer.training.config_file import config_to_dict
+from energon_lite.trainer.training.config_file import changes, config_to_dict
 from energon_lite.trainer.training.metrics import MetricsSink, SinkMaker, make_sinks, write
 from energon_lite.trainer.training.micro_batch_times import MicroBatchTimes
 from energon_lite.trainer.training.nonfinite import NonFiniteGuard, is_finite
@@ -278,3 +277,14 @@ class Trainer:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def training_dataset(config: TrainerConfig) -> Any:
+    """Return the training data set of a run, in one process without a process group: its plan is equal on any ranks.
+
+    Example:
+        >>> sample_history(training_dataset(load_config("run.yaml")), leaf=0, index=7)
+    """
+    data = RunData(config.data, config.model, ParallelMesh(), seed=config.seed, eval_batches=None)
+    with data.train_loader as loader:
+        return loader.dataset

@@ -22,9 +22,9 @@ from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
 from energon_lite.trainer.conversion.language_config import model_config
 from energon_lite.trainer.conversion.language_tensors import native_shapes
-from energon_lite.trainer.conversion.to_file import native_to_file
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from energon_lite.trainer.conversion.to_native import huggingface_to_native
+from energon_lite.trainer.conversion.weight_files import native_to_file
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.generate import generate, load_model
