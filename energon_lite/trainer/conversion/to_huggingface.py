@@ -18,7 +18,6 @@ from energon_lite.errors import EnergonLiteError, StateError, UsageError
 from energon_lite.trainer.checkpointing.checkpoint import Place, read_state
 from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
-from energon_lite.trainer.conversion.architectures import architecture_for
 from energon_lite.trainer.conversion.huggingface_folder import (
     COMPANION,
     CONFIG,
@@ -34,12 +33,20 @@ from energon_lite.trainer.conversion.huggingface_folder import (
     division_of,
     index_json,
 )
-from energon_lite.trainer.conversion.language_config import huggingface_config
-from energon_lite.trainer.conversion.language_tensors import COMPUTED, EMBEDDING, HEAD, check_tensors
+from energon_lite.trainer.conversion.language_config import architecture_for, huggingface_config
 from energon_lite.trainer.conversion.llava import MODEL_TYPE, check_is_llava, llava_config
+from energon_lite.trainer.conversion.tensor_names import (
+    COMPUTED,
+    EMBEDDING,
+    HEAD,
+    check_tensors,
+    is_head,
+    model_shapes,
+    native_name,
+    their_names,
+)
 from energon_lite.trainer.conversion.tokenizer_files import GENERATION, has_tokenizer, run_tokenizer_files
 from energon_lite.trainer.conversion.vision_config import PREPROCESSOR, encoder_config, preprocessor_json
-from energon_lite.trainer.conversion.vision_tensors import is_head, model_shapes, native_name, their_names
 from energon_lite.trainer.conversion.weight_files import TargetTensor, model_config_at, write_files
 from energon_lite.trainer.data.tokenizer import ByteTokenizer
 from energon_lite.trainer.models.config import DTYPES, ModelConfig

@@ -22,17 +22,15 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.config import TrainerConfig
 from energon_lite.trainer.training.config_file import changes, config_to_dict
-from energon_lite.trainer.training.metrics import MetricsSink, SinkMaker, make_sinks, write
+from energon_lite.trainer.training.guards import NonFiniteGuard, SpikeGuard, is_finite
+from energon_lite.trainer.training.metrics import MetricsSink, RunningStep, SinkMaker, StepMetrics, make_sinks, write
 from energon_lite.trainer.training.micro_batch_times import MicroBatchTimes
-from energon_lite.trainer.training.nonfinite import NonFiniteGuard, is_finite
 from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
 from energon_lite.trainer.training.profiling import ProfileWindow
 from energon_lite.trainer.training.requests import Requests
 from energon_lite.trainer.training.run_digest import RunDigest
-from energon_lite.trainer.training.spikes import SpikeGuard
 from energon_lite.trainer.training.starting_weights import NEW_PARTS, load_starting_weights
 from energon_lite.trainer.training.step import evaluate_each, launch_step
-from energon_lite.trainer.training.step_metrics import RunningStep, StepMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from rank_processes import RunRanks
 from test_parity import BASE, OPTIMIZER, Layout, Run, make_steps, train_on
 
 from energon_lite.trainer.conversion.language_config import huggingface_config
-from energon_lite.trainer.conversion.language_tensors import huggingface_name
+from energon_lite.trainer.conversion.tensor_names import huggingface_name
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.optimizer.config import OptimizerConfig, learning_rate
 
