@@ -2,7 +2,8 @@
 
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
-``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``. A guest that is deleted takes its entries with it.
+``DECODERS``, ``PREPARE_STEPS``, ``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``, ``METADATASET_KEYS``. A guest that
+is deleted takes its entries with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -29,10 +30,15 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "Command",
+    "Decoder",
+    "PrepareStep",
     "SourceFormat",
     "commands",
+    "decoders",
     "load",
+    "metadataset_keys",
     "observers",
+    "prepare_steps",
     "range_readers",
     "source_formats",
     "state_readers",
@@ -74,6 +80,37 @@ class SourceFormat(NamedTuple):
     marker: str = ""
 
 
+class Decoder(NamedTuple):
+    """A decoder of parts of samples. Table ``DECODERS``, by name. The form that the decoder ``av`` gives to parts is
+    :class:`~energon_lite.storage.SampleDecoder`'s argument ``av_decode``.
+
+    Args:
+        target: ``module:function``, called with
+            :class:`~energon_lite.storage.samples.part_decoder.DecoderSettings`; returns a
+            :class:`~energon_lite.storage.samples.part_decoder.PartDecoder`, or None if the parts are to stay bytes.
+        extensions: last extensions of the names of parts, in lower case: ``("las", "laz")``. Extensions that the core
+            decodes have no effect.
+    """
+
+    target: str
+    extensions: tuple[str, ...]
+
+
+class PrepareStep(NamedTuple):
+    """A step at the end of ``energon-lite prepare``. Table ``PREPARE_STEPS``, by the command that does it alone.
+
+    Args:
+        add_options: ``module:decorator``, which adds options of click to the command.
+        begin: ``module:function``, called with the values of all options by name before anything is read; returns a
+            function that is called with the prepared folder, on rank 0. None: the step was not requested.
+        options: its options, for messages.
+    """
+
+    add_options: str
+    begin: str
+    options: str
+
+
 def commands() -> dict[str, Command]:
     """Return the commands of all guests, by name."""
     return _merged("COMMANDS")
@@ -82,6 +119,16 @@ def commands() -> dict[str, Command]:
 def source_formats() -> dict[str, SourceFormat]:
     """Return the formats of all guests, by URL scheme."""
     return _merged("SOURCES")
+
+
+def decoders() -> dict[str, Decoder]:
+    """Return the decoders of all guests, by name."""
+    return _merged("DECODERS")
+
+
+def prepare_steps() -> dict[str, PrepareStep]:
+    """Return the steps that guests add to ``prepare``, by command."""
+    return _merged("PREPARE_STEPS")
 
 
 def range_readers() -> dict[str, str]:
@@ -109,6 +156,15 @@ def observers() -> dict[str, str]:
     :func:`~energon_lite.loading.batch_observer.open_observer`.
     """
     return _merged("OBSERVERS")
+
+
+def metadataset_keys() -> dict[str, str]:
+    """Return the functions of guests that open the data sets of a key of metadatasets, by key.
+
+    Table ``METADATASET_KEYS``. A value is ``module:object``; for keys and types of the objects see
+    :mod:`energon_lite.loading.makers.metadataset_keys`.
+    """
+    return _merged("METADATASET_KEYS")
 
 
 def load(target: str) -> Any:

@@ -173,8 +173,11 @@ class ConfigError(EnergonLiteError, ValueError):
         fix: str | None = None,
     ):
         self.file = None if file is None else os.fspath(file)
-        self.line, self.column, self.at = line, column, at
-        self.expected, self.found = expected, found
+        self.line = line
+        self.column = column
+        self.at = at
+        self.expected = expected
+        self.found = found
         self.suggestion = nearest(suggest_for, choices) if suggest_for is not None else None
         said = {"expected": expected, "found": found}
         parts = [what, *(f"{name} {words}" for name, words in said.items() if words is not None)]

@@ -9,12 +9,15 @@ from energon_lite.errors import UsageError
 
 __all__ = ["LaunchedPlace", "launched_place", "place_without_group"]
 
-#: Variables of the rank and of the number of processes: torchrun (and launchers that follow it), srun, mpirun. Those of
-#: srun are the step's, not the job's: a notebook or a batch script in a job with many tasks is one process.
+#: Variables of the rank and of the number of processes: torchrun (and launchers that follow it), srun, Open MPI, MPICH
+#: (and Intel's and Cray's MPI, which derive from it), MVAPICH. Those of srun are the step's, not the job's: a
+#: notebook or a batch script in a job with many tasks is one process.
 _VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
 )
 
 

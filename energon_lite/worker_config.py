@@ -263,7 +263,8 @@ class WorkerConfig:
         """Set the sample of this worker, for the user's own loops outside of a loader."""
         if WorkerConfig._sample_indices:
             raise UsageError("a worker config is active already", fix="call worker_deactivate() first")
-        WorkerConfig._activated, WorkerConfig._sample_indices = self, [sample_index]
+        WorkerConfig._activated = self
+        WorkerConfig._sample_indices = [sample_index]
 
     def worker_push_sample_index(self, sample_index: int) -> None:
         """Enter a sample nested in the current one."""
@@ -314,7 +315,8 @@ class WorkerConfig:
         group = data_parallel_group
         rank, size = (dist.get_rank(group), dist.get_world_size(group)) if running else place_without_group()
         config = cls(rank=rank, world_size=size, num_workers=num_workers, seed_offset=seed_offset)
-        config.data_parallel_group, config._before_group = group, not running
+        config.data_parallel_group = group
+        config._before_group = not running
         return config
 
     @classmethod

@@ -60,7 +60,7 @@ class Capacity:
         unit: what ``limit`` counts.
         multiple: every length counts as the next multiple of this number, for collations that pad each sample to it.
         cost: for the unit ``cost``: int64 lengths ``[n]`` -> int64 costs ``[n]``, growing with the length. Integers,
-            because all ranks, on whatever machines, must come to the same plan.
+            because all ranks, on any machines, must compute the same plan.
 
     Raises:
         UsageError: not even one token fits, or the unit is unknown.

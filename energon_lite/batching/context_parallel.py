@@ -99,8 +99,8 @@ def context_parallel_slice(
         fields: the tensors to cut, each with its sequence dimension, such as ``{"tokens": 1, "mask": -1}``. All have
             equal lengths in that dimension.
         rank, size, cut: see :func:`context_parallel_positions`.
-        documents: the field with the bounds of the documents (``cu_seqlens``), for batches of one packed row. It stays
-            as it is: attention needs the bounds in the whole row.
+        documents: the field with the bounds of the documents (``cu_seqlens``), for batches of one packed row. It is
+            not cut: attention needs the bounds in the whole row.
 
     Raises:
         UsageError: the batch has no such field, or the fields have different lengths.

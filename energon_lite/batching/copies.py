@@ -79,18 +79,24 @@ class _Crowd:
 
     def __init__(self, batches: MicroBatches, owner: Ints, copies: Ints, sizes: Ints, keys: Ints, fits: Fits):
         several = copies > 1
-        self._several, self._most = several.tolist(), (-(-copies // len(batches))).tolist()
+        self._several = several.tolist()
+        self._most = (-(-copies // len(batches))).tolist()
         offsets = batches.offsets.tolist()
         self._members = [list(range(*edges)) for edges in pairwise(offsets)]
         self._batch = np.repeat(np.arange(len(batches)), batches.rows()).tolist()
-        self._owner, self._position = owner.tolist(), batches.sample.tolist()
-        self._sizes, self._keys, self._fits = sizes.tolist(), keys.tolist(), fits
+        self._owner = owner.tolist()
+        self._position = batches.sample.tolist()
+        self._sizes = sizes.tolist()
+        self._keys = keys.tolist()
+        self._fits = fits
         by_length = np.lexsort((owner, keys, sizes))
         # Edges of the runs of copies of one sample, in the order by length.
         edges = np.flatnonzero(np.diff(owner[by_length], prepend=-1, append=-1))
         block = np.empty(len(sizes), dtype=np.int64)
         block[by_length] = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
-        self._by_length, self._block, self._edges = by_length.tolist(), block.tolist(), edges.tolist()
+        self._by_length = by_length.tolist()
+        self._block = block.tolist()
+        self._edges = edges.tolist()
         # Of samples with several copies, in each micro-batch: sample -> (position of the copy -> number of its pieces).
         self._copies: list[dict[int, Counter[int]]] = [defaultdict(Counter) for _ in self._members]
         for entry in np.flatnonzero(several[owner]).tolist():

@@ -35,8 +35,12 @@ UInt64 = NDArray[np.uint64]
 #: Digest of the empty set, and start of a chain.
 NO_SAMPLES = 0
 #: Odd factors of leaf, index and epoch, so that the sum differs if any of them does.
-_LEAF, _INDEX, _EPOCH = 0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 0xE7037ED1A0B428DB
-_LEAF_ARRAY, _INDEX_ARRAY, _EPOCH_ARRAY = (np.array(factor, np.uint64) for factor in (_LEAF, _INDEX, _EPOCH))
+_LEAF = 0xD6E8FEB86659FD93
+_INDEX = 0xA0761D6478BD642F
+_EPOCH = 0xE7037ED1A0B428DB
+_LEAF_ARRAY = np.array(_LEAF, np.uint64)
+_INDEX_ARRAY = np.array(_INDEX, np.uint64)
+_EPOCH_ARRAY = np.array(_EPOCH, np.uint64)
 
 
 def address_hash(leaf: int, index: int, epoch: int) -> int:

@@ -44,7 +44,7 @@ def whole_steps(
 ) -> MicroBatches:
     """Divide the samples of the last, partial step among a full number of micro-batches.
 
-    Packed ones are assigned anew, longest samples first, each to the emptiest micro-batch. Padded ones, and packed ones
+    Packed ones are regrouped, longest samples first, each to the emptiest micro-batch. Padded ones, and packed ones
     that would exceed the capacity that way, are split instead: the fullest is halved repeatedly, so that none exceeds
     the capacity. If there are fewer samples than micro-batches, some stay empty.
 

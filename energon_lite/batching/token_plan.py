@@ -173,7 +173,9 @@ class TokenPlan(Plan):
             size = len(self.chunks.get(pass_number, chunk))
             if batch < size:
                 return (chunk, batch), batches
-            chunk, batch, empty = chunk + 1, batch - size, 0 if size else empty + 1
+            chunk = chunk + 1
+            batch = batch - size
+            empty = 0 if size else empty + 1
             if empty >= _PATIENCE:
                 raise UsageError(
                     f"{empty * self.chunk} samples in a row are above the capacity, and are dropped",

@@ -1,4 +1,4 @@
-"""The command line: one file per command.
+"""Command line of the library, one module for each command.
 
 Commands of guests import from this package: options and progress of a job (``job_options``, ``progress``,
 ``show_share``), values of options (``ExistingPath``, ``json_object``, ``bytes_of``, ``make_task_encoder``,

@@ -1,4 +1,4 @@
-"""Sizes in bytes, as text."""
+"""Formatting of sizes in bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, 
 
 
 def byte_size(count: float) -> str:
-    """A number of bytes with four digits, and the unit of 1000s that suits it.
+    """Format a number of bytes with four digits, in a unit that is a power of 1000.
 
     Example:
         >>> byte_size(12), byte_size(3_456_789)
@@ -28,7 +28,7 @@ def byte_size(count: float) -> str:
 
 
 def bytes_of(text: str) -> int:
-    """Read a size that a user wrote, in bytes.
+    """Parse a size in bytes.
 
     Raises:
         click.BadParameter: the text is no size.
@@ -37,8 +37,8 @@ def bytes_of(text: str) -> int:
         >>> bytes_of("5GB")
         5000000000
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    size = round(float(found[1]) * _FACTORS[found[2].upper()]) if found and found[2].upper() in _FACTORS else 0
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    size = round(float(match[1]) * _FACTORS[match[2].upper()]) if match and match[2].upper() in _FACTORS else 0
     if size < 1:
         raise click.BadParameter(f"{text!r} is no size; write for example 5GB or 500MiB")
     return size

@@ -1,4 +1,4 @@
-"""``energon-lite checkpoint``: what is in the saved states of loaders, and other states of them."""
+"""``energon-lite checkpoint``: show saved states of loaders, and convert them."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ _STATES = click.argument("states", nargs=-1, required=True, type=ExistingPath())
 
 @click.group(name="checkpoint", context_settings={"show_default": True})
 def command() -> None:
-    """Look at saved states of loaders, put those of all ranks together, divide them among other ranks, carry a run over
-    to a changed blend or batch size.
+    """Show saved states of loaders, merge those of all ranks, divide them among other ranks, or rebase them.
 
-    STATES are files of JSON, msgpack or torch.save: states, or checkpoints that have loader states in them. Or folders
-    of such files, or a checkpoint folder of energon_lite's trainer. Nothing in them is run.
+    STATES are files of JSON, msgpack or torch.save: states, or checkpoints with loader states. Or folders of such
+    files, or a checkpoint folder of energon_lite's trainer. No code in them is run.
     """
 
 
 @command.command()
 @_STATES
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Write the summary as JSON.")
 def info(states: tuple[str, ...], as_json: bool) -> None:
-    """Show what is in the states of a run, and on how many ranks it can go on."""
-    found = found_states(states)
-    names, problem = [one.name for one in found], None
+    """Show the contents of the states of a run, and the numbers of ranks on which it can be resumed."""
+    loaded = found_states(states)
+    names, problem = [state.name for state in loaded], None
     try:
-        runs = [(names, summary(_whole(found), len(found)))]
+        runs = [(names, summary(_whole(loaded), len(loaded)))]
     except StateError as error:
         problem = error
-        runs = [([one.name], summary(one.state)) for one in found]
+        runs = [([state.name], summary(state.state)) for state in loaded]
     if as_json:
         named = [{"files": files, **item} for files, item in runs]
         click.echo(json.dumps({"runs": named, "problem": problem and str(problem)}, indent=2))
@@ -53,36 +52,38 @@ def info(states: tuple[str, ...], as_json: bool) -> None:
             click.echo(listed(files, 1))
             for title, text in summary_lines(item):
                 click.echo(f"  {title:<14}{text}")
-    if problem is not None and len(found) > 1:
+    if problem is not None and len(loaded) > 1:
         raise problem
 
 
 @command.command()
 @_STATES
-@click.option("--output", "-o", required=True, type=click.Path(), help="The file to be written.")
+@click.option("--output", "-o", required=True, type=click.Path(), help="The file to write.")
 def merge(states: tuple[str, ...], output: str) -> None:
-    """Put the states of all ranks together: one state, that each rank of any suitable number can be given."""
-    found = found_states(states)
-    whole = _whole(found)
+    """Merge the states of all ranks into one, which each rank of any suitable number can restore."""
+    loaded = found_states(states)
+    whole = _whole(loaded)
     write_state_file(output, whole)
     click.echo(
-        f"{output}: {counted(len(found), 'state')} at pass {whole['pass_number']}, micro-batch {whole['position']:,}"
+        f"{output}: {counted(len(loaded), 'state')} at pass {whole['pass_number']}, micro-batch {whole['position']:,}"
     )
 
 
 @command.command()
 @click.argument("states", nargs=-1, required=True, type=click.Path())
-@click.option("--world", "--new-world-size", type=click.IntRange(min=1), help="Data-parallel ranks that are to go on.")
-@click.option("--output", "-o", type=click.Path(), help="The folder to be written.  [default: the last of STATES]")
+@click.option(
+    "--world", "--new-world-size", type=click.IntRange(min=1), help="Number of data-parallel ranks to resume on."
+)
+@click.option("--output", "-o", type=click.Path(), help="The folder to write.  [default: the last of STATES]")
 @click.option("--suffix", type=click.Choice(SUFFIXES), help="Format of the files.  [default: that of the first STATE]")
 def redist(states: tuple[str, ...], world: int | None, output: str | None, suffix: str | None) -> None:
-    """Divide the state of a run among another number of ranks: a file for each of them. Files that were made so of the
+    """Divide the state of a run among another number of ranks, with a file for each. Files of an earlier call for the
     same states are replaced.
 
-    There is no need to, usually: each rank of any suitable number goes on with the file of any rank, or with the one
-    that `merge` writes. Files are named as those of STATES, if these have a number in their names, else loader_rankN.
+    Usually this is not necessary: each rank of any suitable number can resume from the file of any rank, or from the
+    file of `merge`. Files are named like STATES, if these have a number in their names, else loader_rankN.
     """
-    if output is None:  # as Energon has it: redist STATES... FOLDER
+    if output is None:  # Energon's form: redist STATES... FOLDER
         *given, output = states
         states = tuple(given)
     existing = ExistingPath()
@@ -109,10 +110,12 @@ def redist(states: tuple[str, ...], world: int | None, output: str | None, suffi
 @command.command()
 @_STATES
 @click.option("--from", "old", required=True, metavar="PATH", help="The blend (or folder) it was saved with.")
-@click.option("--to", "new", metavar="PATH", help="The blend (or folder) to go on with.  [default: that of --from]")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Samples in a micro-batch from now on.")
-@click.option("--output", "-o", type=click.Path(), help="[default: STATE with .rebased in its name]")
-@click.option("--give-up", is_flag=True, help="Allow samples of what was begun to be passed over.")
+@click.option("--to", "new", metavar="PATH", help="The blend (or folder) to resume with.  [default: that of --from]")
+@click.option("--batch-size", type=click.IntRange(min=1), help="New number of samples in a micro-batch.")
+@click.option(
+    "--output", "-o", type=click.Path(), help="The file to write.  [default: STATE with .rebased in its name]"
+)
+@click.option("--give-up", is_flag=True, help="Allow the loss of samples of unfinished work.")
 @dataset_options
 def rebase(
     states: tuple[str, ...],
@@ -123,8 +126,8 @@ def rebase(
     give_up: bool,
     **options: Any,
 ) -> None:
-    """Carry a run over to a changed blend, or to another batch size. Data sets that stay go on where they were, new
-    ones start at zero.
+    """Continue a run with a changed blend or batch size. Data sets in both blends continue where they were, new ones
+    start at zero.
 
     The other arguments of get_train_dataset are taken from the state.
     """
@@ -167,11 +170,11 @@ def _in_checkpoint(folder: str, reader: str) -> list[FoundState]:
 
 
 def _whole(found: list[FoundState]) -> State:
-    return merged([one.state for one in found], [one.name for one in found])
+    return merged([part.state for part in found], [part.name for part in found])
 
 
 def _check_replaceable(folder: str, there: list[str], names: set[str], given: tuple[str, ...], whole: State) -> None:
-    """Only files that an earlier call made of the same states may be in the folder: those can be made again."""
+    """Refuse a folder with other files than those that an earlier call made for the same states."""
     mine = [_moment(whole)]
     sources = (path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path)) for path in given)
     replaceable = not any(os.path.samefile(folder, source) for source in sources)
@@ -181,7 +184,7 @@ def _check_replaceable(folder: str, there: list[str], names: set[str], given: tu
             states = read_state_files([os.path.join(folder, name)]) if replaceable else []
         except StateError:
             states = []
-        if [_moment(one.state) for one in states] != mine:
+        if [_moment(other.state) for other in states] != mine:
             raise UsageError(
                 f"the folder is not empty: {name} is not of an earlier redist of these states",
                 where=folder,
@@ -190,20 +193,20 @@ def _check_replaceable(folder: str, there: list[str], names: set[str], given: tu
 
 
 def _moment(state: State) -> tuple[Any, ...]:
-    """Which run a state is of, and where the run was."""
+    """Identity of a state's run, and its position."""
     return state["identity"]["fingerprint"], state["pass_number"], state["position"]
 
 
 def _numbered_names(states: tuple[str, ...], world: int, suffix: str) -> list[str]:
-    """Names for the files of ranks: those of the states, with the rank in place of the number that differs."""
+    """File names for ranks: the names of the states, with the rank in place of the number in which they differ."""
     parts = [re.split(r"(\d+)", os.path.splitext(os.path.basename(state.rstrip("/")))[0]) for state in states]
-    same = len(parts) > 1 and len({len(one) for one in parts}) == 1
+    same = len(parts) > 1 and len({len(words) for words in parts}) == 1
     places = [place for place, texts in enumerate(zip(*parts, strict=False)) if len(set(texts)) > 1] if same else []
     if len(places) != 1 or places[0] % 2 == 0:
         width = len(str(world - 1))
         return [f"loader_rank{rank:0{width}}{suffix}" for rank in range(world)]
     (place,), words = places, parts[0]
-    width = min(len(one[place]) for one in parts)
+    width = min(len(name_parts[place]) for name_parts in parts)
     numbers = (f"{rank:0{width}}" for rank in range(world))
     return ["".join([*words[:place], number, *words[place + 1 :]]) + suffix for number in numbers]
 

@@ -1,4 +1,4 @@
-"""``energon-lite completion``: what a shell needs to complete commands and options."""
+"""``energon-lite completion``: write the completion script of a shell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from click.shell_completion import get_completion_class
 __all__ = ["command"]
 
 _SHELLS = ("bash", "zsh", "fish")
-_PROGRAM, _VARIABLE = "energon-lite", "_ENERGON_LITE_COMPLETE"
+_PROGRAM = "energon-lite"
+_VARIABLE = "_ENERGON_LITE_COMPLETE"
 
 
 @click.command(name="completion")
@@ -24,7 +25,8 @@ def command(shell: str) -> None:
     from energon_lite.cli.main import main
 
     kind = get_completion_class(shell)
-    assert kind is not None  # click has all three
+    assert kind is not None  # click supports all three
     if shell == "bash":
-        kind = type("_Bash", (kind,), {"_check_version": staticmethod(lambda: None)})  # of the shell that reads this
+        # click would check the version of the bash that it finds, not of the one that reads this script
+        kind = type("_Bash", (kind,), {"_check_version": staticmethod(lambda: None)})
     click.echo(kind(main, {}, _PROGRAM, _VARIABLE).source())

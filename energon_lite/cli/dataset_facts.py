@@ -1,4 +1,4 @@
-"""What is known of a prepared folder as a whole: who prepared it, what its samples are, how it is divided."""
+"""Facts about a prepared folder: the tool that prepared it, its sample type and its splits."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["fact_lines", "folder_facts"]
 
 
 def folder_facts(path: str, dataset_config: str, split_config: str) -> dict[str, Any]:
-    """A prepared folder in numbers and names, as plain data.
+    """Summarize a prepared folder as plain data.
 
     Args:
         path: the folder, or its URL.
         dataset_config, split_config: names of the files in ``.nv-meta``.
 
     Raises:
-        DatasetError, ConfigError: it is not prepared, or its ``split.yaml`` is wrong.
+        DatasetError, ConfigError: it is not prepared, or its ``split.yaml`` has a mistake.
     """
     meta = local_meta(path)
     counts = read_info(meta)
@@ -36,14 +36,14 @@ def folder_facts(path: str, dataset_config: str, split_config: str) -> dict[str,
     for name in split.split_parts:
         shards = [shard for shard in split.shards(name) if shard in counts]
         splits[name] = {"shards": len(shards), "samples": sum(counts[shard] for shard in shards)}
-    found = None if is_remote(path) else find_index(path, counts)
+    index = None if is_remote(path) else find_index(path, counts)
     return {
         "path": path,
         "prepared_by": _version(meta),
         "sample_type": _sample_type(meta_path(meta, dataset_config)),
         "samples": sum(counts.values()),
         "shards": len(counts),
-        "bytes": None if found is None else int(found[0].shards[:-1, 0].sum()),
+        "bytes": None if index is None else int(index[0].shards[:-1, 0].sum()),
         "splits": splits,
         "excluded": len(split.exclude),
     }
@@ -52,10 +52,10 @@ def folder_facts(path: str, dataset_config: str, split_config: str) -> dict[str,
 def _version(meta: str) -> str:
     try:
         with open(meta_path(meta, INFO_JSON), encoding="utf-8") as file:
-            found = str(json.load(file).get("energon_version", "unknown"))
+            version = str(json.load(file).get("energon_version", "unknown"))
     except (OSError, ValueError):
         return "unknown"
-    return found if found.startswith("energon") else f"energon {found}"
+    return version if version.startswith("energon") else f"energon {version}"
 
 
 def _sample_type(path: str) -> str:
@@ -73,7 +73,7 @@ def _sample_type(path: str) -> str:
 
 
 def fact_lines(facts: dict[str, Any]) -> Iterator[str]:
-    """The same as text."""
+    """Format the facts as lines of text."""
     size = "" if facts["bytes"] is None else f", {byte_size(facts['bytes'])}"
     yield f"{facts['path']}: {counted(facts['samples'], 'sample')} in {counted(facts['shards'], 'shard')}{size}"
     yield f"  prepared by  {facts['prepared_by']}"

@@ -1,4 +1,4 @@
-"""The data set that a loader's state belongs to, made again from what the state says and from options."""
+"""Reconstruction of the data set of a loader's state, from the state and from options."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from energon_lite.loading.iterators.state import State
 
 __all__ = ["dataset_of_state", "dataset_options"]
 
-#: Arguments of ``get_train_dataset`` that a state has.
+#: Arguments of ``get_train_dataset`` that are stored in a state.
 _NAMES = (
     "split_part", "batch_size", "batch_drop_last", "shuffle_buffer_size", "max_samples_per_sequence", "repeat",
     "batching", "length_column", "plan_chunk", "micro_batches_per_step", "packing_buffer_size", "chunk_size",
     "chunk_remainder",
 )  # fmt: skip
 _OPTIONS = (
-    click.option("--task-encoder", metavar="MODULE:CLASS", help="The hooks; needed where they make the batches."),
+    click.option("--task-encoder", metavar="MODULE:CLASS", help="The hooks; required if batches are content-decided."),
     click.option("--shuffle-over-epochs-multiplier", default="1", help="As in get_train_dataset."),
     click.option("--dataset-config", default="dataset.yaml", help="As in get_train_dataset."),
     click.option("--split-config", default="split.yaml", help="As in get_train_dataset."),
@@ -29,7 +29,7 @@ _OPTIONS = (
 
 
 def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of :func:`dataset_of_state` for a command."""
+    """Add the options of :func:`dataset_of_state` to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -44,17 +44,17 @@ def dataset_of_state(
     shuffle_over_epochs_multiplier: str,
     **options: Any,
 ) -> Any:
-    """The data set of a state, with another blend, or another batch size if one is given.
+    """Make the data set of a state, optionally with another blend or batch size.
 
     Args:
-        state: of a loader.
-        path: of the blend, or the folder.
-        batch_size: samples of a micro-batch; None: as the state says.
-        task_encoder, shuffle_over_epochs_multiplier: as the options give them.
-        options: of ``get_train_dataset``.
+        state: state of a loader.
+        path: path of the blend, or of the folder.
+        batch_size: samples of a micro-batch; None: as in the state.
+        task_encoder, shuffle_over_epochs_multiplier: values of the options.
+        options: further arguments of ``get_train_dataset``.
 
     Raises:
-        UsageError: a state of validation, or options that cannot be right.
+        UsageError: the state is of validation, or an option is invalid.
     """
     from energon_lite.cli.task_encoder_argument import make_task_encoder
     from energon_lite.loading.recipes import get_train_dataset

@@ -1,4 +1,4 @@
-"""``energon-lite filter``: store which samples of a data set meet a condition, as a filter index."""
+"""``energon-lite filter``: store the samples of a data set that meet a condition, as a filter index."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["command"]
 @click.argument("path", type=ExistingPath())
 @click.argument("name")
 @click.argument("where")
-@click.option("--force-overwrite", "overwrite", is_flag=True, help="Replace a filter index of that name.")
+@click.option("--force-overwrite", "overwrite", is_flag=True, help="Replace a filter index with this name.")
 def command(path: str, name: str, where: str, overwrite: bool) -> None:
     """Store which samples of PATH, a prepared folder or a JSONL file, meet the condition WHERE, under a NAME.
 
-    WHERE compares columns that were measured, such as "tokens <= 4096 and quality.score > 0.5". A metadataset may name
-    the filter (filter: NAME), also for Megatron-Energon 8. Ours takes the condition itself just as well, and then
-    follows the columns; an index stays as it was.
+    WHERE compares measured columns, such as "tokens <= 4096 and quality.score > 0.5". A metadataset may name the filter
+    (filter: NAME), also for Megatron-Energon 8. In energon_lite it may have the condition itself instead, which follows
+    changes of the columns; an index does not change.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""``energon-lite info``: what a data set or a blend is made of, as a tree, and which data sets come too often."""
+"""``energon-lite info``: show the data sets of a blend as a tree, with a warning for those that repeat too often."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import click
 from energon_lite.cli.dataset_arguments import open_dataset, split_config_option, split_part_option
 from energon_lite.cli.dataset_facts import fact_lines, folder_facts
 from energon_lite.cli.tables import aligned
-from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path
 from energon_lite.errors import counted
 from energon_lite.loading.blend_facts import LeafFacts, leaf_facts
@@ -28,15 +29,17 @@ from energon_lite.storage.read.source import source_opener
 
 __all__ = ["command"]
 
-#: The splits that validation reads.
+#: The splits for validation.
 _READ_ONCE = ("val", "test")
 _VALIDATION = """
 Validation shows each sample once; weights do not count. For a training run on this split, give --samples."""
-#: More warnings, and more stages, than this are only counted.
-_SHOWN_WARNINGS, _SHOWN_STAGES = 10, 8
+#: Largest number of warnings that are shown in full.
+_SHOWN_WARNINGS = 10
+#: Largest number of stages that are shown in full.
+_SHOWN_STAGES = 8
 
 
-#: A column of a table: its title, and its cell for one leaf (True), or for a branch of several.
+#: Column of a table: its title, and a function of the leaves of a line and a flag (True for one leaf) for its cell.
 _Column = tuple[str, Callable[[Sequence[LeafFacts], bool], str]]
 
 
@@ -44,17 +47,17 @@ _Column = tuple[str, Callable[[Sequence[LeafFacts], bool], str]]
 @click.argument("path", type=click.Path())
 @split_part_option
 @click.option(
-    "--samples", type=click.IntRange(min=1), help="Length of the run, in samples: count epochs, and warn of too many."
+    "--samples", type=click.IntRange(min=1), help="Length of the run in samples, to compute epochs and warn of many."
 )
 @click.option(
     "--max-epochs",
     type=click.FloatRange(min=0, min_open=True),
     default=4.0,
-    help="Warn of data sets that such a run shows more often than this.",
+    help="Warn of data sets that such a run repeats more often than this.",
 )
 @split_config_option
-@click.option("--dataset-config", default="dataset.yaml", help="Of a folder: what a sample is.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--dataset-config", default="dataset.yaml", help="For a folder: the file that defines its samples.")
+@click.option("--json", "as_json", is_flag=True, help="Write the facts as JSON.")
 def command(
     path: str,
     split_part: str,
@@ -64,14 +67,14 @@ def command(
     dataset_config: str,
     as_json: bool,
 ) -> None:
-    """Show what PATH, a prepared folder, a JSONL file or a metadataset .yaml, is made of.
+    """Show the data sets of PATH, a prepared folder, a JSONL file or a metadataset .yaml.
 
-    Of a folder, without --samples: who prepared it, what its samples are, and its splits.
+    For a folder, without --samples: the tool that prepared it, its sample type, and its splits.
 
-    Else a line for each data set: its samples, and in a blend its effective weight (the weights along the path,
-    multiplied) or its repetitions. With --samples also its epochs: how often a run of so many samples shows each sample
-    of the data set. Where weights change along the run, a second table has them for each stage. The splits val and test
-    are shown as validation reads them, once and without weights, unless there is --samples.
+    Otherwise a line for each data set: its samples, and in a blend its effective weight (the product of the weights
+    along the path) or its repetitions. With --samples also its epochs: how often a run of this length has each sample
+    of the data set. If weights change during the run, a second table has them for each stage. The splits val and test
+    are shown as in validation, once and without weights, unless --samples is given.
 
     \b
     Example:
@@ -94,14 +97,14 @@ def command(
             click.echo(line)
         return
     facts = leaf_facts(specs, [len(source) for source in sources], samples or 0)
-    unit = next((one.unit for spec in specs for one in spec.units), None)
+    unit = next((blend.unit for spec in specs for blend in spec.units), None)
     if unit is not None and not once:
         facts = _measured(facts, sources, unit)
     base = os.path.abspath(local_path(path))
     folder, blended = os.path.dirname(base), len(facts) > 1 or specs[0].repetitions is not None
     click.echo(_title(base, split_part, facts, once))
     click.echo()
-    # Each column is shown only if it says anything.
+    # Columns without information are left out.
     shares = blended and not once and (samples is not None or not facts[0].stages)
     _show_table("data set", _columns(facts[0], shares, samples is not None), facts, folder, total=blended)
     if once and blended:
@@ -113,7 +116,7 @@ def command(
     if facts[0].stages:
         _show_stages(facts, folder, samples, find_stages(specs))
     if specs[0].repetitions is not None:
-        epoch = sum(one.samples * (one.spec.repetitions or 0.0) for one in facts)
+        epoch = sum(leaf.samples * (leaf.spec.repetitions or 0.0) for leaf in facts)
         click.echo(f"An epoch of the blend has {epoch:,.10g} samples.")
     if samples is not None:
         run = f"{counted(samples, 'sample')} of the {'blend' if len(facts) > 1 else 'run'}"
@@ -129,34 +132,34 @@ def _absolute(path: str) -> str:
 
 
 def _has(whole: dict[str, Any], split_part: str) -> bool:
-    """Whether there is anything in the split; one that is missing is told as such, but for the usual one."""
+    """True if the split has samples; a missing split counts, except the default one, so that an error is reported."""
     split = whole["splits"].get(split_part)
     return bool(split["samples"]) if split else split_part != "train"
 
 
 def _plain(specs: Sequence[LeafSpec], sources: Sequence[AnySource], samples: int) -> list[dict[str, Any]]:
-    """Each data set in plain data."""
+    """Facts of each data set as plain data."""
     facts = leaf_facts(specs, [len(source) for source in sources], samples) if specs else []
     return [
         {
-            "path": one.spec.path,
-            "joined": None if one.spec.join is None else list(one.spec.folders),
-            "split_part": one.spec.split_part,
-            "samples": one.samples,
-            "share": one.share,
-            "repetitions": one.spec.repetitions,
-            "epochs": one.epochs if samples else None,
-            "subflavors": one.spec.subflavors,
-            "subset": None if one.spec.subset is None else str(one.spec.subset),
+            "path": leaf.spec.path,
+            "joined": None if leaf.spec.join is None else list(leaf.spec.folders),
+            "split_part": leaf.spec.split_part,
+            "samples": leaf.samples,
+            "share": leaf.share,
+            "repetitions": leaf.spec.repetitions,
+            "epochs": leaf.epochs if samples else None,
+            "subflavors": leaf.spec.subflavors,
+            "subset": None if leaf.spec.subset is None else str(leaf.spec.subset),
         }
-        for one in facts
+        for leaf in facts
     ]
 
 
 def _measured(facts: Sequence[LeafFacts], sources: Sequence[AnySource], unit: str) -> list[LeafFacts]:
-    """The same with shares in a unit: of the samples, by their mean."""
-    sizes = [one.share * float(mean_of(one.spec, source, unit)) for one, source in zip(facts, sources, strict=True)]
-    return [replace(one, measured=size / sum(sizes), unit=unit) for one, size in zip(facts, sizes, strict=True)]
+    """Replace the shares by shares in a unit, computed with the mean of each data set."""
+    sizes = [leaf.share * float(mean_of(leaf.spec, source, unit)) for leaf, source in zip(facts, sources, strict=True)]
+    return [replace(leaf, measured=size / sum(sizes), unit=unit) for leaf, size in zip(facts, sizes, strict=True)]
 
 
 def _title(path: str, split_part: str, facts: Sequence[LeafFacts], once: bool) -> str:
@@ -166,23 +169,23 @@ def _title(path: str, split_part: str, facts: Sequence[LeafFacts], once: bool) -
 
 
 def _columns(first: LeafFacts, shares: bool, epochs: bool) -> list[_Column]:
-    columns: list[_Column] = [("samples", lambda facts, leaf: f"{sum(one.samples for one in facts):,}")]
+    columns: list[_Column] = [("samples", lambda facts, leaf: f"{sum(fact.samples for fact in facts):,}")]
     if shares:
         title = "mean weight" if first.stages else "weight"
         if first.spec.repetitions is not None:
             title = "share"
             columns.append(("repetitions", lambda facts, leaf: f"{facts[0].spec.repetitions:g}" if leaf else ""))
-        columns.append((title, lambda facts, leaf: _percent(sum(one.share for one in facts))))
+        columns.append((title, lambda facts, leaf: _percent(sum(fact.share for fact in facts))))
     if shares and first.measured is not None:
         title = f"share of {first.unit}"
-        columns.append((title, lambda facts, leaf: _percent(sum(one.measured or 0.0 for one in facts))))
+        columns.append((title, lambda facts, leaf: _percent(sum(fact.measured or 0.0 for fact in facts))))
     if epochs:
         columns.append(("epochs", lambda facts, leaf: _number(facts[0].epochs) if leaf else ""))
     return columns
 
 
 def _show_stages(facts: Sequence[LeafFacts], folder: str, samples: int | None, stages: Sequence[WeightStage]) -> None:
-    """The second table: a column, or a pair of them, for each stage."""
+    """Write the second table: a column, or a pair of columns, for each stage."""
     columns: list[_Column] = []
     for number, stage in enumerate(stages[:_SHOWN_STAGES]):
         columns.append((f"{stage.start:,}", partial(_stage_share, number)))
@@ -200,8 +203,8 @@ def _show_stages(facts: Sequence[LeafFacts], folder: str, samples: int | None, s
 
 
 def _stage_share(number: int, facts: Sequence[LeafFacts], leaf: bool) -> str:
-    first, last = (_percent(sum(one.stages[number][side] for one in facts)) for side in (0, 1))
-    sloping = any(one.stages[number][0] != one.stages[number][1] for one in facts)
+    first, last = (_percent(sum(fact.stages[number][side] for fact in facts)) for side in (0, 1))
+    sloping = any(fact.stages[number][0] != fact.stages[number][1] for fact in facts)
     return f"{first} to {last}" if sloping else first
 
 
@@ -212,18 +215,18 @@ def _stage_epochs(number: int, samples: int, facts: Sequence[LeafFacts], leaf: b
 def _show_table(
     title: str, columns: Sequence[_Column], facts: Sequence[LeafFacts], folder: str, total: bool = False
 ) -> None:
-    """The tree of data sets, with columns."""
+    """Write the tree of data sets, with columns."""
     lines = [*_branches(facts, folder, 0), *([("total", facts, False)] if total else [])]
     rows = [[name, *(cell(part, leaf) for _, cell in columns)] for name, part, leaf in lines]
     click.echo("\n".join(aligned([[title, *(name for name, _ in columns)], *rows])))
 
 
 def _branches(facts: Sequence[LeafFacts], folder: str, depth: int) -> Iterator[tuple[str, Sequence[LeafFacts], bool]]:
-    """Name, leaves, and whether it is a leaf, of each line for leaves whose trails agree in the first steps."""
-    for steps, group in groupby(facts, key=lambda one: one.spec.trail[depth : depth + 1]):
+    """Yield name, leaves and a flag (True for a leaf) of each line, for leaves with the same first trail steps."""
+    for steps, group in groupby(facts, key=lambda leaf: leaf.spec.trail[depth : depth + 1]):
         part = [*group]
         if not steps:
-            yield from (("  " * depth + _leaf_name(one.spec, folder), [one], True) for one in part)
+            yield from (("  " * depth + _leaf_name(leaf.spec, folder), [leaf], True) for leaf in part)
             continue
         yield f"{'  ' * depth}{_short(steps[0].path, folder)} [{steps[0].split_part}]", part, False
         yield from _branches(part, folder, depth + 1)
@@ -244,17 +247,17 @@ def _leaf_name(spec: LeafSpec, folder: str) -> str:
 
 
 def _short(path: str, folder: str) -> str:
-    """A path relative to the top document, if it is below it."""
+    """Path relative to the folder, if it is inside."""
     return path.removeprefix(folder.rstrip("/") + "/")
 
 
 def _warn(facts: Sequence[LeafFacts], folder: str, run: str, max_epochs: float) -> None:
-    often = sorted((one for one in facts if one.epochs > max_epochs), key=lambda one: -one.epochs)
+    often = sorted((leaf for leaf in facts if leaf.epochs > max_epochs), key=lambda leaf: -leaf.epochs)
     word = "weight" if facts[0].spec.repetitions is None else "repetitions"
     cure = f"lower its {word}, or give it more data" if len(facts) > 1 else "give it more data, or train for less"
-    for one in often[:_SHOWN_WARNINGS]:
-        name = _leaf_name(one.spec, folder) + (f" ({one.spec.origin})" if one.spec.origin else "")
-        shown = f"{name}: {run} show it {_number(one.epochs)} times, more than {max_epochs:g}; {cure}"
+    for leaf in often[:_SHOWN_WARNINGS]:
+        name = _leaf_name(leaf.spec, folder) + (f" ({leaf.spec.origin})" if leaf.spec.origin else "")
+        shown = f"{name}: {run} show it {_number(leaf.epochs)} times, more than {max_epochs:g}; {cure}"
         click.secho(f"Warning: {shown}", fg="yellow", err=True)
     if len(often) > _SHOWN_WARNINGS:
         click.secho(f"Warning: ... and {counted(len(often) - _SHOWN_WARNINGS, 'more data set')}", fg="yellow", err=True)

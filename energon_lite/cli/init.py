@@ -1,4 +1,4 @@
-"""``energon-lite init``: write a small project that runs as it is."""
+"""``energon-lite init``: write a small project that runs without changes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from energon_lite.errors import UsageError
 
 __all__ = ["command"]
 
-#: Of the files in ``project``; they are written without it.
+#: Suffix of the files in ``project``, which is removed when they are written.
 _SUFFIX = ".in"
-#: In this process, and without a word: the data is small.
+#: Options for running without further processes and without output: the data is small.
 _QUIETLY = {
     "prepare": ["--num-workers", "1", "--no-progress"],
     "measure": ["--num-workers", "0", "--no-progress"],
@@ -28,14 +28,12 @@ _QUIETLY = {
 
 @click.command(name="init")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
-    "--data/--no-data", default=True, help="Also make the data sets, prepare and measure them.  [default: yes]"
-)
+@click.option("--data/--no-data", default=True, help="Also make, prepare and measure the data sets.  [default: yes]")
 def command(folder: Path, data: bool) -> None:
     """Write a small project into FOLDER: data, a blend, a task encoder, a model, and a training script that resumes.
 
     It trains a tiny model of images and text, in packed batches, on the CPU, in less than a minute; on one rank or,
-    with torchrun, on several. Put your own data, encoder and model in their place, one after the other.
+    with torchrun, on several. Replace its data, encoder and model with your own, step by step.
 
     \b
     Example:
@@ -61,13 +59,13 @@ def command(folder: Path, data: bool) -> None:
 
 
 def _files() -> dict[str, str]:
-    found = resources.files("energon_lite.cli") / "project"
-    names = sorted(one.name for one in found.iterdir() if one.name.endswith(_SUFFIX))
-    return {name.removesuffix(_SUFFIX): (found / name).read_text() for name in names}
+    folder = resources.files("energon_lite.cli") / "project"
+    names = sorted(file.name for file in folder.iterdir() if file.name.endswith(_SUFFIX))
+    return {name.removesuffix(_SUFFIX): (folder / name).read_text() for name in names}
 
 
 def _make_data(readme: str) -> None:
-    """Run the commands that the project's README names."""
+    """Run the commands in the project's README."""
     from energon_lite.cli.main import main
 
     for command in _commands(readme):
@@ -81,14 +79,14 @@ def _make_data(readme: str) -> None:
 
 
 def _commands(readme: str) -> list[str]:
-    """Those of the first block, each in one line."""
+    """Commands of the first code block, each joined into one line."""
     block = readme.split("```sh\n")[1].split("```")[0]
     return [" ".join(line.split()) for line in block.replace("\\\n", " ").splitlines()]
 
 
 @contextlib.contextmanager
 def _inside(folder: Path) -> Iterator[None]:
-    """Work in a folder. (contextlib.chdir is of Python 3.11.)"""
+    """Change the current folder inside the block. (contextlib.chdir needs Python 3.11.)"""
     before = os.getcwd()
     os.chdir(folder)
     try:

@@ -1,4 +1,4 @@
-"""Options of the commands whose work processes and ranks may share, and how far it is: a bar, or lines now and then."""
+"""Options of commands whose work is shared by processes and ranks, and their progress: a bar, or lines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["job_options", "json_object", "progress", "show_share"]
 
-#: Seconds between two lines where there is no terminal, such as in the log of a job.
+#: Seconds between two lines without a terminal, such as in the log of a job.
 _BETWEEN = 10.0
 
 
 def json_object(text: str | None, option: str, example: str) -> dict[str, Any] | None:
-    """The value of an option that is a JSON object; None if it is not given.
+    """Parse the value of an option that is a JSON object; None if it is not given.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is no JSON object.
     """
     if text is None:
         return None
@@ -46,8 +46,8 @@ def job_options(workers_do: str, *, least_workers: int = 1) -> Callable[[Callabl
     The command gets ``num_workers``, ``show_progress`` and ``ranks``.
 
     Args:
-        workers_do: what processes do, such as "Processes that read shards."
-        least_workers: least number of them.
+        workers_do: description of the processes, such as "Processes that read shards."
+        least_workers: smallest number of processes.
     """
     options = [
         click.option(
@@ -57,24 +57,24 @@ def job_options(workers_do: str, *, least_workers: int = 1) -> Callable[[Callabl
             "--progress/--no-progress",
             "show_progress",
             default=True,
-            help="Show how far it is, as a bar or in lines.",
+            help="Show the progress, as a bar or in lines.",
         ),
         click.option(
-            "--rank", type=int, envvar="RANK", default=0, help="Number of this process.  [default: $RANK, else 0]"
+            "--rank", type=int, envvar="RANK", default=0, help="Rank of this process.  [default: $RANK, else 0]"
         ),
         click.option(
             "--world-size",
             type=int,
             envvar="WORLD_SIZE",
             default=1,
-            help="Processes, on any machines, that share the work.  [default: $WORLD_SIZE, else 1]",
+            help="Number of processes, on any machines, that share the work.  [default: $WORLD_SIZE, else 1]",
         ),
         click.option(
             "--rank-timeout",
             type=float,
             default=600.0,
             show_default=True,
-            help="Seconds rank 0 waits without any progress.",
+            help="Seconds that rank 0 waits for other ranks without any progress.",
         ),
     ]
 
@@ -90,11 +90,11 @@ def job_options(workers_do: str, *, least_workers: int = 1) -> Callable[[Callabl
 
 @contextmanager
 def progress(wanted: bool, doing: str, unit: str) -> Iterator[Progress | None]:
-    """Give a function that shows progress; None if it is not ``wanted``. A bar ends when all is done.
+    """Provide a function that shows progress; None if it is not ``wanted``. A bar ends when all is done.
 
     Args:
-        doing: such as ``"Indexing"``.
-        unit: what is counted, in the plural.
+        doing: description of the work, such as ``"Indexing"``.
+        unit: the counted unit, in the plural.
     """
     if not wanted:
         yield None
@@ -108,7 +108,7 @@ def progress(wanted: bool, doing: str, unit: str) -> Iterator[Progress | None]:
                 bar.set_postfix_str(note, refresh=False)
                 bar.update(done - bar.n)
                 if done == total > 0:
-                    bar.close()  # what comes now may ask something
+                    bar.close()  # questions may follow
 
             yield move
     else:
@@ -132,5 +132,5 @@ def _lines(doing: str, unit: str) -> Progress:
 
 
 def show_share(ranks: Ranks, done: str) -> None:
-    """Say what another rank than 0 has done."""
+    """Report the share of work of a rank other than 0."""
     click.echo(f"Rank {ranks.rank} of {ranks.world_size}: {done}; rank 0 goes on")

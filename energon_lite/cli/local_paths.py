@@ -1,4 +1,4 @@
-"""Paths on the command line, of what has to be there, or has to be on a disk of this machine."""
+"""Path arguments of the command line that must exist, or must be local."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ExistingPath", "local_dataset"]
 
 
 class ExistingPath(click.Path):
-    """A path that has to be there; if it is not, the error names the one that may be meant."""
+    """Type of a path argument that must exist; the error for a missing path proposes a similar one."""
 
     def __init__(self, *, dir_okay: bool = True):
         super().__init__(exists=True, dir_okay=dir_okay, path_type=str)
@@ -27,10 +27,10 @@ class ExistingPath(click.Path):
 
 
 def local_dataset(path: str, command: str) -> str:
-    """The absolute path of a data set that a command writes into.
+    """Return the absolute path of a data set that a command writes into.
 
     Raises:
-        UsageError: it is behind a URL.
+        UsageError: it is a URL.
     """
     text = local_path(path)
     if is_url(text):

@@ -1,7 +1,7 @@
 """``energon-lite``: the group of commands.
 
-Commands are imported when they are called, so that ``--help`` and ``--version`` answer at once. Errors that the library
-raises on purpose are shown as their message, without a traceback, and end with exit code 1.
+Commands are imported on use, so that ``--help`` and ``--version`` are fast. Errors of the library are shown as their
+message, without a traceback, with exit code 1.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _GROUP = "Commands"
 COMMANDS = {
     name: Command(f"energon_lite.cli.{name}:command", help, _GROUP)
     for name, help in {
-        "prepare": "Index a folder of tar shards, divide it into splits, say what a sample is.",
-        "info": "Show a data set or a blend: samples, effective weights, how often each sample comes.",
-        "measure": "Run a task encoder over a data set; store how long each sample is, or that it is skipped.",
-        "filter": "Store which samples of a data set meet a condition, such as tokens <= 4096, under a name.",
-        "checkpoint": "Look at saved states of loaders, merge them, divide them among other ranks, rebase them.",
-        "init": "Write a small project that runs as it is: data, blend, task encoder, training script.",
+        "prepare": "Index a folder of tar shards, divide it into splits, and define its samples.",
+        "info": "Show a data set or a blend: samples, effective weights, epochs of each data set.",
+        "measure": "Run a task encoder over a data set, and store the length of each sample, or that it is skipped.",
+        "filter": "Store the samples of a data set that meet a condition, such as tokens <= 4096, under a name.",
+        "checkpoint": "Show saved states of loaders, merge them, divide them among other ranks, or rebase them.",
+        "init": "Write a small project that runs without changes: data, blend, task encoder, training script.",
         "completion": "Write the completion script of a shell.",
     }.items()
 }
@@ -38,14 +38,14 @@ def all_commands() -> dict[str, Command]:
 
 
 class _LazyGroup(click.Group):
-    """A group that imports a command's module when the command is needed, not for listing it."""
+    """Group that imports a command's module when the command is run, not when it is listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(all_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name.startswith("-"):
-            return None  # click says what is wrong with such an option
+            return None  # click reports the unknown option
         known = all_commands()
         if cmd_name not in known:
             hint = did_you_mean(cmd_name, known, f"there are: {', '.join(known)}")
@@ -68,7 +68,7 @@ class _LazyGroup(click.Group):
         except EnergonLiteError as error:
             raise click.ClickException(str(error)) from None
         except BrokenPipeError:
-            raise  # who read the output has enough, as `head`: click ends without a word
+            raise  # the reader of the output has closed it, such as `head`: click ends silently
         except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError) as error:
             raise click.ClickException(f"{error.strerror}: {error.filename}") from None
         except OSError as error:
@@ -80,7 +80,7 @@ class _LazyGroup(click.Group):
 @click.version_option(__version__, "--version", "-V", prog_name="energon-lite", message="%(prog)s %(version)s")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Prepare data sets for loading with energon_lite or Megatron-Energon, and look at blends of them."""
+    """Prepare data sets for energon_lite or Megatron-Energon, and examine data sets, blends and runs."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

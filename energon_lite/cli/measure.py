@@ -1,4 +1,4 @@
-"""``energon-lite measure``: run a task encoder over data sets, and store what it says of each sample as columns."""
+"""``energon-lite measure``: run a task encoder over data sets, and store measurements of each sample as columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from energon_lite.cli.jobs import job_options, json_object, progress, show_share
 from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.part_options import AskedParts, asked_parts, part_options
 from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
-from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.errors import UsageError, counted
 from energon_lite.loading.leaves import dataset_config_of, find_leaves, open_whole, refuse_join
@@ -36,16 +37,16 @@ from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["command"]
 
-#: More reasons than this are only counted.
+#: Largest number of reasons that are shown.
 _SHOWN_REASONS = 20
 
 
 @click.command(name="measure", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("path", type=click.Path(path_type=str))
-@click.option("--task-encoder", metavar="MODULE:CLASS", help="Whose encode_sample is run.")
+@click.option("--task-encoder", metavar="MODULE:CLASS", help="The encoder whose encode_sample is run.")
 @click.option(
     "--length-field",
-    help="Field of an encoded sample that has its length; without an encoder, PART.  [default: as said above]",
+    help="Field of an encoded sample that has its length; without an encoder, a part.  [default: see above]",
 )
 @part_options
 @click.option(
@@ -55,31 +56,33 @@ _SHOWN_REASONS = 20
     callback=lambda _, __, given: tuple(name.strip() for names in given for name in names.split(",")),
     help="Only the shards of these splits, with commas.  [default: all of a folder; train of a metadataset]",
 )
-@click.option("--name", default="", help="Store NAME.length and NAME.skip instead of length and skip.")
-@click.option("--force-overwrite", "again", is_flag=True, help="Measure also what is known already.")
-@click.option("--same-encoder", is_flag=True, help="Keep what the encoder measured before its code changed.")
-@click.option("--dataset-config", default="dataset.yaml", show_default=True, help="For a folder: what a sample is.")
+@click.option("--name", default="", help="Prefix of the columns: NAME.length and NAME.skip instead of length and skip.")
+@click.option("--force-overwrite", "again", is_flag=True, help="Measure samples again that are already measured.")
+@click.option("--same-encoder", is_flag=True, help="Keep measurements from before a change of the encoder's code.")
+@click.option(
+    "--dataset-config", default="dataset.yaml", show_default=True, help="For a folder: definition of samples."
+)
 @click.option("--split-config", default="split.yaml", show_default=True, help="For a folder: the file of its splits.")
-@click.option("--subflavors", metavar="JSON", help="Labels over those of the documents, by which cookers are chosen.")
+@click.option("--subflavors", metavar="JSON", help="Labels that override those of the documents, for choosing cookers.")
 @click.option("--trust-code", is_flag=True, help="Allow dataset.yaml to name Python code that is run.")
-@click.option("--json", "as_json", is_flag=True, help="Write what was measured as JSON, a line for each data set.")
+@click.option("--json", "as_json", is_flag=True, help="Write the report as JSON, a line for each data set.")
 @job_options("Processes that encode.", least_workers=0)
 def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> None:
-    """Measure the samples of PATH, a prepared folder or a metadataset .yaml (then each data set in it).
+    """Measure the samples of PATH, a prepared folder or a metadataset .yaml (with each of its data sets).
 
     Runs the task encoder up to encode_sample, and stores for each sample its length and whether it was skipped, as
     columns in .nv-meta/energon_lite.columns.
 
-    The length is that of the field --length-field; without this option it is what sample_length(encoded) of the
-    encoder returns, if it has such a method, else the length of the field tokens, input_ids, token_ids or text_tokens.
-    A tensor's length is its first dimension, a list's its number of items; a whole number stands for itself.
+    The length is that of the field --length-field. Without this option it is the result of the encoder's method
+    sample_length(encoded), if it has one, else the length of the field tokens, input_ids, token_ids or text_tokens. The
+    length of a tensor is its first dimension, that of a list its number of items, that of an integer its value.
 
-    What sample_costs(encoded) of the encoder returns, a dict of whole numbers and lists, becomes columns beside it.
-    --column, --images, --patches and --checksums add columns of what is stored in the shards. For these, and for a
-    --length-field that is a part, no encoder is needed.
+    The result of the encoder's method sample_costs(encoded), a dict of integers and lists, is stored as further
+    columns. --column, --images, --patches and --checksums add columns of data stored in the shards. For these, and for
+    a --length-field that is a part, no encoder is needed.
 
-    Killed and run again, it goes on where it was; run again after shards were changed or added, it measures these, and
-    samples that failed. Under torchrun, or with --rank and --world-size, processes share the work.
+    A run that was killed continues when it is started again. A further run measures changed or added shards, and failed
+    samples. Under torchrun, or with --rank and --world-size, processes share the work.
 
     \b
     Example:
@@ -91,7 +94,7 @@ def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> 
         check_column_name(asked["name"])
     parts = asked_parts(asked)
     labels = json_object(asked["subflavors"] or None, "--subflavors", '{"kind": "chat"}') or {}
-    # An empty split stands for all shards.
+    # An empty name means all shards.
     splits = asked["split_parts"] or (("train",) if is_metadataset(path) else ("",))
     files = asked["dataset_config"], asked["split_config"]
     specs = [spec for part in splits for spec in find_leaves(path, part, *files, labels)]
@@ -110,7 +113,7 @@ def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> 
             **part_settings(*parts),
         }
         leaf = open_whole(same[0], encoder, trust_code)
-        assert isinstance(leaf.source, WebdatasetSource)  # others have no place for columns
+        assert isinstance(leaf.source, WebdatasetSource)  # other sources cannot store columns
         by_parts = part_columns(leaf.source, parts.columns, images=parts.images, patches=parts.patches)
         maker = Maker(settings, code_hash(encoder), _command_line(path), any_code=asked["same_encoder"])
         with measuring(same[0].path, asked["show_progress"]) as show:
@@ -130,7 +133,7 @@ def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> 
 def _measure_parts(
     path: str, folders: Iterable[str], parts: AskedParts, ranks: Ranks, asked: Mapping[str, Any]
 ) -> None:
-    """Measure by what is stored in the shards, without an encoder."""
+    """Measure the parts stored in the shards, without an encoder."""
     length = asked["length_field"]
     if length is None and not parts:
         raise UsageError(
@@ -171,32 +174,32 @@ def _show(report: MeasureReport, ranks: Ranks, *, as_json: bool) -> None:
 
 
 def measuring(folder: str, wanted: bool) -> AbstractContextManager[Progress | None]:
-    """Show how far the measuring of a data set is."""
+    """Show the progress of measuring a data set."""
     return progress(wanted, f"Measuring {os.path.basename(folder.rstrip('/')) or folder}", "samples")
 
 
 def _by_way(specs: Sequence[LeafSpec]) -> list[list[LeafSpec]]:
-    """The references that read a data set in the same way; each of its shards is read in one.
+    """Group the references that read a data set in the same way; each of its shards is in one group.
 
     Raises:
-        UsageError: a shard would have two different measures; or a data set is a join.
+        UsageError: a shard is in two groups; or a data set is a join.
     """
-    found: dict[str, dict[tuple[str, str], list[LeafSpec]]] = {}
+    ways_of_folders: dict[str, dict[tuple[str, str], list[LeafSpec]]] = {}
     for spec in specs:
-        refuse_join(spec)  # before anything is measured
+        refuse_join(spec)  # before any measurement
         way = spec.dataset_config, json.dumps(spec.subflavors, sort_keys=True, default=str)
-        found.setdefault(spec.path, {}).setdefault(way, []).append(spec)
-    for folder, ways in found.items():
+        ways_of_folders.setdefault(spec.path, {}).setdefault(way, []).append(spec)
+    for folder, ways in ways_of_folders.items():
         shards = [shard for same in ways.values() for shard in _shards(same)] if len(ways) > 1 else []
         if len(set(shards)) < len(shards):
             texts = [f"{config} with subflavors {subflavors}" for config, subflavors in sorted(ways)]
             raise UsageError(
                 f"the data set is used in {len(ways)} ways, and has room for one: {'; '.join(texts)}",
-                where=f"{folder} ({', '.join(one.origin for same in ways.values() for one in same if one.origin)})",
+                where=f"{folder} ({', '.join(spec.origin for same in ways.values() for spec in same if spec.origin)})",
                 fix="if lengths do not depend on it, measure the folder itself; else measure parts of the blend with "
                 "a --name for each",
             )
-    return [same for ways in found.values() for same in ways.values()]
+    return [same for ways in ways_of_folders.values() for same in ways.values()]
 
 
 def _shards(specs: Sequence[LeafSpec]) -> list[str]:
@@ -212,7 +215,7 @@ def _shards(specs: Sequence[LeafSpec]) -> list[str]:
 
 
 def _reading(spec: LeafSpec, trust_code: bool) -> dict[str, Any]:
-    """How samples are made of parts, as plain data."""
+    """Settings by which samples are made of parts, as plain data."""
     config = dataset_config_of(spec, trust_code)
     plain = dataclasses.asdict(config)
     del plain["origin"]
@@ -221,7 +224,7 @@ def _reading(spec: LeafSpec, trust_code: bool) -> dict[str, Any]:
     return plain
 
 
-#: Options that decide what is measured; how it is done is left to who does it again.
+#: Options that determine the measurements; other options are not part of the stored command line.
 _DECIDING = {
     *("task_encoder", "length_field", "name", "split_parts"),
     *("dataset_config", "split_config", "subflavors", "trust_code"),
@@ -230,18 +233,18 @@ _DECIDING = {
 
 
 def _command_line(path: str) -> str:
-    """The command line by which this is done again."""
+    """Command line that repeats the measurement."""
     context, words = click.get_current_context(), ["energon-lite", "measure", path]
     for option in context.command.params:
         value = context.params[str(option.name)]
         if option.name in _DECIDING and value and value != option.get_default(context):
             values = value if isinstance(value, tuple) else [] if value is True else [value]
-            words += [word for one in values for word in (option.opts[0], one)] or [option.opts[0]]
+            words += [word for given in values for word in (option.opts[0], given)] or [option.opts[0]]
     return shlex.join(words)
 
 
 def show_report(report: MeasureReport) -> None:
-    """Say what was measured."""
+    """Write a report of the measurements."""
     known = f", {report.known:,} of them known before" if report.known else ""
     click.echo(f"{report.path}: {counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}{known}")
     if report.kept and report.total:

@@ -1,4 +1,4 @@
-"""What to do with a data set that was just prepared."""
+"""Instructions after the preparation of a data set."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["show_next_step"]
 
 
 def show_next_step(report: PrepareReport, dataset_yaml_name: str, begun: Mapping[str, str] | None) -> None:
-    """Write it.
+    """Write the next steps to the terminal.
 
     Args:
-        report: what was prepared.
-        dataset_yaml_name: the file that says what a sample is.
-        begun: code that says it was begun, and has to be completed; the parts that are likely to be the fields, nothing
-            where none are. None: nothing is to be completed.
+        report: the result of the preparation.
+        dataset_yaml_name: name of the file that defines the samples.
+        begun: a mapping if a file of code was started that the user has to complete: likely parts of the fields, empty
+            if none are known. None: nothing has to be completed.
     """
     if not report.has_dataset_yaml:
         click.echo(

@@ -1,4 +1,4 @@
-"""Options of the commands that store columns by parts as they are stored: ``--column``, ``--images``, ``--patches``."""
+"""Options of commands that store columns of parts: ``--column``, ``--images``, ``--patches``, ``--checksums``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["AskedParts", "asked_parts", "part_options", "part_words"]
 
 
 class AskedParts(NamedTuple):
-    """What these options ask for.
+    """Columns that these options request.
 
     Attributes:
-        columns: by name, the field that is stored.
-        images: sizes of images.
-        patches: how many patches they become.
+        columns: name of the column -> part whose values it stores.
+        images: True for the sizes of images.
+        patches: rule for the number of patches of an image.
     """
 
     columns: dict[str, str]
@@ -36,7 +36,7 @@ class AskedParts(NamedTuple):
 
 
 def part_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options."""
+    """Add the options to a command."""
     options = [
         click.option(
             "--column",
@@ -44,33 +44,33 @@ def part_options(command: Callable[..., None]) -> Callable[..., None]:
             multiple=True,
             metavar="NAME=PART",
             help="A further column (repeatable): bytes of a part (txt) or of all (*), rows of an array (npy), a value "
-            "in it (json.loss_tokens).",
+            "in a part (json.loss_tokens).",
         ),
         click.option(
             "--images",
             is_flag=True,
-            help="Columns images and image_sizes: how many there are, and their heights and widths, by their headers.",
+            help="Add the columns images and image_sizes: number of images, and their heights and widths.",
         ),
         click.option(
             "--patches",
             metavar="JSON",
-            help='How many patches an image becomes: \'{"patch_size": 14, "multiple": 28}\' (also image_size, '
-            "min_pixels, max_pixels). Columns patches, squared_patches, image_patches, and those of --images.",
+            help='Rule for the patches of an image: \'{"patch_size": 14, "multiple": 28}\' (also image_size, '
+            "min_pixels, max_pixels). Adds the columns patches, squared_patches, image_patches, and those of --images.",
         ),
         click.option(
             "--checksums",
             is_flag=True,
-            help="A checksum of each part, by which it is verified whenever it is read. Reads all shards once.",
+            help="Add a checksum of each part, by which it is verified on each read. Reads all shards once.",
         ),
     ]
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
 
 
 def asked_parts(asked: Mapping[str, Any]) -> AskedParts:
-    """What the user's options ask for.
+    """Parse the user's options.
 
     Raises:
-        UsageError: they are not written so.
+        UsageError: an option has a wrong form.
     """
     columns = {}
     for text in asked["columns"]:
@@ -86,8 +86,10 @@ def asked_parts(asked: Mapping[str, Any]) -> AskedParts:
 
 
 def part_words(asked: Mapping[str, Any]) -> list[str]:
-    """The same options as they are written on a command line."""
-    words = [word for one in asked["columns"] for word in ("--column", one)] + ["--checksums"] * asked["checksums"]
+    """Format the options as words of a command line."""
+    words = [word for column in asked["columns"] for word in ("--column", column)] + ["--checksums"] * asked[
+        "checksums"
+    ]
     return (
         words + ["--images"] * asked["images"] + ([] if asked["patches"] is None else ["--patches", asked["patches"]])
     )
@@ -104,7 +106,7 @@ def _patches(text: str | None) -> ImagePatches | None:
     except ValueError as error:
         raise UsageError(f"--patches is not JSON: {error}", fix=cure) from None
     value = {"patch_size": value} if isinstance(value, int) and not isinstance(value, bool) else value
-    if not isinstance(value, dict) or any(type(one) is not int for one in value.values()):
+    if not isinstance(value, dict) or any(type(number) is not int for number in value.values()):
         raise UsageError("--patches is no JSON object of whole numbers", fix=cure)
     try:
         return ImagePatches(**value)

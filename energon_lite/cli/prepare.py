@@ -1,6 +1,6 @@
-"""``energon-lite prepare``: from a folder of tar shards to a data set that can be loaded.
+"""``energon-lite prepare``: make a loadable data set of a folder of tar shards.
 
-The options are those of ``energon prepare``. What is not given is asked, unless ``--non-interactive``.
+The options are those of ``energon prepare``. Missing ones are asked for, unless ``--non-interactive`` is given.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -20,10 +20,11 @@ from energon_lite.cli.jobs import job_options, json_object, progress, show_share
 from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.next_step import show_next_step
 from energon_lite.cli.part_options import asked_parts, part_options, part_words
-from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
+from energon_lite.entry_points import load, prepare_steps
 from energon_lite.errors import ConfigError, EmptyDatasetError, EnergonLiteError, UsageError, counted
-from energon_lite.extras.media.media_options import extract_media, media_options
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
@@ -32,9 +33,27 @@ from energon_lite.storage.prepare.loader_template import loader_template
 from energon_lite.storage.prepare.prepare import PrepareReport, index_again, prepare_folder, prepare_jsonl
 from energon_lite.storage.prepare.sample_document import CRUDE, SAMPLE_LOADER, find_sample_type, sample_document
 from energon_lite.storage.prepare.shard_scans import is_unfinished
-from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["command"]
+
+T = TypeVar("T", bound=Callable[..., object])
+#: The options of the command, by name.
+_Asked = Mapping[str, Any]
+
+
+def _options_of_guests(command: T) -> T:
+    for step in reversed(prepare_steps().values()):
+        add_options: Callable[[T], T] = load(step.add_options)
+        command = add_options(command)
+    return command
+
+
+def _steps_of_guests(asked: _Asked) -> Iterator[tuple[str, Callable[[str], None]]]:
+    """The steps of guests that are requested, by the command that does each alone."""
+    for name, step in prepare_steps().items():
+        begin: Callable[[_Asked], Callable[[str], None] | None] = load(step.begin)
+        if (run := begin(asked)) is not None:
+            yield name, run
 
 
 @click.command(name="prepare", context_settings={"help_option_names": ["-h", "--help"]})
@@ -47,14 +66,14 @@ __all__ = ["command"]
     metavar="NAME:REGEX",
     help="A split and a regular expression for the names of its shards (repeatable), instead of a ratio.",
 )
-@click.option("--exclude", metavar="REGEX", help="Leave out shards in whose relative path this is found.")
-@click.option("--shuffle-tars", is_flag=True, help="Mix the shards before the ratio is applied.")
-@click.option("--force-overwrite", is_flag=True, help="Prepare a data set again that is prepared already.")
+@click.option("--exclude", metavar="REGEX", help="Leave out shards whose relative path matches this.")
+@click.option("--shuffle-tars", is_flag=True, help="Shuffle the shards before the ratio is applied.")
+@click.option("--force-overwrite", is_flag=True, help="Prepare again a data set that is already prepared.")
 @click.option("--skip-dataset-yaml", is_flag=True, help="Do not write a dataset.yaml.")
 @click.option("--dataset-yaml-name", default=nv_meta.DATASET_YAML, show_default=True, help="Name of that file.")
 @click.option("--sample-type", help=f"Name of a sample class such as CaptioningSample, or {CRUDE} for dicts of parts.")
 @click.option(
-    "--field-map", metavar="JSON", help='Part of each field: \'{"image": "jpg,png", "caption": "json[text]"}\'.'
+    "--field-map", metavar="JSON", help='Part for each field: \'{"image": "jpg,png", "caption": "json[text]"}\'.'
 )
 @click.option(
     "--length-field",
@@ -64,33 +83,31 @@ __all__ = ["command"]
 @part_options
 @click.option("--tar-index-only", is_flag=True, help="Only make the indexes of a prepared data set again.")
 @click.option("--sqlite/--no-sqlite", default=True, help="Write index.sqlite, which only Energon's tools use.")
-@click.option("--fix-duplicates", is_flag=True, help="Give members of shards names with the shard's, if keys collide.")
-@click.option("--skip-broken-shards", is_flag=True, help="Leave out shards that cannot be indexed, and name them.")
+@click.option("--fix-duplicates", is_flag=True, help="Add the shard's name to members of shards, if keys collide.")
+@click.option("--skip-broken-shards", is_flag=True, help="Leave out shards that cannot be indexed, and list them.")
 @click.option(
-    "--tmp-path", metavar="DIR", help="For a URL: a local folder for small files until all are made (else the cache)."
+    "--tmp-path", metavar="DIR", help="For a URL: a local folder for small files until all are made.  [default: cache]"
 )
-@click.option("--rescan", is_flag=True, help="Read all shards, also those unchanged since the last preparation.")
-@media_options
-@click.option(
-    "--json", "as_json", is_flag=True, help="Write what was done as JSON; with --non-interactive nothing else."
-)
+@click.option("--rescan", is_flag=True, help="Read all shards, including those that have not changed.")
+@_options_of_guests
+@click.option("--json", "as_json", is_flag=True, help="Write the report as JSON; with --non-interactive nothing else.")
 @job_options("Processes that read shards.")
 def command(path: str, **asked: Any) -> None:
-    """Prepare the data set in the folder, or behind the URL, PATH; or index the file PATH, if that is a .jsonl.
+    """Prepare the data set in the folder PATH or at the URL PATH; or index PATH, if it is a .jsonl file.
 
-    Finds all .tar files in PATH and below, indexes their samples, divides the shards into splits, and writes how a
-    sample is made of its parts. Everything goes into PATH/.nv-meta (and a .tar.idx beside each shard); the shards
-    themselves are only read. Megatron-Energon can load the result as well.
+    Finds all .tar files in PATH and below, indexes their samples, divides the shards into splits, and writes the
+    definition of samples. All results are in PATH/.nv-meta (and a .tar.idx next to each shard); the shards themselves
+    are not changed. Megatron-Energon can load the result as well.
 
-    Killed and run again, it reads only the shards that are missing; run again with --force-overwrite after shards were
-    added, it reads only the new ones. Under torchrun, or with --rank and --world-size, processes share the work.
+    A run that was killed reads only the missing shards when it is started again. With --force-overwrite, a further run
+    reads only added shards. Under torchrun, or with --rank and --world-size, processes share the work.
 
     \b
     Example without questions:
       energon-lite prepare data/coco --non-interactive --split-ratio 8,1,1 \\
         --sample-type CaptioningSample --field-map '{"image": "jpg", "caption": "txt"}'
     """
-    path = local_path(path)
+    path, asked["steps"] = local_path(path), dict(_steps_of_guests(asked))
     if is_url(path):
         _prepare_url(path, asked)
         return
@@ -102,19 +119,16 @@ def command(path: str, **asked: Any) -> None:
     if is_metadataset(root):
         _prepare_metadataset(root, asked)
         return
-    if asked["media"] is not None and (is_jsonl(root) or asked["tar_index_only"]):
-        what = "a JSONL file has no media" if is_jsonl(root) else "goes together with no --tar-index-only"
-        raise UsageError(f"--media-metadata-by-...: {what}", where=root, fix="leave it out, or use prepare-media")
+    if asked["steps"] and (is_jsonl(root) or asked["tar_index_only"]):
+        (name, *_), what = asked["steps"], "no JSONL file" if is_jsonl(root) else "no --tar-index-only"
+        options = prepare_steps()[name].options
+        raise UsageError(f"{options}: goes together with {what}", where=root, fix=f"leave it out, or use {name}")
     if is_jsonl(root):
         _prepare_jsonl(root, asked)
     elif asked["tar_index_only"]:
         _index_again(root, asked)
     else:
         _prepare_folder(root, asked)
-
-
-#: The options of the command, by name.
-_Asked = Mapping[str, Any]
 
 
 def _prepare_url(url: str, asked: _Asked) -> None:
@@ -127,10 +141,9 @@ def _prepare_url(url: str, asked: _Asked) -> None:
             where=url,
             fix="load it as it is: it is read once, and its index kept; or prepare a local copy, and upload its .idx",
         )
-    if asked["media"] is not None:
-        raise UsageError(
-            "--media-metadata-by-... works on local folders", where=url, fix="leave it out; or use a local copy"
-        )
+    for name in asked["steps"]:
+        what = f"{prepare_steps()[name].options} works on local folders"
+        raise UsageError(what, where=url, fix="leave it out; or use a local copy")
     options = {"--length-field": "length_field", "--column": "columns", "--images": "images", "--patches": "patches"}
     options["--checksums"] = "checksums"
     if wanted := [option for option, name in options.items() if asked[name]]:
@@ -174,9 +187,9 @@ def _index_again(root: str, asked: _Asked) -> None:
 
 
 def _prepare_folder(root: str, asked: _Asked) -> None:
-    # All that can be wrong is found before shards are read, which may take long.
+    # All options are checked before shards are read, which may take long.
     patterns, fields = _check_options(asked), _parse_field_map(asked["field_map"])
-    begun: dict[str, str] | None = None  # code that is to be completed: the fields that it is likely to have
+    begun: dict[str, str] | None = None  # likely fields, if a file of code is written that has to be completed
 
     def choose(scan: DatasetScan) -> Choice:
         from energon_lite.cli import prepare_dialogue as dialogue
@@ -224,7 +237,8 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
         show_share(asked["ranks"], f"{counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}")
         return
     _show_report(report, asked["as_json"])
-    _store_media(root, asked)
+    for step in asked["steps"].values():
+        step(root)
     _store_lengths(root, asked)
     if not asked["as_json"]:
         show_next_step(report, asked["dataset_yaml_name"], begun)
@@ -232,8 +246,7 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
 
 
 def _prepare_metadataset(path: str, asked: _Asked) -> None:
-    """Check a metadataset, and have the indexes of all of its data sets: those of joins, and of folders that Energon
-    has prepared."""
+    """Check a metadataset, and make missing indexes of its data sets: of joins, and of folders prepared by Energon."""
     from energon_lite.loading.leaves import find_leaves, open_source  # imports torch
 
     if asked["ranks"].rank:
@@ -249,12 +262,13 @@ def _prepare_metadataset(path: str, asked: _Asked) -> None:
     broken = 0
     for spec in specs.values():
         try:
-            found = counted(len(open_source(spec)), "sample")
+            described = counted(len(open_source(spec)), "sample")
         except EmptyDatasetError:
-            found = "empty"
+            described = "empty"
         except EnergonLiteError as error:
-            found, broken = f"cannot be read: {error.what}" + (f"; {error.fix}" if error.fix else ""), broken + 1
-        click.echo(f"  {' + '.join(spec.folders)} [{spec.split_part}]: {found}")
+            described = f"cannot be read: {error.what}" + (f"; {error.fix}" if error.fix else "")
+            broken += 1
+        click.echo(f"  {' + '.join(spec.folders)} [{spec.split_part}]: {described}")
     if broken:
         raise UsageError(
             f"{broken} of {counted(len(specs), 'data set')} cannot be read",
@@ -265,13 +279,13 @@ def _prepare_metadataset(path: str, asked: _Asked) -> None:
 
 
 def _identity(spec: LeafSpec) -> tuple[Any, ...]:
-    """What two references have in common that mean the same samples, but for subsets and filters."""
+    """Properties of a reference that determine its samples, without subsets and filters."""
     nonmatch, members = ((), (spec,)) if spec.join is None else (spec.join.nonmatch, spec.join.members)
-    return nonmatch, *((one.path, one.split_part, one.split_config) for one in members)
+    return nonmatch, *((member.path, member.split_part, member.split_config) for member in members)
 
 
 def _check_options(asked: _Asked) -> list[tuple[str, str]]:
-    """Check what can be checked without the data; returns the patterns of the splits."""
+    """Check the options without reading data, and return the patterns of the splits."""
     patterns = [parse_pattern(text) for text in asked["split_parts"]]
     if patterns and (asked["split_ratio"] is not None or asked["shuffle_tars"]):
         raise UsageError("--split-parts goes together neither with --split-ratio nor with --shuffle-tars")
@@ -322,7 +336,7 @@ def _fix_duplicates(root: str, asked: _Asked) -> None:
 
 @contextmanager
 def _answers_expected(non_interactive: bool) -> Iterator[None]:
-    """Say what to do when a question finds nobody to answer it."""
+    """Convert the end of the input during a question to an error with the fix."""
     try:
         yield
     except click.Abort:
@@ -334,16 +348,8 @@ def _answers_expected(non_interactive: bool) -> Iterator[None]:
         ) from None
 
 
-def _store_media(root: str, asked: _Asked) -> None:
-    """Store the metadata of media of what has just been prepared, if it is wanted; rank 0 does it."""
-    if asked["media"] is not None and not asked["ranks"].rank:
-        extract_media(
-            root, asked["media"], Ranks(), asked["num_workers"], asked["show_progress"], to_log=asked["as_json"]
-        )
-
-
 def _store_lengths(root: str, asked: _Asked) -> None:
-    """Store columns of what has just been prepared, if they are wanted, and say what they hold."""
+    """Store columns of the prepared data set, if requested, and report them."""
     parts = asked_parts(asked)
     if asked["length_field"] is None and not parts:
         return

@@ -1,7 +1,7 @@
-"""What ``energon-lite prepare`` shows and asks.
+"""Dialogue of ``energon-lite prepare``.
 
-Every question has a default where a sensible guess is possible, and is asked again, with the reason, after an answer
-that cannot be used.
+Every question has a default if a sensible guess is possible, and is asked again, with the reason, after an invalid
+answer.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _NUMBERED = (
     "VidQASample",
     CRUDE,
 )
-#: With more names of parts, Energon asks for no field map.
+#: Number of part names above which no field map is asked for, as in Energon.
 _MANY_PARTS = 10
 _TEXT_PARTS = ("txt", "text", "transcript")
 _LABEL_PARTS = ("cls", "cls2", "index", "id")
-#: Names under which a field is often found: in the part's name, or as a key of a JSON part.
+#: Frequent names of a field, as the name of a part or as a key of a JSON part.
 _SYNONYMS: dict[str, tuple[str, ...]] = {
     "image": ("image", "img"),
     "caption": ("caption", "text", "txt", "description"),
@@ -75,7 +75,7 @@ _SYNONYMS: dict[str, tuple[str, ...]] = {
     "label_name": ("label_name", "class_name", "name"),
     "video": (),
 }
-#: Parts of which a field is made if nothing has its name.
+#: Parts that a field is made of if no part has its name.
 _OTHER_PARTS = {
     **dict.fromkeys(("caption", "text", "context"), _TEXT_PARTS),
     "label": _LABEL_PARTS,
@@ -84,7 +84,7 @@ _OTHER_PARTS = {
 
 
 def show_scan(scan: DatasetScan) -> None:
-    """Shards, samples and parts."""
+    """Write the numbers of shards, samples and parts."""
     names = scan.shard_names
     size = sum(shard.size for shard in scan.scans)
     click.echo(
@@ -98,7 +98,7 @@ def show_scan(scan: DatasetScan) -> None:
 
 
 def show_samples(scan: DatasetScan, count: int = 2) -> None:
-    """The first samples: their parts, sizes, and what can be read of them."""
+    """Write the first samples: their parts, sizes, and previews of their contents."""
     for number, raw in enumerate(scan.read(range(min(count, scan.samples)))):
         click.echo(f"Sample {number}, key {raw.key!r}:")
         for name, data in raw.parts.items():
@@ -125,7 +125,7 @@ def _decoded(name: str, data: bytes) -> Any:
 
 
 def _shorten(value: Any) -> Any:
-    """The gist of a nested value, on one line."""
+    """Shorten a nested value to one line."""
     if isinstance(value, dict):
         return {key: _shorten(item) for key, item in list(value.items())[:8]} | (
             {"...": "..."} if len(value) > 8 else {}
@@ -138,7 +138,7 @@ def _shorten(value: Any) -> Any:
 
 
 def _ask(question: str, use: Callable[[str], T], **options: Any) -> T:
-    """Ask until the answer can be used."""
+    """Ask until the answer is valid."""
     while True:
         answer = str(click.prompt(question, type=str, **options))
         try:
@@ -148,7 +148,7 @@ def _ask(question: str, use: Callable[[str], T], **options: Any) -> T:
 
 
 def ask_split_ratio() -> str:
-    """Shares of train, val and test, as text."""
+    """Ask for the shares of train, val and test, as text."""
 
     def use(answer: str) -> str:
         parse_ratio(answer)
@@ -158,7 +158,7 @@ def ask_split_ratio() -> str:
 
 
 def ask_again(root: str) -> bool:
-    """Whether a data set that is prepared is to be prepared again."""
+    """Ask if a prepared data set is to be prepared again."""
     click.echo(f"{root} has already been prepared; its splits will be replaced.")
     return click.confirm("Prepare it again?")
 
@@ -166,10 +166,10 @@ def ask_again(root: str) -> bool:
 def ask_dataset_document(
     scan: DatasetScan, sample_type: str | None = None
 ) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """Ask for the sample type, unless it is given, and the part of each field, or for a file of code instead.
+    """Ask for the sample type, unless it is given, and for the part of each field or a file of code instead.
 
     Returns:
-        The document, None if no file is wanted; and the files that it needs beside it.
+        The document, None if no file is wanted; and the further files that it needs.
     """
     if sample_type is None and not click.confirm(
         "Create a dataset.yaml, which says how a sample is made of these parts?", default=True
@@ -188,7 +188,7 @@ def ask_dataset_document(
 
 
 def _loader_file(scan: DatasetScan, sample_type: str) -> str:
-    """The beginning of the file; one that is there goes first, if that is wanted."""
+    """Make a template of the file of code; an existing file is renamed first, if the user agrees."""
     there = meta_path(scan.root, SAMPLE_LOADER)
     if os.path.exists(there) and click.confirm(f"Replace the {SAMPLE_LOADER} that is there?"):
         os.replace(there, f"{there}.bak")
@@ -197,7 +197,7 @@ def _loader_file(scan: DatasetScan, sample_type: str) -> str:
 
 
 def _ask_sample_type(scan: DatasetScan) -> str:
-    # Numbers are those of Energon, so that answers that were written for it mean the same; ours alone come last.
+    # Numbers are those of Energon, so that answers for it have the same meaning; types of this library alone are last.
     names = [*_NUMBERED, *(name for name in SAMPLE_TYPES if name not in _NUMBERED)]
     click.echo("Sample types:")
     for number, name in enumerate(names):
@@ -228,7 +228,7 @@ def _guess_sample_type(scan: DatasetScan) -> str:
 
 
 def _ask_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str] | None:
-    """The part of each field; None: code is to say it."""
+    """Ask for the part of each field; None: code is to be used instead."""
     if len(scan.parts) > _MANY_PARTS:
         click.echo(f"With {len(scan.parts)} names of parts, a field map is not asked for: write a {SAMPLE_LOADER}.")
         return None
@@ -260,20 +260,20 @@ def _ask_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str] | None
 
 
 def guess_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str]:
-    """Likely parts of the required fields of a sample; none if one of them cannot be guessed."""
+    """Guess the parts of the required fields of a sample; empty if one of them cannot be guessed."""
     first = scan.read([0])[0]
     required = [field.name for field in sample_fields(sample_type) if is_required(field)]
-    found = {name: guess for name in required if (guess := guess_access(name, scan.parts, first))}
-    return found if len(found) == len(required) else {}
+    guesses = {name: guess for name in required if (guess := guess_access(name, scan.parts, first))}
+    return guesses if len(guesses) == len(required) else {}
 
 
 def guess_access(field: str, parts: Mapping[str, int], first: RawSample) -> str | None:
-    """A likely expression for a field, or None.
+    """Guess an expression for a field; None without a guess.
 
     Args:
         field: name of the field.
         parts: part names of the data set.
-        first: a sample, whose JSON keys are looked at.
+        first: a sample, whose JSON keys are examined.
 
     Example:
         >>> guess_access("image", {"png": 3, "json": 3}, first)
@@ -289,7 +289,7 @@ def guess_access(field: str, parts: Mapping[str, int], first: RawSample) -> str 
 
 
 def _inside_json(names: Sequence[str], first: RawSample) -> list[str]:
-    """Expressions for what has one of these names in a JSON part of a sample."""
+    """Expressions for values with one of these names in a JSON part of a sample."""
     parts = [part for part in first.parts if part.rpartition(".")[2] in ("json", "jsn")]
     values = [(part, _decoded(part, first.parts[part])) for part in parts]
     return [f"{part}[{n}]" for part, value in values if isinstance(value, dict) for n in names if n in value]

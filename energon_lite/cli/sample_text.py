@@ -1,4 +1,4 @@
-"""Samples as text for a terminal: values with their kinds and shapes, images as small pictures."""
+"""Formatting of samples for a terminal: values with their types and shapes, images as small pictures."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ import torch
 
 __all__ = ["picture_lines", "sample_lines"]
 
-#: Fields that every sample has, and that say nothing about what is in it.
+#: Fields of every sample that do not describe its contents.
 _HIDDEN = ("__restore_key__", "__subflavors__", "__sources__", "__shard__")
-_LONGEST_TEXT, _MOST_VALUES, _DEEPEST = 400, 8, 4
+#: Characters of a text that are shown.
+_LONGEST_TEXT = 400
+#: Items of a collection that are shown.
+_MOST_VALUES = 8
+#: Nesting depth to which collections are shown.
+_DEEPEST = 4
 
 
 def sample_lines(sample: Any, *, width: int, colours: bool) -> Iterator[str]:
-    """The lines of a sample: one for each field, with a picture behind it where there is an image.
+    """Yield the lines of a sample: one for each field, followed by a picture if it is an image.
 
     Args:
         sample: an object with fields, or a dict of parts.
-        width: of the terminal, in characters.
-        colours: draw pictures; otherwise images are only described.
+        width: width of the terminal, in characters.
+        colours: draw pictures; False: images are only described.
     """
     if isinstance(sample, Mapping):
         fields = dict(sample)
@@ -86,7 +91,7 @@ def _shorter(text: str) -> str:
 
 
 def _pixels(value: Any) -> np.ndarray[Any, Any] | None:
-    """An image as uint8 ``[height, width, 3]``; None: it is none."""
+    """Convert an image to uint8 ``[height, width, 3]``; None for other values."""
     if hasattr(value, "getbands"):
         return np.asarray(value.convert("RGB"))
     if isinstance(value, torch.Tensor) and value.ndim == 3 and value.shape[0] in (1, 3, 4):
@@ -103,11 +108,11 @@ def _pixels(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def picture_lines(pixels: np.ndarray[Any, Any], columns: int) -> Iterator[str]:
-    """An image as lines of half blocks in 24-bit colours: each character is two pixels, one above the other.
+    """Draw an image as lines of half blocks in 24-bit colours: each character is two pixels, one above the other.
 
     Args:
         pixels: uint8 ``[height, width, 3]``.
-        columns: characters in a line at most.
+        columns: largest number of characters in a line.
     """
     height, width, _ = pixels.shape
     across = min(columns, width)

@@ -1,4 +1,4 @@
-"""Tables of text."""
+"""Formatting of text tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["aligned"]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines: the first column to the left, the others to the right.
+    """Align the columns of a table: the first one to the left, the others to the right.
 
     Example:
         >>> list(aligned([["name", "n"], ["a", "12"]]))

@@ -1,4 +1,4 @@
-"""``--task-encoder module:Class``: the user's own class, named on the command line, is imported and made."""
+"""Import of the task encoder that ``--task-encoder module:Class`` names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["code_hash", "make_task_encoder"]
 
 
 def make_task_encoder(text: str) -> TaskEncoder:
-    """Import ``module:name`` and make a task encoder: of a class or a function, called without arguments, or as it is.
+    """Import ``module:name`` and make a task encoder: from a class or function without arguments, or an instance.
 
-    The current folder is searched first, as ``python -m`` does.
+    The current folder is searched first, as by ``python -m``.
 
     Raises:
-        UsageError: there is no such module or name, or it does not make a task encoder.
+        UsageError: the module or the name does not exist, or does not make a task encoder.
 
     Example:
         >>> make_task_encoder("train:Captions")
@@ -40,7 +40,7 @@ def make_task_encoder(text: str) -> TaskEncoder:
 
 
 def code_hash(encoder: TaskEncoder) -> str:
-    """Hash of the files in which the encoder's classes and cookers are written, those of this library left out."""
+    """Hash the files that define the encoder's classes and cookers, without those of this library."""
     names = {cls.__module__ for cls in type(encoder).__mro__}
     names |= {cooker.cook.__module__ for cooker in encoder.cookers}
     names -= {"builtins", "abc", "typing"}

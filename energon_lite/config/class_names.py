@@ -89,9 +89,13 @@ def _check(named: _NamedClass, what: str, choices: Collection[str], fix: str) ->
     name = named.name
     if name in choices:
         return
-    said, cure, near = f"{name} does not belong here", "use one of these", tuple[str, ...]()
+    said = f"{name} does not belong here"
+    cure = "use one of these"
+    near = tuple[str, ...]()
     if choices is METADATASETS:
-        said, cure, near = f"{name!r} is not {what}", fix, METADATASETS
+        said = f"{name!r} is not {what}"
+        cure = fix
+        near = METADATASETS
     elif name in SAMPLE_TYPES:
         said = f"{name} is a sample type, not a data set"
         cure = f"write 'sample_type: {name}', and remove '__module__' and '__class__' above it"

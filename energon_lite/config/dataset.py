@@ -103,7 +103,9 @@ def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = Fals
     if keys.tags is not None and keys.subflavors is not None:
         what, fix = "'tags' beside 'subflavors', which are the same", "keep one of them"
         raise document.value["tags"].key_error(what, fix, expected="one of them")
-    loader, parts, labels = keys.sample_loader, keys.part_filter, keys.tags or keys.subflavors or {}
+    loader = keys.sample_loader
+    parts = keys.part_filter
+    labels = keys.tags or keys.subflavors or {}
     chosen = fields = None
     if kind == "standard":
         chosen = typed or sample_type(keys.sample_type, trust_code=trust_code)
@@ -203,7 +205,9 @@ def _fields_of(chosen: str | type[Sample]) -> tuple[str, list[str], list[str]]:
 def _field_map(document: Node, keys: _Document, chosen: str | type[Sample]) -> dict[str, str] | None:
     """Map fields to parts; None: a sample loader makes samples of the parts."""
     name, required, optional = _fields_of(chosen)
-    node, loader, expected = keys.field_map, keys.sample_loader, "exactly one of field_map, sample_loader"
+    node = keys.field_map
+    loader = keys.sample_loader
+    expected = "exactly one of field_map, sample_loader"
     if node is None and loader is None:
         example = ", ".join(f"{field}: <part>" for field in required or optional[:1])
         what, fix = "neither 'field_map' nor 'sample_loader'", f"add 'field_map:' with {{{example}}}"

@@ -11,7 +11,7 @@ from typing import Any, overload
 
 import msgpack
 
-from energon_lite.config.metadataset import LeafSpec, Step, WeightUnit
+from energon_lite.config.leaf_spec import LeafSpec, Step, WeightUnit
 from energon_lite.config.subset import Subset
 from energon_lite.config.weight_schedule import Segment
 
@@ -70,7 +70,8 @@ class LeafRecords(Sequence[LeafSpec]):
     """
 
     def __init__(self, packed: Sequence[bytes], count: int):
-        self.packed, self._count = tuple(packed), count
+        self.packed = tuple(packed)
+        self._count = count
         self._last: tuple[int, list[list[Any]]] = -1, []
 
     @classmethod
@@ -80,7 +81,9 @@ class LeafRecords(Sequence[LeafSpec]):
         Raises:
             ValueError: as :func:`to_record`; or a label is not a plain value.
         """
-        records, packed, count = map(to_record, specs), list[bytes](), 0
+        records = map(to_record, specs)
+        packed = list[bytes]()
+        count = 0
         while some := list(islice(records, _TOGETHER)):
             try:
                 data = msgpack.packb(some, unicode_errors="surrogateescape")

@@ -58,7 +58,8 @@ class SlopesMeet(ValueError):
     """Error for a product of two shares that change at the same time, with the positions in question."""
 
     def __init__(self, start: int, stop: int | None):
-        self.start, self.stop = start, stop
+        self.start = start
+        self.stop = stop
         super().__init__(f"from {start} to {stop}")
 
 

@@ -163,7 +163,9 @@ class _Composer(Composer, BaseResolver):
         self.file = file
         self.depth = 0
         parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
-        self.check_event, self.peek_event, self.get_event = parser.check_event, parser.peek_event, parser.get_event
+        self.check_event = parser.check_event
+        self.peek_event = parser.peek_event
+        self.get_event = parser.get_event
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.depth >= MAX_DEPTH and isinstance(self.peek_event(), yaml.CollectionStartEvent):

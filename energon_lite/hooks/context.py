@@ -62,10 +62,12 @@ class HookContext:
         """Move the context to another sample (or batch)."""
         if self._lent is not None and self._lent.of_one_hook:
             self._take_back()
-        self._origin, self._seeded = origin, False
+        self._origin = origin
+        self._seeded = False
         self._seed: int | None = None
         self._rng: HookGenerator | None = None
-        self.sample_index, self.batch_index = sample_index, batch_index
+        self.sample_index = sample_index
+        self.batch_index = batch_index
         return self
 
     def __enter__(self) -> Self:

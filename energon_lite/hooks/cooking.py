@@ -83,7 +83,8 @@ def cooker(fn: F | None = None, *, need_cache: bool = False, need_primary: bool 
     if fn is None:
         return functools.partial(cooker, need_cache=need_cache, need_primary=need_primary)
     marked: Any = stateless(fn)
-    marked.__cooker_need_cache__, marked.__cooker_need_primary__ = need_cache, need_primary
+    marked.__cooker_need_cache__ = need_cache
+    marked.__cooker_need_primary__ = need_primary
     return marked
 
 

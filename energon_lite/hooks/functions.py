@@ -122,7 +122,7 @@ def _layers(encoder: Any) -> Iterator[Any]:
 
 
 def _owner(encoder: Any, name: str) -> Any:
-    """Of nested encoders, the outermost that has a hook of its own."""
+    """Outermost of the nested encoders that has a hook of its own."""
     mine = getattr(AugmentTaskEncoder, name, None)  # sample_length is no method of every encoder
     while isinstance(encoder, AugmentTaskEncoder) and getattr(type(encoder), name, None) is mine:
         encoder = encoder.task_encoder

@@ -33,7 +33,7 @@ class LendingScope:
     Example:
         >>> with LendingScope():
         ...     for job in jobs:
-        ...         pipeline.run(job)  # each hook is seeded anew, so states need not be restored in between
+        ...         pipeline.run(job)  # each hook gets its own seed, so states need not be restored in between
     """
 
     __slots__ = ("_lock", "_saved", "_token", "busy", "of_one_hook")

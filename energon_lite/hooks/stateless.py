@@ -60,7 +60,8 @@ def stateless(
     def mark(hook: Any) -> Any:
         hook.__stateless__ = True
         if fn is None:  # otherwise, marks of another decorator are kept
-            hook.__restore_seeds__, hook.__failure_tolerance__ = seeds, failure_tolerance
+            hook.__restore_seeds__ = seeds
+            hook.__failure_tolerance__ = failure_tolerance
         return hook
 
     return mark if fn is None else mark(fn)

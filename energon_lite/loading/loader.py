@@ -335,7 +335,8 @@ class DataLoader:
         ``batching``, under ``planned``, the samples that the plan dropped, truncated and split: over all ranks
         together, or, if lengths are those of encoded samples, on this rank.
         """
-        stats = self._report.stats() | self._progress.stats() | self._observers.stats()
+        with self._turn.look() as alone:
+            stats = self._report.stats() | self._progress.stats(alone) | self._observers.stats()
         planned = self._dataset_iterator.planned_counts()
         return stats if planned is None else stats | {"planned": planned}
 

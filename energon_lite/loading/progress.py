@@ -118,9 +118,13 @@ class Progress:
         if self._telling.sinks and self.batches % self._telling.sinks_every == 0:
             self._write(stats)
 
-    def stats(self) -> dict[str, Any]:
-        """Return the part of the loader's :meth:`~energon_lite.DataLoader.stats` that is counted here."""
-        load = self._workers.load()
+    def stats(self, alone: bool = True) -> dict[str, Any]:
+        """Return the part of the loader's :meth:`~energon_lite.DataLoader.stats` that is counted here.
+
+        Args:
+            alone: no other thread iterates over the loader now.
+        """
+        load = self._workers.load(alone)
         work = self._workers.work
         summed = work.sum()
         reads = work.reads

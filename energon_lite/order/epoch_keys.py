@@ -37,7 +37,8 @@ class EpochPermutations:
     """
 
     def __init__(self, lengths: Ints, keys: Keys):
-        self._lengths, self._leaf_keys = lengths, keys
+        self._lengths = lengths
+        self._leaf_keys = keys
         self._rounds = rounds_of_each(lengths)
         self._kinds = sorted(set(self._rounds.tolist()))
         kept = len(lengths) if len(lengths) <= _MOST_LEAVES else 0

@@ -38,8 +38,11 @@ Direction = Literal[1, -1]
 GOLDEN = 0x9E3779B97F4A7C15
 _MASK32 = (1 << 32) - 1
 _HIGH = 1 if sys.byteorder == "little" else 0  # the upper half of a 64-bit word
-_15, _16, _32 = np.array(15, np.uint32), np.array(16, np.uint32), np.array(32, np.uint64)
-_M1, _M2 = np.array(0x7FEB352D, np.uint32), np.array(0x846CA68B, np.uint32)
+_15 = np.array(15, np.uint32)
+_16 = np.array(16, np.uint32)
+_32 = np.array(32, np.uint64)
+_M1 = np.array(0x7FEB352D, np.uint32)
+_M2 = np.array(0x846CA68B, np.uint32)
 #: Bound below which quotients of integers are exact when they are computed in floats.
 _EXACT = 1 << 51
 #: Up to this number of indices outside of their domain, each is walked separately.

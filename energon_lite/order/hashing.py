@@ -21,8 +21,12 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _M1 = 0xBF58476D1CE4E5B9
 _M2 = 0x94D049BB133111EB
 # Zero-dimensional arrays: numpy would convert a scalar in each call.
-_GOLDEN_ARRAY, _M1_ARRAY, _M2_ARRAY = (np.array(value, np.uint64) for value in (_GOLDEN, _M1, _M2))
-_27, _30, _31 = (np.array(value, np.uint64) for value in (27, 30, 31))
+_GOLDEN_ARRAY = np.array(_GOLDEN, np.uint64)
+_M1_ARRAY = np.array(_M1, np.uint64)
+_M2_ARRAY = np.array(_M2, np.uint64)
+_27 = np.array(27, np.uint64)
+_30 = np.array(30, np.uint64)
+_31 = np.array(31, np.uint64)
 
 
 def mix64(x: int) -> int:

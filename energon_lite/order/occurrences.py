@@ -95,7 +95,9 @@ class Occurrences:
     """
 
     def __init__(self, order: Order, leaf: int, index: int):
-        self._order, self._leaf, self._index = order, leaf, index
+        self._order = order
+        self._leaf = leaf
+        self._index = index
         self.before_rebase = 0
         self._block: dict[int, int] | None = None  # place in the leaf's stream -> position, for the last block
         if isinstance(order, ConcatOrder):
@@ -103,7 +105,8 @@ class Occurrences:
             return
         if not isinstance(order, (BlendOrder, EpochBlendOrder)):
             raise UsageError(f"where a sample is in a {type(order).__name__} is not known", fix="look at its batches")
-        self._alone, self._mixed = None, order
+        self._alone = None
+        self._mixed = order
         self._stream = StreamPlaces(order.leaves, leaf, index)
         rebase = order.rebase
         self._first, self._begun = (0, 0) if rebase is None else (rebase.position, rebase.starts[leaf])

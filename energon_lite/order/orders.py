@@ -122,7 +122,7 @@ class Order(Protocol):
         """Cycle of each sample in its leaf, ``[k]``: its epoch, or the group of epochs that are mixed on purpose."""
 
     def rebased(self, rebase: Rebase) -> Order:
-        """The same order, started in the middle of a run; an order whose passes all restart is returned unchanged."""
+        """Start the order in the middle of a run; an order whose passes all restart is returned unchanged."""
 
 
 class _MixedOrder:
@@ -208,7 +208,9 @@ class BlendOrder(_MixedOrder):
         super().__init__(
             _blend(weights, len(leaves), hash_ints(key, 0)), Leaves(leaves, run=run, window=window), rebase
         )
-        self._weights, self._key, self._length = weights, key, length
+        self._weights = weights
+        self._key = key
+        self._length = length
 
     def bounds(self, pass_number: int) -> tuple[int, int] | None:
         return None if self._length is None else (pass_number * self._length, (pass_number + 1) * self._length)
@@ -278,7 +280,9 @@ class EpochBlendOrder(_MixedOrder):
     ):
         blend = EpochBlend([leaf.length for leaf in leaves], repetitions, hash_ints(key, 1))
         super().__init__(blend, Leaves(leaves, run=run, window=window), rebase)
-        self._repetitions, self._key, self._repeat = repetitions, key, repeat
+        self._repetitions = repetitions
+        self._key = key
+        self._repeat = repeat
 
     def bounds(self, pass_number: int) -> tuple[int, int] | None:
         return None if self._repeat else self.blend.bounds(pass_number)

@@ -69,7 +69,8 @@ class ShareIntegral:
         self.start = start
         self.length = length
         self._base = base
-        self._first, self._last = first, last
+        self._first = first
+        self._last = last
 
     @property
     def constant(self) -> bool:

@@ -72,7 +72,9 @@ class LeafOrders(Sequence[LeafOrder]):
     """
 
     def __init__(self, lengths: Ints, keys: Keys, copies: Ints):
-        self.lengths, self.keys, self.copies = lengths, keys, copies
+        self.lengths = lengths
+        self.keys = keys
+        self.copies = copies
         most = np.maximum(copies, 1)
         wrong = (lengths < 1) | (lengths > MAX_LENGTH // most) | (copies < -1)
         for number in np.flatnonzero(wrong)[:1]:
@@ -133,8 +135,11 @@ class Leaves:
             if value is not None and value < 0:
                 raise UsageError(f"{name} is {value}", fix="give a positive integer, or None for a full permutation")
         self.leaves = orders = LeafOrders.of(leaves)
-        self.run, self.window = run, window
-        self._lengths, self._keys, self._copies = orders.lengths, orders.keys, orders.copies
+        self.run = run
+        self.window = window
+        self._lengths = orders.lengths
+        self._keys = orders.keys
+        self._copies = orders.copies
         self._only_plain = bool(np.all(self._copies == 1))
         self._cycle_lengths = self._lengths * np.maximum(self._copies, 1)
         self._permutations = EpochPermutations(self._cycle_lengths, self._keys)

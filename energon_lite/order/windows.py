@@ -21,7 +21,10 @@ __all__ = ["places_in_windows", "runs_in_windows"]
 Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
 
-_RUNS, _WINDOWS = (np.uint64(hash_ints(tag)) for tag in (1, 2))
+#: Tag of the keys for the permutation of sequences.
+_RUNS = np.uint64(hash_ints(1))
+#: Tag of the keys for the permutations inside windows.
+_WINDOWS = np.uint64(hash_ints(2))
 #: Average number of places in an epoch from which numpy calls for each epoch pay.
 _EPOCH = 700
 #: The same for windows.

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from energon_lite.samples.sample import Sample, edataclass
 
 if TYPE_CHECKING:
     import torch
-
-    from energon_lite.extras.media.av_data import AVData
-    from energon_lite.extras.media.av_decoder import AVDecoder
 
 __all__ = [
     "SAMPLE_TYPES",
@@ -28,6 +25,10 @@ __all__ = [
     "VQASample",
     "VidQASample",
 ]
+
+#: Audio or video in the form that :class:`~energon_lite.storage.SampleDecoder` gives it:
+#: :class:`energon_lite.extras.media.AVDecoder` by default, or ``AVData``, a container of PyAV, or bytes.
+Media: TypeAlias = object
 
 
 @edataclass
@@ -67,8 +68,8 @@ class SimilarityInterleavedSample(Sample):
 
     images: list[torch.Tensor]
     texts: list[str]
-    audio: list[AVDecoder | AVData] | None = None
-    video: list[AVDecoder | AVData] | None = None
+    audio: list[Media] | None = None
+    video: list[Media] | None = None
     similarity_matrix: torch.Tensor | None = None
     matched_text_indices: list[int] | None = None
 
@@ -127,7 +128,7 @@ class OCRSample(Sample):
 class VidQASample(Sample):
     """A video, a question and weighted answers."""
 
-    video: AVDecoder | AVData
+    video: Media
     context: str
     answers: list[str] | None = None
     answer_weights: torch.Tensor | None = None
@@ -154,8 +155,8 @@ class ChatSample(Sample):
 
     messages: list[dict[str, Any]]
     images: list[torch.Tensor] = dataclasses.field(default_factory=list)
-    videos: list[AVDecoder | AVData] = dataclasses.field(default_factory=list)
-    audios: list[AVDecoder | AVData] = dataclasses.field(default_factory=list)
+    videos: list[Media] = dataclasses.field(default_factory=list)
+    audios: list[Media] = dataclasses.field(default_factory=list)
     arrays: list[Any] = dataclasses.field(default_factory=list)
 
 

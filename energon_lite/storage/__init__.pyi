@@ -12,6 +12,7 @@ from .read.range_stream import open_stream as open_stream
 from .read.source import Source as Source
 from .read.source import register_source as register_source
 from .samples.decoding import SampleDecoder as SampleDecoder
+from .samples.part_decoder import PartDecoder as PartDecoder
 from .sharded_job.job import ShardedJob as ShardedJob
 from .sharded_job.ranks import Ranks as Ranks
 from .sharded_job.work import Work as Work

@@ -237,7 +237,7 @@ def test_checkpoint_folders(leaf_of: Callable[..., Path], tmp_path: Path, monkey
     """Those of the trainer are read by its own reader; others are refused, and damaged ones too."""
     import torch.distributed.checkpoint as dcp
 
-    import energon_lite.trainer.training as training
+    import energon_lite.trainer as trainer
 
     dcp.save({"w": torch.zeros(2)}, checkpoint_id=str(tmp_path / "foreign"), no_dist=True)
     (tmp_path / "damaged").mkdir()
@@ -246,6 +246,6 @@ def test_checkpoint_folders(leaf_of: Callable[..., Path], tmp_path: Path, monkey
         code, output = run("info", tmp_path / name)
         assert code == 1 and name in output and "Error" in output and "Traceback" not in output
     state = planned_state(leaf_of(50), 3)
-    monkeypatch.setattr(training, "read_state", lambda folder: {"loader": state, "config": {}})
+    monkeypatch.setattr(trainer, "read_state", lambda folder: {"loader": state, "config": {}})
     code, output = run("info", tmp_path / "foreign")
     assert code == 0 and "['loader']" in output and "3 micro-batches, 12 samples" in output

@@ -20,7 +20,7 @@ V2 = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
 
 def library(name: str) -> Any:
     """The names that a user imports."""
-    found = importlib.import_module("megatron.energon" if name == "energon" else "energon_lite")
+    found = importlib.import_module("megatron.energon" if name == "energon" else "energon_lite.extras.energon")
     if name != "energon":
         return found
     stores = importlib.import_module("megatron.energon.cache.file_store")

@@ -18,8 +18,8 @@ from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import energon_lite
 from energon_lite.errors import StateMismatchError
+from energon_lite.extras import energon as mine
 from energon_lite.extras.energon.compat import recipes
 from energon_lite.extras.energon.compat.task_encoder import DefaultTaskEncoder
 from energon_lite.loading.iterators import lane_iterator
@@ -110,9 +110,9 @@ def on_ranks(world: int, work: Callable[[int], Any]) -> list[Any]:
 
 
 def loader_of(path: Path, rank: int, world: int, workers: int, **arguments: Any) -> Any:
-    config = energon_lite.WorkerConfig(rank=rank, world_size=world, num_workers=workers)
+    config = mine.WorkerConfig(rank=rank, world_size=world, num_workers=workers)
     dataset = recipes.get_val_dataset(str(path), worker_config=config, split_part="val", **arguments)
-    return energon_lite.get_savable_loader(dataset, start_method="main")  # workers change nothing else
+    return mine.get_savable_loader(dataset, start_method="main")  # workers change nothing else
 
 
 def ours(path: Path, world: int, workers: int, **arguments: Any) -> list[list[Any]]:
@@ -174,7 +174,7 @@ def test_the_batches_of_each_rank_are_those_of_energon(
                 return energon.get_val_dataset(str(path), worker_config=config, task_encoder=made, **arguments)
 
             wanted = [theirs(build, rank, world, workers) for rank in range(world)]
-            made = encoder(energon_lite, DefaultTaskEncoder, kind)
+            made = encoder(mine, DefaultTaskEncoder, kind)
             assert ours(path, world, workers, task_encoder=made, **arguments) == wanted, (path.name, workers)
 
 
@@ -195,11 +195,11 @@ def test_limited_and_repeated_validation_is_that_of_energon(data: Path, kind: st
             one = energon.get_val_dataset(str(data / "a"), worker_config=config, task_encoder=made, **options)
             return wrapped(energon, one, repeats, length)
 
-        config = energon_lite.WorkerConfig(rank=0, world_size=1, num_workers=workers)
-        made = encoder(energon_lite, DefaultTaskEncoder, kind)
+        config = mine.WorkerConfig(rank=0, world_size=1, num_workers=workers)
+        made = encoder(mine, DefaultTaskEncoder, kind)
         one = recipes.get_val_dataset(str(data / "a"), worker_config=config, task_encoder=made, **options)
-        dataset = wrapped(energon_lite, one, repeats, length)
-        with energon_lite.get_loader(dataset, start_method="main") as loader:
+        dataset = wrapped(mine, one, repeats, length)
+        with mine.get_loader(dataset, start_method="main") as loader:
             wanted = theirs(build, 0, 1, workers)
             assert list(loader) == wanted == list(loader), (workers, repeats)
 
@@ -211,10 +211,10 @@ def test_those_of_its_processes_are_the_same(data: Path, kind: str) -> None:
     arguments: dict[str, Any] = {"batch_size": 4 if kind else None}
     made = encoder(energon, energon.DefaultTaskEncoder, kind)
     dataset = energon.get_val_dataset(str(data / "a"), worker_config=config, task_encoder=made, **arguments)
-    here = energon_lite.WorkerConfig(rank=0, world_size=1, num_workers=2)
-    encoded = encoder(energon_lite, DefaultTaskEncoder, kind)
+    here = mine.WorkerConfig(rank=0, world_size=1, num_workers=2)
+    encoded = encoder(mine, DefaultTaskEncoder, kind)
     own = recipes.get_val_dataset(str(data / "a"), worker_config=here, task_encoder=encoded, **arguments)
-    with energon_lite.get_loader(own) as loader:
+    with mine.get_loader(own) as loader:
         assert list(loader) == list(energon.get_loader(dataset))
 
 
@@ -232,9 +232,9 @@ def test_it_goes_on_where_it_was_cut(
     leaf = leaf_of(size, "a")
 
     def loader(rank: int, ranks: int = world, each: int = workers) -> Any:
-        config = energon_lite.WorkerConfig(rank=rank, world_size=ranks, num_workers=each)
+        config = mine.WorkerConfig(rank=rank, world_size=ranks, num_workers=each)
         dataset = recipes.get_val_dataset(leaf, split_part="train", worker_config=config, **content.arguments())
-        return energon_lite.get_savable_loader(dataset, start_method="main")
+        return mine.get_savable_loader(dataset, start_method="main")
 
     def begin(rank: int) -> Any:
         one = loader(rank)
@@ -261,8 +261,8 @@ def test_it_goes_on_where_it_was_cut(
 
 
 def test_who_says_what_becomes_of_chunks_is_not_dealt_to(data: Path) -> None:
-    made = encoder(energon_lite, DefaultTaskEncoder, "yields")
-    config = energon_lite.WorkerConfig(rank=0, world_size=1, num_workers=2)
+    made = encoder(mine, DefaultTaskEncoder, "yields")
+    config = mine.WorkerConfig(rank=0, world_size=1, num_workers=2)
     common: dict[str, Any] = {"worker_config": config, "batch_size": 4, "task_encoder": made, "chunk_size": 16}
-    one, other = (lib.get_val_dataset(str(data / "a"), **common) for lib in (recipes, energon_lite))
+    one, other = (lib.get_val_dataset(str(data / "a"), **common) for lib in (recipes, mine))
     assert one.identity.fingerprint == other.identity.fingerprint

@@ -18,9 +18,9 @@ from media_files import CONTAINERS, RATE, SECONDS, SOUNDS, film, media
 import energon_lite.extras.media
 from energon_lite.cli.main import main
 from energon_lite.extras.media import AVDecoder, get_clips_uniform, get_single_frames_uniform
-from energon_lite.extras.media.content import guess_extension
 from energon_lite.extras.media.stores.media_table import MediaTable
 from energon_lite.storage import SampleDecoder
+from energon_lite.storage.samples.content import guess_extension
 from tests.shards_by_hand import write_tar
 
 energon = pytest.importorskip("megatron.energon.av")

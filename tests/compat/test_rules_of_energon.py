@@ -7,7 +7,7 @@ from pathlib import Path
 PROGRAM = """
 import sys, time
 import energon_lite.extras.energon
-energon_lite.extras.energon.compat.install()
+energon_lite.extras.energon.install()
 from megatron.energon import CrudeSample, DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset, stateless
 from megatron.energon.wrappers.watchdog_dataset import WatchdogDataset
 
@@ -55,7 +55,7 @@ print(list(get_loader(slow, watchdog_timeout_seconds=0.1)), hangs)
 
 def test_a_name_that_is_a_module_too() -> None:
     program = (
-        "import energon_lite.extras.energon; energon_lite.extras.energon.compat.install()\n"
+        "import energon_lite.extras.energon; energon_lite.extras.energon.install()\n"
         "import megatron.energon.edataclass, megatron.energon.wrappers.skip\n"
         "from megatron.energon import edataclass\n"
         "from megatron.energon.edataclass import edataclass as same\n"

@@ -22,7 +22,7 @@ LIMIT = 500
 
 def library(name: str) -> Any:
     if name == "energon_lite":
-        return importlib.import_module(name)
+        return importlib.import_module("energon_lite.extras.energon")
     stores = importlib.import_module("megatron.energon.cache.file_store")
     found = importlib.import_module("megatron.energon")
     found.WebdatasetFileStore, found.JsonlFileStore = stores.WebdatasetFileStore, stores.JsonlFileStore
@@ -30,7 +30,11 @@ def library(name: str) -> Any:
 
 
 def path_of(lib: Any, path: Path) -> Any:
-    return path if lib.__name__ == "energon_lite" else importlib.import_module("megatron.energon.epathlib").EPath(path)
+    return (
+        path
+        if lib.__name__ == "energon_lite.extras.energon"
+        else importlib.import_module("megatron.energon.epathlib").EPath(path)
+    )
 
 
 @pytest.fixture

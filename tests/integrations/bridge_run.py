@@ -63,7 +63,7 @@ def main(data: str, folder: str) -> None:
     warnings.simplefilter("ignore")
     import energon_lite.extras.energon
 
-    energon_lite.extras.energon.compat.install()
+    energon_lite.extras.energon.install()
 
     sys.meta_path.append(_Finder())
     from megatron.bridge.data.energon.energon_provider import EnergonProvider

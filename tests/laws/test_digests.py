@@ -25,8 +25,7 @@ from energon_lite import (
     get_train_dataset,
     stateless,
 )
-from energon_lite.batching import chain_digest
-from energon_lite.batching import digests as set_digest
+from energon_lite.batching import chain_digest, set_digest
 from energon_lite.errors import FatalSampleError
 from energon_lite.extras.inspect.auditing.plan_check import PlannedSteps, check_steps
 from energon_lite.extras.inspect.auditing.recorded_steps import RecordedStep, first_difference

@@ -129,3 +129,28 @@ def test_a_thread_takes_over_from_one_that_failed(leaf_of: Leaf, monkeypatch: py
     assert next(batches, None) is None  # as a generator that has raised
     monkeypatch.setattr(Fails, "fails", False)
     assert keys(loader, 3) == keys(loader_of(leaf_of(50), 0, "fork"), 3)
+
+
+@pytest.mark.parametrize(("workers", "start_method"), KINDS)
+def test_who_only_looks_disturbs_nobody(leaf_of: Leaf, workers: int, start_method: str) -> None:
+    """Threads that ask for numbers and states all the time, as one that watches a run does."""
+    expected = keys(loader_of(leaf_of(400), 0, "fork"), 300)
+    done = threading.Event()
+    with loader_of(leaf_of(400), workers, start_method) as loader:
+
+        def take() -> list[str]:
+            try:
+                return keys(loader, 300)
+            finally:
+                done.set()
+
+        def look() -> list[str]:
+            while not done.is_set():
+                loader.stats()
+                loader.save_state_rank()
+            return []
+
+        bodies = iter([look, take, look])
+        found, errors = at_once(3, lambda: next(bodies)())
+        assert errors == [] and found == expected
+        assert loader.stats()["batches"] == 300

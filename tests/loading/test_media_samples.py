@@ -15,13 +15,12 @@ from media_files import FPS, film, long_film, sound
 from energon_lite import TaskEncoder, TextSample, WorkerConfig, cooker, get_savable_loader, get_train_dataset, stateless
 from energon_lite.cli.main import main
 from energon_lite.errors import UsageError
-from energon_lite.extras.media import AVData, AVDecoder
+from energon_lite.extras.media import AVData, AVDecoder, av_decoder
 from energon_lite.hooks import Cooker
 from energon_lite.samples import ChatSample, VidQASample
 from energon_lite.storage import SampleDecoder
 from energon_lite.storage.prepare.prepare import index_again
 from energon_lite.storage.read.range_stream import RangeStream
-from energon_lite.storage.samples import decoding
 
 FILMS = """\
 __module__: megatron.energon
@@ -178,7 +177,7 @@ def test_content_says_what_a_part_is() -> None:
 
 
 def test_without_pyav_a_data_set_of_films_is_refused(films: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "has_pyav", lambda: False)
+    monkeypatch.setattr(av_decoder, "has_pyav", lambda: False)
     with pytest.raises(UsageError, match=r"part 'mp4'.*PyAV") as error:
         loader_of(films)
     assert "energon-lite[av]" in str(error.value.fix) and error.value.where == str(films)

@@ -17,6 +17,13 @@ from energon_lite.errors import TopologyError, UsageError
 from tests.trainer.parallel.rank_processes import RankFailure, run_ranks
 
 SAMPLES = 12
+#: Variables of launchers other than torchrun: srun, Open MPI, MPICH and what is made of it, MVAPICH.
+OTHERS = [
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+]
 
 _SCRIPT = """
 import sys
@@ -35,7 +42,7 @@ def keys(leaf: Path, config: WorkerConfig, count: int = SAMPLES // 2) -> list[st
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def launch(**variables: object) -> None:
-        for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"):
+        for name in (*("RANK", "WORLD_SIZE", "SLURM_PROCID"), *(size for _, size in OTHERS)):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, str(value))
@@ -71,9 +78,7 @@ def test_what_launchers_tell(launched: Callable[..., None]) -> None:
     assert place() == (3, 4)
 
 
-@pytest.mark.parametrize(
-    ("rank", "size"), [("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")]
-)
+@pytest.mark.parametrize(("rank", "size"), OTHERS)
 def test_srun_and_mpirun_without_a_process_group(
     launched: Callable[..., None], leaf_of: Any, rank: str, size: str
 ) -> None:

@@ -83,7 +83,7 @@ class Finish:
 
 
 def energon_lite(folder: Path, case: str, workers: int) -> Iterator[Any]:
-    import energon_lite as lib
+    from energon_lite.extras import energon as lib
 
     return _energon(lib, folder, case, workers)
 
@@ -96,7 +96,7 @@ def megatron_energon(folder: Path, case: str, workers: int) -> Iterator[Any]:
 
 def _energon(lib: Any, folder: Path, case: str, workers: int) -> Iterator[Any]:
     data, _, form = case.partition("-")
-    ours = lib.__name__ == "energon_lite"
+    ours = lib.__name__ == "energon_lite.extras.energon"
     base: Any = lib.DefaultTaskEncoder
 
     class Raw(base):  # type: ignore[misc]

@@ -1,7 +1,7 @@
-"""One try of ``energon-lite profile``: real steps with one capacity, in a process of its own, and what they took.
+"""One trial of ``energon-lite profile``: real steps with one capacity, in a separate process.
 
-A process of its own, because what an earlier try left behind (cached blocks, fragments, a half-made optimizer) would be
-counted, and because running out of memory may end the process.
+The process is separate because remains of an earlier trial (cached blocks, fragments, a partly built optimizer) would
+be counted, and because running out of memory may end the process.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from energon_lite.named_object import find_named
 
 __all__ = ["Outcome", "Trial", "device_memory", "run_trial"]
 
-#: Seconds between two looks at the memory of a process.
+#: Seconds between two measurements of a process's memory.
 _LOOK = 0.02
-#: Seconds that a GPU has to say how much memory it has.
+#: Time limit in seconds for asking a GPU for its memory.
 _ASKING = 120.0
-#: Words of errors that mean: no memory. Libraries below PyTorch raise a plain RuntimeError.
+#: Texts of errors for lack of memory. Libraries below PyTorch raise a plain RuntimeError.
 _NO_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What is tried.
+    """Arguments of a trial.
 
     Args:
         function: ``module:name``; see :mod:`energon_lite.extras.balance.profile_command`.
-        capacity: what it is called with.
-        steps: how often.
+        capacity: argument of the function.
+        steps: number of steps.
         device: ``cpu`` or ``cuda``.
-        limit: bytes that may be used; None: what the device has.
+        limit: largest number of bytes to use; None: the memory of the device.
     """
 
     function: str
@@ -53,13 +53,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it.
+    """Result of a trial.
 
     Args:
-        fits: it ran, within the limit.
-        peak: most bytes that were in use; 0 if nobody knows.
-        seconds: of the fastest step; 0 if none was finished.
-        error: the error of a step, other than running out of memory.
+        fits: True if it ran within the limit.
+        peak: largest number of bytes in use; 0 if unknown.
+        seconds: time of the fastest step; 0 if none was finished.
+        error: error of a step, except lack of memory.
     """
 
     fits: bool
@@ -69,10 +69,10 @@ class Outcome:
 
 
 def run_trial(trial: Trial, timeout: float) -> Outcome:
-    """Run a trial in a process of its own.
+    """Run a trial in a separate process.
 
     Raises:
-        UsageError: the function fails, other than for want of memory, or takes too long.
+        UsageError: the function fails for another reason than lack of memory, or takes too long.
     """
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder, "result.json"), Path(folder, "output.txt")
@@ -93,33 +93,35 @@ def run_trial(trial: Trial, timeout: float) -> Outcome:
         if peak is not None:
             return Outcome(False, peak)
         if result.exists():
-            found = Outcome(**json.loads(result.read_text(encoding="utf-8")))
+            outcome = Outcome(**json.loads(result.read_text(encoding="utf-8")))
         elif process.returncode < 0:
             return Outcome(False)  # killed: by the system, which ran out of memory
         else:
             said = log.read_text(encoding="utf-8", errors="replace")[-4000:].strip()
-            found = Outcome(False, error=said or f"exit status {process.returncode}")
-        if found.error:
-            what = f"{trial.function}({trial.capacity}) failed, and not for want of memory:\n{found.error}"
+            outcome = Outcome(False, error=said or f"exit status {process.returncode}")
+        if outcome.error:
+            what = f"{trial.function}({trial.capacity}) failed, and not for want of memory:\n{outcome.error}"
             raise UsageError(what, fix="call it yourself with a small capacity until it works")
-        return found
+        return outcome
 
 
 def device_memory(device: str) -> int | None:
-    """Bytes of memory of the device; None: nobody knows, or it does not answer. Asked in a process of its own: to ask
-    takes some of it."""
+    """Memory of the device in bytes; None: unknown, or the device does not answer.
+
+    The query runs in a separate process, because it takes some of the memory.
+    """
     if device != "cuda":
         return None
     command = [sys.executable, "-c", "import torch; print(torch.cuda.mem_get_info()[1])"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASKING)
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASKING)
     except subprocess.TimeoutExpired:
         return None
-    return int(found.stdout) if found.returncode == 0 else None
+    return int(answer.stdout) if answer.returncode == 0 else None
 
 
 def _watch(process: subprocess.Popen[bytes], trial: Trial, timeout: float) -> int | None:
-    """Wait for the end of a process; the bytes it had when it was stopped because they are too many."""
+    """Wait for the end of a process; return its bytes if it exceeded the limit, else None."""
     start = time.monotonic()
     while process.poll() is None:
         if time.monotonic() - start > timeout:
@@ -136,10 +138,11 @@ def _watch(process: subprocess.Popen[bytes], trial: Trial, timeout: float) -> in
 
 
 def _peak_of(process: int | str) -> int:
-    """Most bytes of memory that a process has had; 0 where the system does not tell."""
-    with suppress(OSError):  # it has ended, or there is no such folder
+    """Largest number of bytes that a process has used; 0 if the system does not report it."""
+    with suppress(OSError):  # the process has ended, or the system has no such file
         status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
-        return 1024 * int(found[1]) if (found := re.search(r"^VmHWM:\s*(\d+)", status, re.MULTILINE)) else 0
+        match = re.search(r"^VmHWM:\s*(\d+)", status, re.MULTILINE)
+        return 1024 * int(match[1]) if match else 0
     return 0
 
 
@@ -162,13 +165,13 @@ def _try(trial: Trial) -> Outcome:
 
 
 def _run_steps(function: Callable[[int], Any], capacity: int, steps: int, wait: Callable[[], None]) -> float:
-    """Seconds of the fastest step."""
+    """Time of the fastest step, in seconds."""
     step: Callable[[], Any] | None = None
     times = []
     for _ in range(steps):
         start = time.perf_counter()
         made = function(capacity) if step is None else step()
-        if step is None and callable(made):  # it has built everything, and returned the step
+        if step is None and callable(made):  # the first call built the model, and returned the step
             step, start = made, time.perf_counter()
             step()
         wait()
@@ -177,7 +180,7 @@ def _run_steps(function: Callable[[int], Any], capacity: int, steps: int, wait: 
 
 
 def _own_peak() -> int:
-    """Most bytes of memory that this process has had."""
+    """Largest number of bytes that this process has used."""
     import resource
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -185,8 +188,11 @@ def _own_peak() -> int:
 
 
 def _limited_cuda(limit: int | None) -> tuple[Callable[[], int], Callable[[], None]]:
-    """What asks for the most bytes that the allocator had, which gets no more than ``limit``; and what waits for the
-    device."""
+    """Limit the CUDA allocator to ``limit`` bytes.
+
+    Returns:
+        A function that returns the allocator's peak in bytes, and one that waits for the device.
+    """
     from torch import cuda
 
     if limit is not None:
@@ -196,10 +202,10 @@ def _limited_cuda(limit: int | None) -> tuple[Callable[[], int], Callable[[], No
 
 def _main(trial: str, result: str) -> None:
     try:
-        found = _try(Trial(**json.loads(trial)))
+        outcome = _try(Trial(**json.loads(trial)))
     except Exception as error:
-        found = Outcome(False, error=str(error) if isinstance(error, UsageError) else traceback.format_exc())
-    Path(result).write_text(json.dumps(asdict(found)), encoding="utf-8")
+        outcome = Outcome(False, error=str(error) if isinstance(error, UsageError) else traceback.format_exc())
+    Path(result).write_text(json.dumps(asdict(outcome)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What ``energon-lite profile`` says of the costs that fit what a run has measured."""
+"""Report of ``energon-lite profile`` on costs that are fitted to the measurements of a run."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from energon_lite.extras.balance.cost_model import CostModel
 
 __all__ = ["is_measured", "report_costs"]
 
-#: What a run calls the file of what it has measured.
+#: Name of the file of a run's measurements.
 _TIMES = "micro_batches.jsonl"
 
 
 def is_measured(path: str) -> bool:
-    """Whether a path is that of a run, or of a file with what a run has measured; else it is a function's name."""
+    """True for the folder of a run or a file of measurements; False for a function's name."""
     return path.endswith(".jsonl") or os.path.isdir(path)
 
 
 def report_costs(path: str, output: str | None, compared: str | None, *, as_json: bool) -> None:
-    """Fit costs by what a run has measured, and say how well they predict it.
+    """Fit costs to the measurements of a run, and report the accuracy of their predictions.
 
     Args:
-        path: the run's folder, or its file.
-        output: where the costs are written; None: nowhere.
-        compared: a file of costs whose predictions are judged as well.
-        as_json: say it as JSON.
+        path: the run's folder, or its file of measurements.
+        output: file to write the costs to; None: none.
+        compared: a file of costs whose predictions are evaluated as well.
+        as_json: report as JSON.
 
     Raises:
-        UsageError: nothing was measured, or too little.
+        UsageError: there are no measurements, or too few.
     """
     file = os.path.join(path, _TIMES) if os.path.isdir(path) else path
     other = None if compared is None else read_cost_model(compared)
@@ -50,8 +50,8 @@ def report_costs(path: str, output: str | None, compared: str | None, *, as_json
         error = float(np.abs(_scaled(other, sizes, seconds)).mean())
     if as_json:
         coefficients = fit.model.by_feature()
-        found = {"micro_batches": fit.micro_batches, "error": fit.error, "error_95": fit.error_95}
-        click.echo(json.dumps({**found, "error_of_compared": error, "shares": shares, "coefficients": coefficients}))
+        accuracy = {"micro_batches": fit.micro_batches, "error": fit.error, "error_95": fit.error_95}
+        click.echo(json.dumps({**accuracy, "error_of_compared": error, "shares": shares, "coefficients": coefficients}))
         return
     _say(file, fit, shares)
     if error is not None:
@@ -69,18 +69,18 @@ def _say(file: str, fit: CostFit, shares: dict[str, float]) -> None:
 
 
 def _shares(model: CostModel, sizes: dict[str, Any]) -> dict[str, float]:
-    """What part of the predicted time each coefficient makes."""
+    """Share of the predicted time that each coefficient causes, by name."""
     count = len(next(iter(sizes.values())))
-    made = {
+    times = {
         name: coefficient * (count if name == "micro_batches" else sum(sizes.get(name, ())))
         for name, coefficient in model.by_feature().items()
     }
-    total = max(1, sum(made.values()))
-    return {name: value / total for name, value in made.items()}
+    total = max(1, sum(times.values()))
+    return {name: value / total for name, value in times.items()}
 
 
 def _scaled(model: CostModel, sizes: dict[str, Any], seconds: list[float]) -> Any:
-    """Relative errors of a model that may have another unit: one by shape, or of another device."""
+    """Relative errors of a model, scaled to the measured sum, since it may be by shape or for another device."""
     predicted = model.micro_batch_costs(sizes).sum() / 1e9
     return relative_errors(model, sizes, np.asarray(seconds) * predicted / sum(seconds))
 

@@ -116,8 +116,10 @@ def _move(heavy: _Bin, give: Ints, light: _Bin, take: Ints, size: int, cost: int
     given, taken = heavy.entries[give], light.entries[take]
     heavy.entries = np.concatenate([np.delete(heavy.entries, give), taken])
     light.entries = np.concatenate([np.delete(light.entries, take), given])
-    heavy.size, light.size = heavy.size - size, light.size + size
-    heavy.cost, light.cost = heavy.cost - cost, light.cost + cost
+    heavy.size = heavy.size - size
+    light.size = light.size + size
+    heavy.cost = heavy.cost - cost
+    light.cost = light.cost + cost
 
 
 def _sets(entries: Ints, sizes: Ints, costs: Ints) -> Sets:

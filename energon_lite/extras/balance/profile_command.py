@@ -1,4 +1,4 @@
-"""``energon-lite profile``: the largest capacity with which a training step fits into memory; the costs of a run."""
+"""``energon-lite profile``: find the largest capacity that fits into memory, or the costs of a run."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 @click.command(name="profile", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("function")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--memory-limit", help="Most memory, such as 6G; on cpu it is needed.  [default: the device's]")
+@click.option("--memory-limit", help="Memory limit, such as 6G; required on cpu.  [default: the device's memory]")
 @click.option(
     "--headroom",
     type=click.FloatRange(0, 0.9),
     default=0.05,
     show_default=True,
-    help="Share of the memory that is left free: for fragments, communication, and worse batches than those tried.",
+    help="Share of the memory to leave free, for fragments, communication, and worse batches than those tried.",
 )
-@click.option("--start", type=click.IntRange(min=1), default=1024, show_default=True, help="Capacity tried first.")
-@click.option("--most", type=click.IntRange(min=1), default=1 << 20, show_default=True, help="Largest that is tried.")
+@click.option("--start", type=click.IntRange(min=1), default=1024, show_default=True, help="First capacity to try.")
+@click.option("--most", type=click.IntRange(min=1), default=1 << 20, show_default=True, help="Largest capacity to try.")
 @click.option("--multiple", type=click.IntRange(min=1), default=64, show_default=True, help="Try multiples of this.")
-@click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True, help="Steps in each try.")
-@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds that a try may take.")
-@click.option("--output", "-o", metavar="FILE", help="Of a run: write its costs there, for plans of new runs.")
-@click.option("--compare", metavar="FILE", help="Of a run: say also how well these costs predict it.")
-@click.option("--json", "as_json", is_flag=True, help="Of a run: say it as JSON.")
+@click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True, help="Steps in each trial.")
+@click.option("--timeout", type=float, default=600.0, show_default=True, help="Time limit of a trial in seconds.")
+@click.option("--output", "-o", metavar="FILE", help="For a run: file for its costs, for plans of new runs.")
+@click.option("--compare", metavar="FILE", help="For a run: file of costs whose predictions are compared.")
+@click.option("--json", "as_json", is_flag=True, help="For a run: report as JSON.")
 def command(
     function: str,
     device: str,
@@ -49,18 +49,19 @@ def command(
     compare: str | None,
     as_json: bool,
 ) -> None:
-    """Find the largest capacity with which FUNCTION, written module:name, fits into memory; or, where FUNCTION is the
-    folder of a run, the costs that fit what it has measured.
+    """Find the largest capacity with which FUNCTION, written module:name, fits into memory; or, if FUNCTION is the
+    folder of a run, fit costs to its measurements.
 
     FUNCTION is called with a capacity, and makes one training step with a batch that fills it: model, loss, backward
-    pass, optimizer. Let it take the worst batch that your data can give: with attention that is one sample as long as
-    can be. It may return a function instead, which is then called for each step, so that the model is built once.
+    pass, optimizer. It should use the worst batch that your data can give: with attention that is a single sample of
+    the largest length. It may return a function instead, which is then called for each step, so that the model is built
+    only once.
 
-    Each try is a process of its own, with real steps: the second one has the optimizer's state in memory. Capacities
+    Each trial is a separate process with real steps: the second step has the optimizer's state in memory. Capacities
     are doubled until one does not fit, then bisected.
 
     A run measures its micro-batches with train.measure_costs, into micro_batches.jsonl (other trainers may write such a
-    file). From these come the times of a token, of a pair of tokens, of a patch, ..., by which plans can be balanced.
+    file). From these, the times of a token, of a pair of tokens, of a patch etc. are fitted, which can balance plans.
 
     \b
     Examples:
@@ -89,10 +90,10 @@ def command(
     outcomes: dict[int, Outcome] = {}
 
     def fits(capacity: int) -> bool:
-        found = run_trial(Trial(function, capacity, steps, device, limit), timeout)
-        outcomes[capacity] = found
-        click.echo(_line(capacity, found))
-        return found.fits
+        outcome = run_trial(Trial(function, capacity, steps, device, limit), timeout)
+        outcomes[capacity] = outcome
+        click.echo(_line(capacity, outcome))
+        return outcome.fits
 
     best = largest_fitting(fits, start=start, most=most, multiple=multiple)
     if not best:
@@ -102,20 +103,21 @@ def command(
             where=function,
             fix="use a smaller model, more ranks, or activation checkpointing; or give more memory",
         )
-    found = outcomes[best]
-    click.echo(f"\nThe largest capacity that fits is {best:,}: {_gib(found.peak)} GiB, {_speed(best, found)}.")
+    largest = outcomes[best]
+    click.echo(f"\nThe largest capacity that fits is {best:,}: {_gib(largest.peak)} GiB, {_speed(best, largest)}.")
     if best + multiple > most:
         click.echo("Nothing larger was tried: see --most.")
-    fastest = max((one for one in outcomes if outcomes[one].fits), key=lambda one: one / outcomes[one].seconds)
-    if fastest / outcomes[fastest].seconds > 1.05 * best / found.seconds:
+    candidates = [capacity for capacity, outcome in outcomes.items() if outcome.fits]
+    fastest = max(candidates, key=lambda capacity: capacity / outcomes[capacity].seconds)
+    if fastest / outcomes[fastest].seconds > 1.05 * best / largest.seconds:
         click.echo(f"Faster, token for token, is {fastest:,}: {_speed(fastest, outcomes[fastest])}.")
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of ``6G``, ``500 MiB`` or ``1000``.
+    """Parse an amount of memory, ``6G``, ``500 MiB`` or ``1000``, to bytes.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text is no amount of memory.
 
     Example:
         >>> parse_bytes("1.5k"), parse_bytes("2 GiB")

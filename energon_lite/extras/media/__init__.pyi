@@ -1,4 +1,3 @@
-
 from .av_data import AVData as AVData
 from .av_decoder import AVDecoder as AVDecoder
 from .av_decoder import AVWebdatasetDecoder as AVWebdatasetDecoder

@@ -9,27 +9,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 
-from energon_lite.errors import DecodeError, UsageError, check_choice
+from energon_lite.errors import DecodeError, UsageError, check_choice, did_you_mean
 from energon_lite.extras.media.audio_clips import AudioReader
 from energon_lite.extras.media.av_data import AVData
-from energon_lite.extras.media.container import open_container, opened
-from energon_lite.extras.media.content import HEAD_BYTES, guess_extension
-from energon_lite.extras.media.frame_times import frame_ticks
+from energon_lite.extras.media.container import INSTALL, has_pyav, open_container, opened
+from energon_lite.extras.media.entry_points import DECODERS
 from energon_lite.extras.media.metadata import AVMetadata
 from energon_lite.extras.media.probe import add_audio, add_video
 from energon_lite.extras.media.truncation import missing_bytes
-from energon_lite.extras.media.video_clips import VideoReader
+from energon_lite.extras.media.video_clips import VideoReader, frame_ticks
+from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension
+from energon_lite.storage.samples.part_decoder import DecoderSettings
 
 if TYPE_CHECKING:
     import av.container
     import torch
 
-__all__ = ["AV_EXTENSIONS", "AV_FORMS", "AVDecoder", "AVWebdatasetDecoder"]
+__all__ = ["AVDecoder", "AVWebdatasetDecoder", "part_decoder"]
 
-#: Extensions of parts that are audio or video.
-AV_EXTENSIONS = frozenset(["mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"])
 #: Forms that a part of audio or video can become.
-AV_FORMS = ("AVDecoder", "torch", "pyav")
+_FORMS = ("AVDecoder", "torch", "pyav")
 
 #: Start and end of clips, in seconds, or numbers of frames or samples.
 Ranges = Sequence[tuple[float, float]]
@@ -323,9 +322,12 @@ class AVWebdatasetDecoder:
     """
 
     def __init__(self, video_decode_audio: bool, av_decode: str = "AVDecoder") -> None:
-        check_choice("av_decode", av_decode, AV_FORMS)
+        if av_decode not in _FORMS:
+            fix = did_you_mean(av_decode, _FORMS, f"give one of {', '.join(_FORMS)}, or None", always=True)
+            raise UsageError(f"av_decode {av_decode!r} is unknown", fix=fix)
         self.video_decode_audio = video_decode_audio
         self.av_decode = av_decode
+        self.streams = av_decode == "AVDecoder"
 
     def read_av_data(self, data: bytes) -> AVDecoder:
         """Return a decoder of these bytes."""
@@ -338,7 +340,7 @@ class AVWebdatasetDecoder:
             key: name of the part, whose last extension counts.
             data: its bytes.
         """
-        if key.lower().rpartition(".")[2] not in AV_EXTENSIONS:
+        if key.lower().rpartition(".")[2] not in DECODERS["av"].extensions:
             return None
         return self.of_stream(io.BytesIO(data))
 
@@ -348,6 +350,25 @@ class AVWebdatasetDecoder:
             return open_container(stream)
         decoder = AVDecoder(stream)
         return decoder if self.av_decode == "AVDecoder" else decoder.get_frames(self.video_decode_audio)
+
+    def check(self, part_name: str, where: str) -> None:
+        """Check that PyAV is installed.
+
+        Raises:
+            UsageError: it is not.
+        """
+        if not has_pyav():
+            raise UsageError(
+                f"part {part_name!r} is audio or video, which needs PyAV; it is not installed",
+                where=where,
+                fix=f"{INSTALL}; or decoder = SampleDecoder(av_decode=None), with which it stays bytes",
+            )
+
+
+def part_decoder(settings: DecoderSettings) -> AVWebdatasetDecoder | None:
+    """Return the decoder of audio and video for the settings; None: they stay bytes."""
+    form = settings.av_decode
+    return None if form is None else AVWebdatasetDecoder(settings.video_decode_audio, form)
 
 
 def _check_ranges(ranges: Ranges) -> None:

@@ -1,9 +1,10 @@
 """Entry points of the extra ``media``."""
 
-from energon_lite.entry_points import Command
+from energon_lite.entry_points import Command, Decoder, PrepareStep
 
 _GROUP = "Audio, video and files"
 
+METADATASET_KEYS = {"aux": "energon_lite.extras.media.stores.auxiliary:open_stores"}
 COMMANDS = {
     "prepare-media": Command(
         "energon_lite.extras.media.prepare_media_command:command",
@@ -14,5 +15,18 @@ COMMANDS = {
         "energon_lite.extras.media.mount_command:command",
         "Mount a data set as a read-only folder of files.",
         _GROUP,
+    ),
+}
+DECODERS = {
+    "av": Decoder(
+        "energon_lite.extras.media.av_decoder:part_decoder",
+        ("mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"),
+    ),
+}
+PREPARE_STEPS = {
+    "prepare-media": PrepareStep(
+        "energon_lite.extras.media.prepare_media_command:media_options",
+        "energon_lite.extras.media.prepare_media_command:begin",
+        "--media-metadata-by-...",
     ),
 }

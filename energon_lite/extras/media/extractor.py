@@ -9,17 +9,13 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any, BinaryIO
 
-from energon_lite.errors import DecodeError, FatalSampleError, UsageError
+from energon_lite.errors import DecodeError, UsageError
 from energon_lite.extras.media.av_decoder import AVDecoder
-from energon_lite.extras.media.content import HEAD_BYTES, guess_extension, media_kind
 from energon_lite.extras.media.metadata import ImageMetadata, MediaMetadataBase
+from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension, media_kind
+from energon_lite.storage.samples.image_size import read_image_header
 
 __all__ = ["MediaFilterConfig", "MediaFilterStrategy"]
-
-#: Formats whose size and mode Pillow knows from the header; in other formats they may change when the image is loaded.
-_KNOWN_BY_HEADER = frozenset(["JPEG", "PNG", "WEBP", "BMP", "GIF"])
-#: Formats that are tried; PostScript is excluded, because Pillow starts a program for it.
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "ICO", "JPEG2000")
 
 
 class MediaFilterStrategy(str, Enum):
@@ -128,23 +124,7 @@ def _of_av(stream: BinaryIO) -> MediaMetadataBase:
 
 
 def _of_image(stream: BinaryIO) -> MediaMetadataBase:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        fix = "pip install 'energon-lite[image]'"
-        raise FatalSampleError(f"the metadata of pictures needs Pillow: {error}", fix=fix) from error
-    stream.seek(0)
-    try:
-        with Image.open(stream, formats=_FORMATS) as image:
-            if image.format not in _KNOWN_BY_HEADER:
-                image.load()
-            return ImageMetadata(
-                width=image.width, height=image.height, format=image.format or "UNKNOWN", mode=image.mode or "UNKNOWN"
-            )
-    except Exception as error:  # decoders raise exceptions of all kinds
-        raise DecodeError(
-            f"the picture cannot be read: {type(error).__name__}: {error}", fix="repair or remove it"
-        ) from error
+    return ImageMetadata(**read_image_header(stream)._asdict())
 
 
 _READ: dict[str, Callable[[BinaryIO], MediaMetadataBase]] = {"av": _of_av, "image": _of_image}

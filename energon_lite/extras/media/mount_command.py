@@ -1,4 +1,4 @@
-"""``energon-lite mount``: a data set as a folder of files, by FUSE."""
+"""``energon-lite mount``: mount a data set as a folder of files, by FUSE."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _T = TypeVar("_T")
 @click.command(name="mount", context_settings={"show_default": True})
 @click.argument("path", type=click.Path(path_type=str))
 @click.argument("mountpoint", type=click.Path(path_type=str, file_okay=False))
-@click.option("--detach", "-d", is_flag=True, help="Go into the background.")
-@click.option("--sample-folders", "-s", is_flag=True, help="A folder for each sample, instead of one with all parts.")
-@click.option("--allow-slow", "-w", is_flag=True, help="As in Energon; of no effect: there is no slow way.")
+@click.option("--detach", "-d", is_flag=True, help="Run in the background.")
+@click.option("--sample-folders", "-s", is_flag=True, help="Make a folder for each sample, not one with all parts.")
+@click.option("--allow-slow", "-w", is_flag=True, help="Ignored; accepted as in Energon.")
 def command(path: str, mountpoint: str, detach: bool, sample_folders: bool, allow_slow: bool) -> None:
     """Mount the data set PATH, a prepared folder, its URL or a JSONL file, read-only at MOUNTPOINT.
 
-    Each part of a sample is a file, 000007.jpg, which is read where it is in its shard. Ctrl+C, or
+    Each part of a sample is a file, 000007.jpg, whose bytes are read from its shard. Ctrl+C, or
     `fusermount -u MOUNTPOINT`, ends it.
 
     \b
@@ -59,7 +59,7 @@ def command(path: str, mountpoint: str, detach: bool, sample_folders: bool, allo
 
 
 def _fuse() -> Any:
-    """The FUSE package, whichever is there.
+    """Import the first FUSE package that is installed.
 
     Raises:
         UsageError: there is none, or the system's library is missing.
@@ -80,45 +80,46 @@ def _fuse() -> Any:
 
 
 class FileOperations:
-    """What FUSE asks of a file system, answered by a :class:`FileView`.
+    """Callbacks of a FUSE file system, implemented by a :class:`FileView`.
 
     Args:
         view: the files.
     """
 
     def __init__(self, view: FileView):
-        self.view, self._time = view, time.time()
+        self.view = view
+        self._time = time.time()
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
-        """Kind, size and times of what is at a path."""
-        found = self._asked(lambda: self.view.entry(path))
-        mode = 0o555 | stat.S_IFDIR if found.part is None else 0o444 | stat.S_IFREG
+        """Kind, size and times of the file or folder at a path."""
+        entry = self._asked(lambda: self.view.entry(path))
+        mode = 0o555 | stat.S_IFDIR if entry.part is None else 0o444 | stat.S_IFREG
         times = dict.fromkeys(("st_ctime", "st_mtime", "st_atime"), self._time)
         owner = {"st_uid": os.getuid(), "st_gid": os.getgid()}
-        return {"st_mode": mode, "st_nlink": 2 if found.part is None else 1, "st_size": found.size, **times, **owner}
+        return {"st_mode": mode, "st_nlink": 2 if entry.part is None else 1, "st_size": entry.size, **times, **owner}
 
     def readdir(self, path: str, fh: int) -> list[str]:
-        """The names in a folder."""
+        """Names in a folder."""
         return [".", "..", *self._asked(lambda: self.view.listing(path))]
 
     def open(self, path: str, flags: int) -> int:
-        """Allow a file to be read."""
+        """Open a file for reading."""
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_APPEND):
             raise OSError(errno.EROFS, "the data set is mounted read-only", path)
         self._asked(lambda: self.view.entry(path))
         return 0
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
-        """Bytes of a file."""
+        """Read bytes of a file."""
         return self._asked(lambda: self.view.read(path, size, offset))
 
     def statfs(self, path: str) -> dict[str, int]:
-        """What `df` shows."""
+        """Size of the file system, as `df` shows it."""
         blocks = -(-self.view.total_size // 512)
         return {"f_bsize": 512, "f_frsize": 512, "f_blocks": blocks, "f_files": self.view.files, "f_namemax": 255}
 
     def _asked(self, question: Callable[[], _T]) -> _T:
-        """An answer, or the error number that FUSE hands on."""
+        """Call a function, and convert its errors to error numbers for FUSE."""
         try:
             return question()
         except EnergonLiteError as error:

@@ -20,7 +20,7 @@ from energon_lite.errors import DecodeError
 if TYPE_CHECKING:
     import av
 
-__all__ = ["VideoReader"]
+__all__ = ["VideoReader", "frame_ticks"]
 
 #: Seconds to seek further back if the first frame after a seek comes too late; quadrupled each time.
 _BACK = 2.0
@@ -258,3 +258,21 @@ class _Pictures:
         assert self._array is not None
         kept = self._array[: self._count]
         return kept.copy() if self._count < len(self._array) * 7 // 8 else kept
+
+
+def frame_ticks(container: av.container.InputContainer) -> NDArray[np.int64]:
+    """Return the time stamps of all frames of the first video stream, in order, in ticks of its clock: ``[frames]``.
+
+    They come from the index of the file if that has every frame, at equal distances (MP4 of a constant rate).
+    Otherwise all packets of the file are read, but nothing is decoded.
+    """
+    stream = container.streams.video[0]
+    if "mov" in container.format.name and stream.frames and len(stream.index_entries) == stream.frames:
+        entries = list(stream.index_entries)
+        ticks = np.array([entry.timestamp for entry in entries], dtype=np.int64)
+        steps = np.diff(ticks)
+        if not any(entry.is_discard for entry in entries) and (not len(steps) or (steps == steps[0]).all()):
+            return ticks - ticks[0] + (stream.start_time or 0)
+    times = [packet.pts for packet in container.demux(stream) if packet.pts is not None]
+    container.seek(stream.start_time or 0, stream=stream)
+    return np.array(sorted(times), dtype=np.int64)

@@ -69,8 +69,12 @@ class Executor(Protocol):
     def result(self, ticket: Any) -> Result:
         """Wait for the result of a job and return it. Call it once for each ticket."""
 
-    def load(self) -> Load:
-        """Return the present load."""
+    def load(self, alone: bool = True) -> Load:
+        """Return the present load.
+
+        Args:
+            alone: no other thread waits for results now, so that answers of workers may be taken.
+        """
         return Load()
 
     def cancel(self) -> None:

@@ -54,10 +54,16 @@ class ExecutorHandle:
         """Number of workers that died, including those of pools that were closed."""
         return self._past_deaths + (0 if self._executor is None else self._executor.total_deaths)
 
-    def load(self) -> Load:
-        """Return the present load."""
-        self._take_reads()
-        return Load() if self._executor is None else self._executor.load()
+    def load(self, alone: bool = True) -> Load:
+        """Return the present load.
+
+        Args:
+            alone: no other thread waits for results now; else answers that have arrived are left to that thread.
+        """
+        executor = self._executor
+        if alone:
+            self._take_reads()
+        return Load() if executor is None else executor.load(alone)
 
     def executor(self) -> Executor:
         """Return the executor of jobs; the same object until it is closed."""

@@ -80,7 +80,7 @@ class WorkSeconds:
     def sum(self) -> WorkSum:
         """Return the sums up to now."""
         stages = dict.fromkeys(STAGES, 0.0)
-        for (stage, _), seconds in self._steps.items():
+        for (stage, _), seconds in list(self._steps.items()):  # another thread may add some meanwhile
             stages[stage] += seconds
         stages["other"] = max(0.0, self._timed - sum(stages.values()))
         return WorkSum(self.busy, self._timed, self._cpu, tuple(stages.values()), self._sent, self.received)

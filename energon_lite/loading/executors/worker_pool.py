@@ -157,8 +157,8 @@ class WorkerPool(Executor):
             raise_of_worker(outcome)
         return outcome
 
-    def load(self) -> Load:
-        if self._whole and os.getpid() == self._owner:
+    def load(self, alone: bool = True) -> Load:
+        if alone and self._whole and os.getpid() == self._owner:
             self._whole = False
             while self._collect(0.0):
                 pass  # only take answers that have come; this must not start any work

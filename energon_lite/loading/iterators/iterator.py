@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ class OneThread:
 
     def __init__(self) -> None:
         self.holder: int | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: a signal handler may call look() in the thread that holds it
 
     def take(self) -> None:
         """Claim the loader for the calling thread.
@@ -51,6 +52,12 @@ class OneThread:
                     "threading.Lock around each next(); or make a loader for each thread, each with a rank of its own",
                 )
             self.holder = own
+
+    @contextmanager
+    def look(self) -> Iterator[bool]:
+        """Yield True if no other thread iterates over the loader now; until this ends, none begins to."""
+        with self._lock:
+            yield self.holder in (None, threading.get_ident())
 
 
 class DatasetIterator(ABC):

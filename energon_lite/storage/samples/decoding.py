@@ -11,8 +11,8 @@ extension                           becomes
 ==================================  ===============================================================================
 png jpg jpeg webp bmp gif tif ...   the form that ``image_decode`` names, see :data:`IMAGE_FORMS`; JPEG by simplejpeg
                                     if that is installed, else by Pillow: the pixels are the same
-mp4 avi mov webm mkv flv            the form that ``av_decode`` names: an
-:class:`~energon_lite.extras.media.AVDecoder`, which flac mp3 wav                        decodes clips on request
+mp4 avi mov webm mkv flv            the form that ``av_decode`` names: an ``AVDecoder``, which decodes clips on request;
+flac mp3 wav                        bytes, if the extra ``media`` is absent
 txt text transcript                 str (UTF-8)
 json jsn                            the JSON value
 cls cls2 index inx id               int
@@ -21,6 +21,7 @@ mp msg msgpack                      the msgpack value (Energon leaves ``msgpack`
 ten tb                              list of numpy arrays (WebDataset's tensor format)
 <any>.gz                            unpacked, then decoded as <any>
 pth pkl pickle pyd                  refused, see above
+extensions of guests                what their :class:`~energon_lite.storage.samples.part_decoder.PartDecoder` makes
 anything else                       bytes, unchanged
 ==================================  ===============================================================================
 """
@@ -41,12 +42,11 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from energon_lite.entry_points import Decoder, decoders
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError, did_you_mean
-from energon_lite.extras.media.av_decoder import AV_EXTENSIONS, AV_FORMS, AVWebdatasetDecoder
-from energon_lite.extras.media.container import INSTALL, has_pyav
-from energon_lite.extras.media.content import guess_extension
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 from energon_lite.storage.read.range_stream import PartRange, RangeStream, StreamedParts
+from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension
 from energon_lite.storage.samples.image_decoding import (
     FORMATS,
     IMAGE_EXTENSIONS,
@@ -55,6 +55,7 @@ from energon_lite.storage.samples.image_decoding import (
     check_size,
     decode_image,
 )
+from energon_lite.storage.samples.part_decoder import DecoderSettings, PartDecoder, decoder_entry, made_decoder
 from energon_lite.trust import trusts
 
 __all__ = ["IMAGE_EXTENSIONS", "IMAGE_FORMS", "SampleDecoder"]
@@ -70,6 +71,8 @@ _NPY = re.compile(
 )
 #: Bytes that one byte of deflated data can expand to at most, approximately.
 _MOST_PACKED = 1040
+#: Default form of audio and video.
+_AV_DECODE = "AVDecoder"
 _PICKLES = frozenset(["pth", "pkl", "pickle", "pyd"])
 
 
@@ -84,9 +87,8 @@ class SampleDecoder:
         handlers: own decoders by extension, such as ``{"tok": read_tokens}``; they precede the built-in ones. They
             must be importable functions if workers are started by spawn.
         av_decode: form of audio and video: ``"AVDecoder"``, an :class:`~energon_lite.extras.media.AVDecoder`;
-        ``"torch"``,
-            an :class:`~energon_lite.extras.media.AVData`, decoded as a whole; ``"pyav"``, an open container of PyAV,
-            which cannot leave its process. None: they stay bytes.
+            ``"torch"``, an :class:`~energon_lite.extras.media.AVData`, decoded as a whole; ``"pyav"``, an open
+            container of PyAV, which cannot leave its process. None: they stay bytes.
         video_decode_audio: decode the sound of a video as well, with ``av_decode="torch"``.
         guess_content: examine the first bytes of each part: images, audio and video are decoded as such, whatever the
             name of the part.
@@ -97,7 +99,7 @@ class SampleDecoder:
             images decoded by Pillow, ``PIL.Image.MAX_IMAGE_PIXELS`` applies as well.
 
     Raises:
-        UsageError: ``image_decode`` or ``av_decode`` is unknown.
+        UsageError: ``image_decode`` or ``av_decode`` is unknown, or ``av_decode`` needs the extra ``media``.
 
     Example:
         >>> SampleDecoder().decode("json", b'{"text": ["a"]}')
@@ -109,7 +111,7 @@ class SampleDecoder:
     image_decode: str | None = "torchrgb"
     trust_code: bool | None = None
     handlers: Mapping[str, Decode] = field(default_factory=dict, hash=False)
-    av_decode: str | None = "AVDecoder"
+    av_decode: str | None = _AV_DECODE
     video_decode_audio: bool = False
     guess_content: bool = False
     max_unpacked_bytes: int | None = 1 << 30
@@ -118,11 +120,19 @@ class SampleDecoder:
     def __post_init__(self) -> None:
         if self.max_unpacked_bytes is not None and self.max_unpacked_bytes < 1:
             raise UsageError(f"max_unpacked_bytes is {self.max_unpacked_bytes}", fix="give a number of bytes, or None")
-        for name, forms in (("image_decode", tuple(IMAGE_FORMS)), ("av_decode", AV_FORMS)):
-            form = getattr(self, name)
-            if form is not None and form not in forms:
-                fix = did_you_mean(form, forms, f"give one of {', '.join(forms)}, or None", always=True)
-                raise UsageError(f"{name} {form!r} is unknown", fix=fix)
+        if self.image_decode is not None and self.image_decode not in IMAGE_FORMS:
+            names = tuple(IMAGE_FORMS)
+            fix = did_you_mean(self.image_decode, names, f"give one of {', '.join(names)}, or None", always=True)
+            raise UsageError(f"image_decode {self.image_decode!r} is unknown", fix=fix)
+        if self.av_decode not in (None, _AV_DECODE):
+            entry = decoders().get("av")
+            if entry is None:
+                raise UsageError(
+                    f"av_decode {self.av_decode!r} needs the extra `media`, which is absent",
+                    fix="install energon_lite with energon_lite/extras/media; or leave av_decode out: audio and video "
+                    "then stay bytes",
+                )
+            self._made(entry)  # refuses forms that it does not know
 
     def check_parts(self, part_names: Iterable[str], where: str) -> None:
         """Check that these parts can be decoded with the given settings.
@@ -136,27 +146,20 @@ class SampleDecoder:
         """
         for name in sorted(part_names):
             extension = name.removesuffix(".gz").rpartition(".")[2]
-            if extension in self.handlers or extension.lower() not in AV_EXTENSIONS:
-                continue
-            if self.av_decode is not None and not has_pyav():
-                raise UsageError(
-                    f"part {name!r} is audio or video, which needs PyAV; it is not installed",
-                    where=where,
-                    fix=f"{INSTALL}; or decoder = SampleDecoder(av_decode=None), with which it stays bytes",
-                )
+            if extension not in self.handlers and (guest := self._guest(extension)) is not None:
+                guest.check(name, where)
 
     def streamed(self, part_names: Iterable[str]) -> StreamedParts | None:
         """Return the parts that need not be read before they are decoded; None: all have to be."""
         own = type(self).decode is not SampleDecoder.decode
-        if own or self.av_decode != "AVDecoder" or self.stream_above is None:
+        if own or self.stream_above is None:
             return None
-        extensions = {name: name.rpartition(".")[2] for name in part_names}
-        names = {
-            name
-            for name, extension in extensions.items()
-            if extension not in self.handlers and extension.lower() in AV_EXTENSIONS
-        }
+        names = {name for name in part_names if self._streams(name.rpartition(".")[2])}
         return StreamedParts(frozenset(names), self.stream_above) if names else None
+
+    def _streams(self, extension: str) -> bool:
+        guest = None if extension in self.handlers else self._guest(extension)
+        return guest is not None and guest.streams
 
     def config(self) -> dict[str, Any]:
         """The settings that Energon has as well, by name."""
@@ -185,8 +188,10 @@ class SampleDecoder:
         try:
             if isinstance(data, PartRange):
                 stream = data.open()
-                if not self.guess_content or guess_extension(stream.read(512)) in AV_EXTENSIONS:
-                    return self._av.of_stream(stream)
+                kind = guess_extension(stream.read(HEAD_BYTES)) if self.guess_content else extension
+                guest = None if kind is None else self._guest(kind)
+                if guest is not None and guest.streams:
+                    return guest.of_stream(stream)
                 data = _all_of(stream)
             if decode is not None:
                 return decode(data)
@@ -194,7 +199,7 @@ class SampleDecoder:
                 unpacked = _gunzip(data, self.max_unpacked_bytes)
                 return self.decode(part_name[:-3] if part_name.endswith(".gz") else "", unpacked)
             guessed = guess_extension(data) if self.guess_content else None
-            if guessed is not None and (guessed in IMAGE_EXTENSIONS or guessed in AV_EXTENSIONS):
+            if guessed is not None and (guessed in IMAGE_EXTENSIONS or decoder_entry(guessed) is not None):
                 extension = guessed
             decode = self._built_in(extension)
             return data if decode is None else decode(data)
@@ -232,14 +237,21 @@ class SampleDecoder:
         function = self.function(part_name)
         return isinstance(function, partial) and function.func is _refuse
 
-    @property
-    def _av(self) -> AVWebdatasetDecoder:
-        return AVWebdatasetDecoder(self.video_decode_audio, self.av_decode or "AVDecoder")
-
     def _built_in(self, extension: str) -> Decode | None:
-        if extension.lower() in AV_EXTENSIONS:
-            return None if self.av_decode is None else partial(self._av, extension)
-        return _decoder_for(extension, self.image_decode, trusts(self.trust_code), self.max_unpacked_bytes)
+        found = _decoder_for(extension, self.image_decode, trusts(self.trust_code), self.max_unpacked_bytes)
+        if isinstance(found, Decoder):
+            guest = self._made(found)
+            return None if guest is None else partial(guest, extension)
+        return found
+
+    def _guest(self, extension: str) -> PartDecoder | None:
+        """Return the decoder of a guest for an extension; None: no guest decodes it, or the parts stay bytes."""
+        found = _decoder_for(extension, self.image_decode, trusts(self.trust_code), self.max_unpacked_bytes)
+        return self._made(found) if isinstance(found, Decoder) else None
+
+    def _made(self, entry: Decoder) -> PartDecoder | None:
+        trust, most = trusts(self.trust_code), self.max_unpacked_bytes
+        return made_decoder(entry.target, DecoderSettings(self.av_decode, self.video_decode_audio, trust, most))
 
 
 def _size(data: bytes | PartRange) -> int:
@@ -259,8 +271,10 @@ def _asks_too_much(error: MemoryError, size: int) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _decoder_for(extension: str, image_decode: str | None, trust_code: bool, most: int | None) -> Decode | None:
-    """The function that decodes an extension; None leaves the bytes as they are."""
+def _decoder_for(
+    extension: str, image_decode: str | None, trust_code: bool, most: int | None
+) -> Decode | Decoder | None:
+    """Return the function that decodes an extension, or the entry of a guest that does; None: the bytes stay."""
     lower = extension.lower()
     if lower in FORMATS or lower in PROGRAMS:
         if image_decode is None:
@@ -274,7 +288,9 @@ def _decoder_for(extension: str, image_decode: str | None, trust_code: bool, mos
         if not trust_code:
             return partial(_refuse, "is a pickle, which can run code; it is not read")
         return _decode_torch if extension == "pth" else pickle.loads
-    return partial(_decode_arrays, most) if extension == "npz" else _BY_EXTENSION.get(extension)
+    if extension == "npz":
+        return partial(_decode_arrays, most)
+    return _BY_EXTENSION.get(extension) or decoder_entry(extension)
 
 
 def _refuse(reason: str, data: bytes) -> Any:

@@ -93,12 +93,12 @@ class CheckpointFiles:
         self._put(f"{unfinished}/{_MANIFEST}", json.dumps(manifest))
         if self.is_local:
             # The step may exist already, e.g. after a crash before it became the latest.
-            replaced = self._hide(name, "replaced") if Path(self.base, name).exists() else None
+            replaced = self._hide(name, "replaced") if os.path.lexists(Path(self.base, name)) else None
             Path(self.base, unfinished).rename(Path(self.base, name))
             _flush_folder(Path(self.base))
             self._release()
             if replaced is not None:
-                shutil.rmtree(replaced)
+                _remove(replaced)
         self._put(_LATEST, f"{name}\n")
         if not self.is_local:
             self.fs.rm_file(f"{self.base}/{self._mark(step)}")
@@ -208,7 +208,7 @@ class CheckpointFiles:
     def _forget(self, name: str) -> None:
         """Remove a checkpoint. It is hidden first: one that is partly removed must not look complete."""
         if self.is_local:
-            shutil.rmtree(self._hide(name, "deleted"))
+            _remove(self._hide(name, "deleted"))
             return
         manifest = f"{self.base}/{name}/{_MANIFEST}"
         if self.fs.exists(manifest):
@@ -218,7 +218,8 @@ class CheckpointFiles:
     def _hide(self, name: str, why: str) -> Path:
         """Rename a local checkpoint to a hidden name; returns its path."""
         hidden = Path(self.base, f".{why}-{name}")
-        shutil.rmtree(hidden, ignore_errors=True)
+        with suppress(OSError):  # mostly there is none
+            _remove(hidden)
         Path(self.base, name).rename(hidden)
         return hidden
 
@@ -264,6 +265,14 @@ def _unlock(descriptor: int) -> None:
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may still have it open
     os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder with all in it; a file; of a link the link, and not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _flush_folder(folder: Path) -> None:

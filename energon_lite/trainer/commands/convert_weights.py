@@ -1,4 +1,4 @@
-"""``energon-lite convert-weights``: from Hugging Face's language models to a checkpoint, back, and to one file."""
+"""``energon-lite convert-weights``: convert weights between Hugging Face models, checkpoints and single files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from energon_lite.cli import bytes_of
 
 __all__ = ["command"]
 
-_SOURCE, _TARGET = (click.argument(name, type=click.Path()) for name in ("source", "target"))
+_SOURCE = click.argument("source", type=click.Path())
+_TARGET = click.argument("target", type=click.Path())
 _DTYPE = click.Choice(["float32", "float64", "bfloat16"])
 
 
@@ -18,7 +19,7 @@ _DTYPE = click.Choice(["float32", "float64", "bfloat16"])
 def command() -> None:
     """Convert weights from and to Hugging Face, or into one file.
 
-    Models of LlamaForCausalLM, Qwen2ForCausalLM (Qwen 2.5 too), Qwen3ForCausalLM and MistralForCausalLM are converted.
+    Supported models are LlamaForCausalLM, Qwen2ForCausalLM (also Qwen 2.5), Qwen3ForCausalLM and MistralForCausalLM.
     Tensors are converted piece by piece: the memory needed is that of a part of the largest one.
 
     \b
@@ -31,15 +32,15 @@ def command() -> None:
 @command.command(name="hf-to-native")
 @_SOURCE
 @_TARGET
-@click.option("--dtype", type=_DTYPE, help="Of the model; by default what the weights have.")
+@click.option("--dtype", type=_DTYPE, help="Type of the model's numbers.  [default: that of the weights]")
 @click.option("--vocab-multiple", type=click.IntRange(min=1), default=64, help="Pad the vocabulary to a multiple.")
-@click.option("--ignore", multiple=True, metavar="KEY", help="A key of config.json that may have any value.")
-@click.option("--vision", type=click.Path(), metavar="FOLDER", help="Of a SigLIP or CLIP encoder that it is to have.")
+@click.option("--ignore", multiple=True, metavar="KEY", help="A key of config.json that is not checked.")
+@click.option("--vision", type=click.Path(), metavar="FOLDER", help="Folder of a SigLIP or CLIP encoder to add.")
 def hf_to_native(source: str, target: str, **options: Any) -> None:
     """Make a checkpoint of the model in folder SOURCE (config.json and safetensors).
 
     TARGET is a folder or URL; training starts from it with train.init_from=TARGET, on any layout of ranks. The
-    tokenizer is kept in TARGET/huggingface.
+    tokenizer is copied to TARGET/huggingface.
     """
     from energon_lite.trainer.conversion.to_native import huggingface_to_native
 
@@ -50,21 +51,19 @@ def hf_to_native(source: str, target: str, **options: Any) -> None:
 @command.command(name="native-to-hf")
 @_SOURCE
 @_TARGET
-@click.option(
-    "--like", type=click.Path(), help="Folder of a model whose tokenizer, configuration and files are followed."
-)
-@click.option("--shard-size", help="Of a file of weights, as 5GB; by default as in the former model.")
-@click.option("--dtype", type=_DTYPE, help="Of the weights; by default what they have.")
-@click.option("--max-length", type=click.IntRange(min=1), help="max_position_embeddings.")
-@click.option("--text-only", is_flag=True, help="Of a model with images, the language model alone.")
-@click.option("--vision-only", is_flag=True, help="Of a model with images, the image encoder alone.")
-@click.option("--image-token", type=click.IntRange(min=0), help="The token that stands for images alone.")
+@click.option("--like", type=click.Path(), help="Folder of a model whose tokenizer, configuration and files are used.")
+@click.option("--shard-size", help="Size of a file of weights, such as 5GB.  [default: as in the former model]")
+@click.option("--dtype", type=_DTYPE, help="Type of the weights.  [default: their present type]")
+@click.option("--max-length", type=click.IntRange(min=1), help="Value of max_position_embeddings.")
+@click.option("--text-only", is_flag=True, help="Only the language model of a model with images.")
+@click.option("--vision-only", is_flag=True, help="Only the image encoder of a model with images.")
+@click.option("--image-token", type=click.IntRange(min=0), help="The token that is used only for images.")
 def native_to_hf(source: str, target: str, shard_size: str | None, **options: Any) -> None:
     """Make a folder for transformers of a checkpoint.
 
-    SOURCE is a checkpoint of any layout, or a folder of checkpoints, of which the newest is taken. TARGET is a folder
-    that is empty or not there yet. Of a checkpoint that hf-to-native made, the former files are made again. Of a
-    training run, the tokenizer comes along.
+    SOURCE is a checkpoint of any layout, or a folder of checkpoints, of which the newest is used. TARGET is a folder
+    that is empty or does not exist. If hf-to-native made the checkpoint, its original files are written again. For a
+    training run, the tokenizer is included.
     """
     from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
     from energon_lite.trainer.conversion.tokenizer_files import has_tokenizer
@@ -80,7 +79,7 @@ def native_to_hf(source: str, target: str, shard_size: str | None, **options: An
 @command.command(name="to-file")
 @_SOURCE
 @_TARGET
-@click.option("--optimizer", is_flag=True, help="Also what the optimizer has.")
+@click.option("--optimizer", is_flag=True, help="Include the state of the optimizer.")
 def to_file(source: str, target: str, optimizer: bool) -> None:
     """Write a checkpoint of any layout to one safetensors file, by the trainer's names."""
     from energon_lite.trainer.conversion.weight_files import native_to_file

@@ -1,4 +1,4 @@
-"""``energon-lite layout``: which ranks form which groups, and which layers each pipeline stage has."""
+"""``energon-lite layout``: show the groups of ranks, and the layers of each pipeline stage."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _TITLES = {
 
 
 def group_table(grid: RankGrid) -> Iterator[str]:
-    """Each axis with its groups, one group a line."""
+    """Yield each axis with its groups, one group a line."""
     for axes, title in _TITLES.items():
         size = math.prod(grid.size(axis) for axis in axes)
         if len(axes) > 1 and (grid.dp == 1 or grid.cp == 1):
-            continue  # the same as one of the two
+            continue  # equal to one of the two axes
         yield f"{title}, {'-'.join(axes)} = {size}" + (": each rank by itself" if size == 1 else "")
         if size > 1:
             for group in grid.groups(*axes):
@@ -40,7 +40,7 @@ def group_table(grid: RankGrid) -> Iterator[str]:
 
 
 def draw_grid(grid: RankGrid) -> Iterator[str]:
-    """The ranks as a table: a column for each stage, a row for each replica's ranks, tensor-parallel peers together."""
+    """Draw the ranks as a table: a column for each stage, a row for each replica, tensor-parallel peers in one cell."""
     width = len(f"g{grid.world_size - 1}")
     cell = grid.tp * (width + 1) - 1
     label = len(f"dp {grid.dp - 1}  cp {grid.cp - 1}")
@@ -58,7 +58,7 @@ def draw_grid(grid: RankGrid) -> Iterator[str]:
 
 
 def layer_map(grid: RankGrid, layers: int, virtual: int) -> Iterator[str]:
-    """The layers of each pipeline stage, counted from 1, a list for each chunk."""
+    """Yield the layers of each pipeline stage, counted from 1, as a list for each chunk."""
     from energon_lite.trainer.parallel.rank_grid import layers_of_stages
 
     for stage, chunks in enumerate(layers_of_stages(layers, grid.pp, virtual)):
@@ -87,16 +87,16 @@ def _plain(grid: RankGrid, layers: int | None, virtual: int) -> dict[str, Any]:
 @click.option("--world", type=_COUNT, required=True, help="Number of ranks.")
 @click.option("--tp", type=_COUNT, default=1, help="Tensor parallel size.")
 @click.option("--cp", type=_COUNT, default=1, help="Context parallel size.")
-@click.option("--dp", type=_COUNT, help="Data parallel size; by default what is left.")
+@click.option("--dp", type=_COUNT, help="Data parallel size.  [default: the remaining factor]")
 @click.option("--pp", type=_COUNT, default=1, help="Pipeline stages.")
-@click.option("--order", default="tp-cp-dp-pp", help="The axes, the fastest varying first.")
-@click.option("--layers", type=_COUNT, help="Also show which stage has which layers.")
-@click.option("--virtual", type=_COUNT, default=1, help="Chunks for each stage.")
+@click.option("--order", default="tp-cp-dp-pp", help="Order of the axes, the fastest varying first.")
+@click.option("--layers", type=_COUNT, help="Number of layers, to show the layers of each stage.")
+@click.option("--virtual", type=_COUNT, default=1, help="Chunks of layers for each stage.")
 @click.option("--json", "as_json", is_flag=True, help="Write sizes, groups and layers as JSON.")
 def command(
     world: int, tp: int, cp: int, dp: int | None, pp: int, order: str, layers: int | None, virtual: int, as_json: bool
 ) -> None:
-    """Show which ranks of a run form which groups.
+    """Show the groups of ranks of a run.
 
     \b
     energon-lite layout --world 16 --tp 2 --pp 4

@@ -1,4 +1,4 @@
-"""``energon-lite tokenize``: texts, prompts with responses, or conversations become a data set of tokens."""
+"""``energon-lite tokenize``: convert texts, prompts with responses, or conversations to a data set of tokens."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["command", "read_metadata"]
 @click.command(name="tokenize", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("files", nargs=-1, type=click.Path(path_type=str))
 @click.option("--tokenizer", "-t", required=True, help="Folder (or tokenizer.json) of a Hugging Face tokenizer.")
-@click.option("--output", "-o", required=True, help="Folder of the data set that is made.")
+@click.option("--output", "-o", required=True, help="Folder of the new data set.")
 @click.option(
-    "--task", "kind", type=click.Choice(TASKS), default="sft", show_default=True, help="What records are for."
+    "--task", "kind", type=click.Choice(TASKS), default="sft", show_default=True, help="Purpose of the records."
 )
 @click.option(
     "--prompt-field", "prompt", default="prompt", show_default=True, help="sft: field(s) of the prompt: a or a,b."
@@ -36,24 +36,24 @@ __all__ = ["command", "read_metadata"]
     type=click.Choice(["file", "line"]),
     default="file",
     show_default=True,
-    help="What a record of a text file is.",
+    help="Unit of a text file that is one record.",
 )
-@click.option("--max-length", type=click.IntRange(min=2), help="Most tokens of an example.")
+@click.option("--max-length", type=click.IntRange(min=2), help="Largest number of tokens of an example.")
 @click.option(
     "--too-long",
     type=click.Choice(TOO_LONG),
     default="truncate",
     show_default=True,
-    help="What happens to an example with more.",
+    help="Treatment of longer examples.",
 )
 @click.option(
     "--begin-token", "begin", help="Text of the first token of each example; '' for none.  [default: the tokenizer's]"
 )
-@click.option("--end-token", "end", help="Text of the last one; '' for none.  [default: the tokenizer's]")
+@click.option("--end-token", "end", help="Text of the last token; '' for none.  [default: the tokenizer's]")
 @click.option("--metadata", help="JSON or YAML file that lists files with their tasks and fields, instead of FILES.")
 @click.option("--split-ratio", default="1,0,0", show_default=True, help="Shares of train, val and test in shards.")
 @click.option("--records-per-shard", type=click.IntRange(min=1), default=10_000, show_default=True)
-@click.option("--force-overwrite", is_flag=True, help="Begin anew where there is a data set already.")
+@click.option("--force-overwrite", is_flag=True, help="Replace an existing data set.")
 @click.option("--sqlite/--no-sqlite", default=False, help="Write index.sqlite, which only Energon's tools use.")
 @job_options("Processes.")
 def command(
@@ -65,10 +65,11 @@ def command(
     show_progress: bool,
     **others: Any,
 ) -> None:
-    """Tokenise FILES (JSONL, text, Parquet; folders and patterns too) into a data set that can be loaded.
+    """Tokenise FILES (JSONL, text, Parquet; also folders and patterns) into a data set that can be loaded.
 
-    A sample has tokens.npy and, for sft, mask.npy: 1 for each token that the loss counts. Killed and run again it goes
-    on where it was; the result is the same to the byte. Records that are broken are left out, counted, and listed.
+    A sample has tokens.npy and, for sft, mask.npy: 1 for each token that the loss counts. A run that was killed
+    continues when it is started again; the result is the same to the byte. Broken records are left out, counted, and
+    listed.
 
     \b
     Examples:

@@ -77,6 +77,7 @@ def test_other_launchers() -> None:
     assert wrong(launch({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})) == ""
     assert "srun has started 4" in wrong(launch({"SLURM_STEP_NUM_TASKS": "4"}))
     assert "mpirun has started 2" in wrong(launch({"OMPI_COMM_WORLD_SIZE": "2"}))
+    assert "mpiexec has started 2" in wrong(launch({"PMI_SIZE": "2"}))
 
 
 Usage = namedtuple("Usage", "total used free")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kill_steps import killed_at_every_step
 
 from energon_lite import TaskEncoder
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import DataIndexError, FatalSampleError, UsageError
 from energon_lite.extras.balance.image_patches import ImagePatches
 from energon_lite.loading.leaves import open_whole

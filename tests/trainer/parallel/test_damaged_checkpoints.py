@@ -252,3 +252,27 @@ def test_in_a_store_a_save_that_was_killed_is_no_checkpoint_and_one_without_mani
     (tmp_path / "run/step-00000002/manifest.json").unlink()
     with pytest.raises(StateError, match=r"step-00000002 has no manifest\.json"):
         latest_checkpoint(root)
+
+
+def test_what_stands_in_the_place_of_a_checkpoint_is_replaced(run_ranks: RunRanks, tmp_path: Path) -> None:
+    """A link to another disk, one that leads nowhere, a file; a link goes, and not what it leads to."""
+    root, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    places = [root / f"step-{step:08d}" for step in (1, 2, 3)]
+
+    def save(rank: int) -> list[str]:
+        part = Part(Layout())
+        part.save(root, 1, keep=9)
+        places[0].rename(elsewhere)
+        places[0].symlink_to(elsewhere)
+        places[1].symlink_to(tmp_path / "nowhere")
+        places[2].write_text("")
+        for step in (1, 2, 3):
+            part.save(root, step, keep=9)
+        assert all(place.is_dir() and not place.is_symlink() for place in places)
+        shutil.rmtree(places[0])
+        places[0].symlink_to(elsewhere)
+        part.save(root, 4, keep=1)
+        return sorted(path.name for path in root.iterdir())
+
+    assert run_ranks(1, save) == [["latest", "step-00000004"]]
+    assert (elsewhere / "manifest.json").exists()

@@ -149,7 +149,7 @@ def install(*, trust_code: bool = True) -> None:
 
     Example:
         >>> import energon_lite.extras.energon
-        >>> energon_lite.extras.energon.compat.install()
+        >>> energon_lite.extras.energon.install()
         >>> from megatron.energon import TaskEncoder, get_train_dataset
     """
     if trust_code:

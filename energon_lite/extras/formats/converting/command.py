@@ -1,4 +1,4 @@
-"""``energon-lite convert``: a data set in another format."""
+"""``energon-lite convert``: write a data set in another format."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ __all__ = ["command"]
 @click.argument("source", type=click.Path())
 @click.argument("target", type=click.Path())
 @click.option("--to", type=click.Choice(["tar", "mds", "parquet", "jsonl"]), required=True, help="The new format.")
-@click.option("--split-parts", "split", metavar="NAME", help="Of a data set that has splits.  [default: all of it]")
-@click.option("--shard-size", default="64MiB", show_default=True, help="Bytes of samples in a shard, about.")
-@click.option("--samples-per-shard", type=click.IntRange(min=1), help="Instead of --shard-size.")
+@click.option("--split-parts", "split", metavar="NAME", help="Split to convert.  [default: the whole data set]")
+@click.option("--shard-size", default="64MiB", show_default=True, help="Approximate size of a shard in bytes.")
+@click.option("--samples-per-shard", type=click.IntRange(min=1), help="Samples in a shard, instead of --shard-size.")
 @click.option("--without", multiple=True, metavar="PART", help="Leave a part out. May be given several times.")
 @click.option(
     "--look",
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
-    help="Samples at the beginning by which the types of columns are chosen.",
+    help="Number of first samples from which the types of columns are chosen.",
 )
-@click.option("--force-overwrite", is_flag=True, help="Begin anew where another conversion was.")
+@click.option("--force-overwrite", is_flag=True, help="Replace an earlier conversion.")
 @job_options("Processes.")
 def command(
     source: str, target: str, shard_size: str, num_workers: int | None, show_progress: bool, **others: Any
 ) -> None:
     """Write the samples of data set SOURCE into the folder TARGET, in another format.
 
-    SOURCE is what a data set's path can be: a prepared folder, JSONL, Parquet or Arrow files ('data/*.parquet'), an MDS
-    folder, Megatron's .bin and .idx, or a URL. Killed and run again it goes on where it was.
+    SOURCE is any path of a data set: a prepared folder, JSONL, Parquet or Arrow files ('data/*.parquet'), an MDS
+    folder, Megatron's .bin and .idx, or a URL. A run that was killed continues when it is started again.
 
     \b
     Examples:

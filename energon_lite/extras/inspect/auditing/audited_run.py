@@ -1,4 +1,4 @@
-"""A run as ``energon-lite audit`` is given it: what it recorded, and what it was made of."""
+"""Run for ``energon-lite audit``: its recorded steps, its data set and its states."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class AuditedRun:
-    """A run.
+    """Files of a run, with the steps, the data set and the state that they give.
 
     Args:
         paths: the output folder of a trainer, its metrics.jsonl, traces of loaders, or states of them.
-        data: what its loader was made of, where no trainer's checkpoint says so.
-        states: of its loader; in place of a trainer's newest checkpoint.
+        data: path of its data set, if no trainer's checkpoint has it.
+        states: states of its loader, instead of a trainer's newest checkpoint.
         options: of :func:`~energon_lite.cli.dataset_of_state.dataset_of_state`.
     """
 
@@ -41,12 +41,12 @@ class AuditedRun:
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """Name of the run in messages."""
         return self.paths[0] if len(self.paths) == 1 else f"{self.paths[0]} and {len(self.paths) - 1} more"
 
     @cached_property
     def steps(self) -> list[RecordedStep]:
-        """What it recorded; nothing if only states are given.
+        """Recorded steps; empty if only states are given.
 
         Raises:
             UsageError: its files have no digests.
@@ -62,7 +62,7 @@ class AuditedRun:
 
     @cached_property
     def checkpoint(self) -> dict[str, Any] | None:
-        """What the newest checkpoint of a trainer has, beside its tensors; None: there is none."""
+        """Contents of the newest checkpoint of a trainer, without tensors; None: there is none."""
         from energon_lite.trainer import latest_checkpoint, read_state
 
         for path in self.states:
@@ -77,20 +77,20 @@ class AuditedRun:
 
     @cached_property
     def state(self) -> State | None:
-        """The newest one of its loader; None: there is none."""
+        """Newest state of its loader; None: there is none."""
         given = self.states or tuple(path for path in self.paths if self._recorded(path) is None)
         if given and not any(os.path.isdir(os.path.join(path, "checkpoints")) for path in given):
-            found = found_states(given)
-            return merged([one.state for one in found], [one.name for one in found])
+            parts = found_states(given)
+            return merged([part.state for part in parts], [part.name for part in parts])
         state: State | None = None if self.checkpoint is None else self.checkpoint["loader"]
         return state
 
     @cached_property
     def dataset(self) -> Any:
-        """What its loader was made of.
+        """Data set of its loader.
 
         Raises:
-            UsageError: nothing says so.
+            UsageError: neither a checkpoint nor the options name it.
         """
         if self.data is not None and self.state is not None:
             return dataset_of_state(self.state, self.data, **self.options)
@@ -104,20 +104,20 @@ class AuditedRun:
         return training_dataset(config_from_dict(self.checkpoint["config"]))
 
     def planned(self) -> PlannedSteps:
-        """Its steps, planned again."""
+        """The steps of the run, planned again."""
         return PlannedSteps(self.dataset, self.state)
 
     def state_after(self, step: int | None) -> State | None:
-        """The state of its loader after a step, or at the end of what is known; None: at the beginning.
+        """State of its loader after a step, or after the last known step; None: at the start.
 
         Raises:
             UsageError: the step was not recorded.
-            StateError: hooks decide what is in a step, and there is no checkpoint of it.
+            StateError: the step is content-decided, and there is no checkpoint of it.
         """
         last = self.steps[-1] if self.steps else None
         if step is None and last is None:
             return self.state
-        at = last if step is None else next((one for one in self.steps if one.step == step), None)
+        at = last if step is None else next((recorded for recorded in self.steps if recorded.step == step), None)
         if at is None:
             raise UsageError(f"{self.name} has not recorded step {step}", fix="give a step of it")
         dataset = self.dataset if self.state is None else self.dataset.at(self.state)
@@ -135,7 +135,7 @@ class AuditedRun:
         return state
 
     def _recorded(self, path: str) -> str | None:
-        """The file that a path means, if that has lines; None: states."""
+        """File of recorded steps at a path; None: the path is a state."""
         if os.path.isdir(path):
             path = os.path.join(path, _METRICS)
             return path if os.path.isfile(path) else None
@@ -143,5 +143,5 @@ class AuditedRun:
 
 
 def expanded(paths: Sequence[str]) -> tuple[str, ...]:
-    """Paths, with those that have wildcards (as the shell left them in an option) replaced by what they match."""
+    """Replace paths with wildcards, which the shell does not expand in options, by the matching paths."""
     return tuple(match for path in paths for match in (sorted(glob.glob(path)) or [path]))

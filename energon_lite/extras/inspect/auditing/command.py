@@ -1,4 +1,4 @@
-"""``energon-lite audit``: was this sample trained on; did two runs have the same samples; did a run have its own."""
+"""``energon-lite audit``: check the samples of a run against its plan or another run; find when a sample was used."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from energon_lite.loading.makers.outcomes import Address
 
 __all__ = ["command"]
 
-#: Faulty steps that are shown.
+#: Largest number of faulty steps that are shown.
 _SHOWN = 20
 
 
 @click.command(name="audit", context_settings={"show_default": True})
 @click.argument("run", nargs=-1, required=True, type=ExistingPath())
-@click.option("--against", multiple=True, metavar="RUN", help="Compare with another run, on whatever ranks it was.")
-@click.option("--key", "-k", "keys", multiple=True, help="When was the sample with this key trained on?")
-@click.option("--sample", "-s", "samples", multiple=True, metavar="SET:N", help="The same of sample N of data set SET.")
-@click.option("--until", type=click.IntRange(min=0), help="Up to this step.  [default: as far as the run is]")
-@click.option("--most", type=click.IntRange(min=0), default=10, help="List so many of a sample's appearances.")
-@click.option("--data", metavar="PATH", help="The blend (or folder) of a loader without our trainer.")
-@click.option("--state", "states", multiple=True, type=ExistingPath(), help="A state of its loader.")
+@click.option("--against", multiple=True, metavar="RUN", help="Compare with another run, on any number of ranks.")
+@click.option("--key", "-k", "keys", multiple=True, help="Report when the sample with this key was trained on.")
+@click.option("--sample", "-s", "samples", multiple=True, metavar="SET:N", help="Report on sample N of data set SET.")
+@click.option("--until", type=click.IntRange(min=0), help="Last step to consider.  [default: the last of the run]")
+@click.option("--most", type=click.IntRange(min=0), default=10, help="Most appearances of a sample to list.")
+@click.option("--data", metavar="PATH", help="The blend (or folder) of a loader used without the trainer.")
+@click.option("--state", "states", multiple=True, type=ExistingPath(), help="A state of that loader.")
 @dataset_options
-@click.option("--json", "as_json", is_flag=True, help="Write what was found as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Write the result as JSON.")
 def command(
     run: tuple[str, ...],
     against: tuple[str, ...],
@@ -53,10 +53,10 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compare what RUN was trained on with its plan, or with another run; or say when a sample was trained on.
+    """Compare the samples of RUN with its plan, or with another run; or report when a sample was trained on.
 
     RUN is the output folder of a run of the trainer, its metrics.jsonl, the traces of all ranks of a loader (trace=),
-    or, for --key and --sample, a state of a loader. Nothing is read but small files.
+    or, for --key and --sample, a state of a loader. Only small files are read.
 
     \b
     Example:
@@ -65,14 +65,14 @@ def command(
       energon-lite audit output --key 000123 --until 5000
       energon-lite audit loader.pt --data blend.yaml --sample 0:123456789
 
-    The exit code is 1 if a step did not have the samples that were planned or has no line, if the runs differ, or if
-    there is no sample with the key.
+    The exit code is 1 if a step did not have its planned samples or has no line, if the runs differ, or if no sample
+    has the key.
     """
     ours = AuditedRun(run, data, states, options)
     if keys or samples:
-        found = list(_histories(ours, keys, samples, until, most))
-        lines = [line for history in found for line in _history_lines(history)]
-        good, plain = bool(found), [_plain_history(history) for history in found]
+        histories = list(_histories(ours, keys, samples, until, most))
+        lines = [line for history in histories for line in _history_lines(history)]
+        good, plain = bool(histories), [_plain_history(history) for history in histories]
     elif against:
         good, lines, plain = _compared(ours, AuditedRun(expanded(against), data, states, options))
     else:
@@ -91,11 +91,11 @@ def _histories(
     dataset, state = run.dataset, run.state_after(until)
     wanted = [_address(text, dataset) for text in samples]
     for key in keys:
-        found = find_samples(dataset, key)
-        if not found:
+        addresses = find_samples(dataset, key)
+        if not addresses:
             names = ", ".join(leaf.name for leaf in dataset.leaves[:8])
             click.echo(f"{key}: no data set of the run has a sample with this key ({names})", err=True)
-        wanted += found
+        wanted += addresses
     for leaf, index in wanted:
         yield sample_history(dataset, leaf, index, state, most=most)
 
@@ -118,8 +118,8 @@ def _history_lines(history: SampleHistory) -> Iterator[str]:
     left = history.times - history.before_rebase - len(history.appearances)
     if left > 0:
         yield f"  ... {left:,} more before these"
-    for one in history.appearances:
-        yield f"  {_where(one)}"
+    for appearance in history.appearances:
+        yield f"  {_where(appearance)}"
     yield (
         "  it does not come again as far as one can see"
         if history.coming is None
@@ -138,7 +138,7 @@ def _where(one: Appearance) -> str:
 
 def _plain_history(history: SampleHistory) -> dict[str, Any]:
     plain = {name: value for name, value in vars(history).items() if name not in ("appearances", "coming")}
-    plain["appearances"] = [vars(one) for one in history.appearances]
+    plain["appearances"] = [vars(appearance) for appearance in history.appearances]
     return plain | {"coming": None if history.coming is None else vars(history.coming)}
 
 
@@ -146,7 +146,7 @@ def _plain_history(history: SampleHistory) -> dict[str, Any]:
 
 
 def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
-    """A run against its plan."""
+    """Compare a run with its plan: success, lines of text, and plain data."""
     if not run.steps:
         raise UsageError("a state alone says nothing about steps", fix="give a trainer's output folder, or traces")
     steps = [step for step in run.steps if until is None or step.step <= until]
@@ -158,7 +158,7 @@ def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
         lines.append(f"{counted(len(steps) - len(known), 'step')} before the blend was changed: not looked at")
     chain = _chain_problem(run, steps) if until is None else None
     lines += [chain] if chain else []
-    chained = bool((run.checkpoint or {}).get("digest"))  # then a line that is missing breaks the chain
+    chained = bool((run.checkpoint or {}).get("digest"))  # then a missing line breaks the chain
     gaps = [] if chained or until is not None or run.state is None else missing_steps(known, _end(run.state))
     lines += [
         f"micro-batches {first:,} to {stop - 1:,} of pass {number}: no line is about them; lines were lost, or the run "
@@ -175,12 +175,12 @@ def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
 
 
 def _end(state: dict[str, Any]) -> tuple[int, int]:
-    """Pass and micro-batch at which a loader was."""
+    """Pass and micro-batch of a loader's state."""
     return state["pass_number"], state["position"]
 
 
 def _chain_problem(run: AuditedRun, steps: list[RecordedStep]) -> str | None:
-    """What is wrong with the chain of the newest checkpoint, which has the digests of all steps; None: nothing."""
+    """Fault in the chain of digests of all steps in the newest checkpoint; None: it is correct."""
     from energon_lite.batching.digests import chain_digest, digest_text
 
     saved = (run.checkpoint or {}).get("digest")
@@ -221,22 +221,33 @@ def _plain_fault(fault: Fault) -> dict[str, Any]:
 
 
 def _compared(ours: AuditedRun, theirs: AuditedRun) -> tuple[bool, list[str], Any]:
-    """Two runs."""
+    """Compare two runs: success, lines of text, and plain data."""
     if not ours.steps or not theirs.steps:
         raise UsageError("a state alone says nothing about steps", fix="give trainers' output folders, or traces")
-    found = first_difference(ours.steps, theirs.steps)
+    difference = first_difference(ours.steps, theirs.steps)
     title = f"{ours.name} ({_first_and_last(ours.steps)}) and {theirs.name} ({_first_and_last(theirs.steps)})"
-    if isinstance(found, int):
-        if not found:
+    if isinstance(difference, int):
+        if not difference:
             raise UsageError(f"{title} have no micro-batch in common at which steps of both end")
-        return True, [title, f"the same samples in all {counted(found, 'step')} that both have"], {"same": found}
-    lines = [title, f"different samples first in {_steps(found.ours)} of the one, {_steps(found.theirs)} of the other"]
-    lines += _planned_difference(ours, theirs, found)
-    return False, lines, {"ours": [vars(step) for step in found.ours], "theirs": [vars(step) for step in found.theirs]}
+        return (
+            True,
+            [title, f"the same samples in all {counted(difference, 'step')} that both have"],
+            {"same": difference},
+        )
+    lines = [
+        title,
+        f"different samples first in {_steps(difference.ours)} of the one, {_steps(difference.theirs)} of the other",
+    ]
+    lines += _planned_difference(ours, theirs, difference)
+    return (
+        False,
+        lines,
+        {"ours": [vars(step) for step in difference.ours], "theirs": [vars(step) for step in difference.theirs]},
+    )
 
 
 def _planned_difference(ours: AuditedRun, theirs: AuditedRun, found: StepDifference) -> Iterator[str]:
-    """What the plans of both say about the steps that differ."""
+    """Yield lines about the plans of both runs for the steps that differ."""
     sets = list[set[tuple[int, ...]]]()
     names = list[Any]()
     for run, steps in ((ours, found.ours), (theirs, found.theirs)):
@@ -258,7 +269,9 @@ def _planned_difference(ours: AuditedRun, theirs: AuditedRun, found: StepDiffere
     for run, own, other, leaves in ((ours, sets[0], sets[1], names[0]), (theirs, sets[1], sets[0], names[1])):
         only = sorted(own - other)
         if only:
-            keys = ", ".join(f"{leaves[one[0]].source.key(one[1])} ({leaves[one[0]].name})" for one in only[:_SHOWN])
+            keys = ", ".join(
+                f"{leaves[address[0]].source.key(address[1])} ({leaves[address[0]].name})" for address in only[:_SHOWN]
+            )
             more = f" and {len(only) - _SHOWN} more" if len(only) > _SHOWN else ""
             yield f"only planned for {run.name}: {keys}{more}"
 

@@ -1,4 +1,4 @@
-"""``energon-lite lint``: read and decode all samples, and say which are broken."""
+"""``energon-lite lint``: read and decode all samples, and report broken ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import click
 
 from energon_lite.cli import job_options, json_object, make_task_encoder, progress, show_share
 from energon_lite.cli.task_encoder_argument import code_hash
-from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import SplitConfig, load_split_config
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, EnergonLiteError, counted
@@ -32,32 +33,32 @@ from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = ["command"]
 
-#: The splits that are examined unless others are asked for.
+#: The splits that are examined by default.
 _PARTS = "train,val,test"
 
 
 @click.command(name="lint", context_settings={"show_default": True})
 @click.argument("path", type=click.Path(path_type=str))
-@click.option("--split-parts", help="The splits to examine, with commas.  [default: all of a folder; train,val,test]")
-@click.option("--dataset-config", default="dataset.yaml", help="For a folder: what a sample is.")
+@click.option("--split-parts", help="Splits to examine, with commas.  [default: all of a folder; train,val,test]")
+@click.option("--dataset-config", default="dataset.yaml", help="For a folder: the file that defines its samples.")
 @click.option("--split-config", default="split.yaml", help="For a folder: the file of its splits.")
-@click.option("--task-encoder", metavar="MODULE:CLASS", help="Run also its cookers and hooks, up to encode_sample.")
-@click.option("--subflavors", metavar="JSON", help="Labels over those of the documents, by which cookers are chosen.")
-@click.option("--optional", multiple=True, metavar="PART", help="A part that may be missing, or empty (repeatable).")
+@click.option("--task-encoder", metavar="MODULE:CLASS", help="Also run its cookers and hooks, up to encode_sample.")
+@click.option("--subflavors", metavar="JSON", help="Labels that override those of the documents, for choosing cookers.")
+@click.option("--optional", multiple=True, metavar="PART", help="A part that may be missing or empty (repeatable).")
 @click.option("--trust-code", is_flag=True, help="Allow dataset.yaml to name Python code that is run.")
-@click.option("--parallel", type=click.IntRange(min=1), help="The same as --num-workers.  [default: one per core]")
+@click.option("--parallel", type=click.IntRange(min=1), help="Same as --num-workers.  [default: one per core]")
 @click.option("--json", "as_json", is_flag=True, help="Write the report as JSON.")
 @job_options("Processes that decode.")
 def command(path: str, as_json: bool, ranks: Ranks, **asked: Any) -> None:
-    """Examine all samples of PATH: a prepared folder, a JSONL file, or a metadataset .yaml (then all that is in it).
+    """Examine all samples of PATH: a prepared folder, a JSONL file, or a metadataset .yaml (with all its data sets).
 
-    Looks at the headers of shards and at their indexes, decodes every part of every sample, makes samples of them as
-    dataset.yaml says, and looks for keys that stand twice. With --task-encoder the samples go through its cookers and
-    its hooks as well. Each broken sample is named, with its shard, key and part, and the exit code is 1 if there is
-    one. What split.yaml excludes is left out.
+    Checks the headers and indexes of shards, decodes every part of every sample, makes samples as dataset.yaml says,
+    and looks for duplicate keys. With --task-encoder the samples go through its cookers and its hooks as well. Each
+    broken sample is reported with its shard, key and part, and the exit code is 1 if there is one. Exclusions of
+    split.yaml are left out.
 
-    Killed and run again, it goes on where it was. Under torchrun, or with --rank and --world-size, processes share the
-    work.
+    A run that was killed continues when it is started again. Under torchrun, or with --rank and --world-size, processes
+    share the work.
 
     \b
     Example:
@@ -66,7 +67,7 @@ def command(path: str, as_json: bool, ranks: Ranks, **asked: Any) -> None:
     """
     reports, notes = [], list[Problem]()
     text = asked["task_encoder"]
-    encoder = None if text is None else make_task_encoder(text)  # now: a mistake in it is told before all else
+    encoder = None if text is None else make_task_encoder(text)  # first, so that its mistakes are reported early
     options = {
         "make_encoder": None if encoder is None else partial(make_task_encoder, text),
         "code": "" if encoder is None else f"{text} {code_hash(encoder)}",
@@ -85,7 +86,7 @@ def command(path: str, as_json: bool, ranks: Ranks, **asked: Any) -> None:
     for specs, how in groups:
         try:
             target = _target(specs, how, notes, asked["split_parts"] is not None)
-        except DatasetError as error:  # the others can be examined all the same
+        except DatasetError as error:  # continue with the other data sets
             notes.append(Problem(specs[0].path, "", "", "", "data set", error.what))
             continue
         with progress(asked["show_progress"], f"Examining {os.path.basename(specs[0].path)}", "samples") as show:
@@ -98,20 +99,20 @@ def command(path: str, as_json: bool, ranks: Ranks, **asked: Any) -> None:
         click.echo(json.dumps(_plain(reports, notes), indent=2, ensure_ascii=False))
     else:
         _show(reports, notes)
-    if any(not one.note for one in notes) or any(report.broken for report in reports):
+    if any(not note.note for note in notes) or any(report.broken for report in reports):
         sys.exit(1)
 
 
-# -- what is examined -----------------------------------------------------------------------------------------------
+# -- data sets ------------------------------------------------------------------------------------------------------
 
 
 def _specs(path: str, asked: dict[str, Any], notes: list[Problem]) -> list[LeafSpec]:
-    """The references to all data sets, in all splits."""
+    """References to all data sets, in all splits."""
     labels = json_object(asked["subflavors"] or None, "--subflavors", '{"kind": "chat"}') or {}
     files = asked["dataset_config"], asked["split_config"]
     parts = asked["split_parts"]
     if not is_metadataset(path):
-        # An empty split stands for all shards.
+        # An empty name means all shards.
         return [spec for part in (parts or "").split(",") for spec in find_leaves(path, part.strip(), *files, labels)]
     specs, missing = list[LeafSpec](), list[ConfigError]()
     wanted = [part.strip() for part in (parts or _PARTS).split(",")]
@@ -126,7 +127,7 @@ def _specs(path: str, asked: dict[str, Any], notes: list[Problem]) -> list[LeafS
 
 
 def _members(spec: LeafSpec, notes: list[Problem]) -> Sequence[LeafSpec]:
-    """The data sets of a join, each of which is examined by itself; a join that cannot be made is a problem."""
+    """Data sets of a join, each of which is examined separately; a join that cannot be made is added to ``notes``."""
     if spec.join is None:
         return ()
     try:
@@ -139,20 +140,20 @@ def _members(spec: LeafSpec, notes: list[Problem]) -> Sequence[LeafSpec]:
 
 
 def _by_dataset(specs: Sequence[LeafSpec]) -> list[list[LeafSpec]]:
-    """References that read a data set in the same way; subsets and weights do not count."""
-    found: dict[tuple[str, ...], list[LeafSpec]] = {}
+    """Group references that read a data set in the same way; subsets and weights do not matter."""
+    groups: dict[tuple[str, ...], list[LeafSpec]] = {}
     for spec in specs:
         labels = json.dumps(spec.subflavors, sort_keys=True, default=str)
         split = spec.split_part if source_opener(spec.path) is not None else ""
-        found.setdefault((spec.path, spec.dataset_config, spec.split_config, labels, split), []).append(spec)
-    return list(found.values())
+        groups.setdefault((spec.path, spec.dataset_config, spec.split_config, labels, split), []).append(spec)
+    return list(groups.values())
 
 
 def _target(specs: Sequence[LeafSpec], options: dict[str, Any], notes: list[Problem], by_split: bool) -> Target:
-    """What is to be examined of a data set.
+    """The shards of a data set to examine.
 
     Raises:
-        DatasetError: it is not prepared, or there is nothing to be examined.
+        DatasetError: it is not prepared, or there are no shards to examine.
     """
     spec = replace(specs[0], subset=None)
     if source_opener(spec.path) is not None:
@@ -163,8 +164,8 @@ def _target(specs: Sequence[LeafSpec], options: dict[str, Any], notes: list[Prob
     counts = read_info(meta)
     split = load_split_config(os.path.join(meta, META_FOLDER, spec.split_config))
     shards = dict[str, None]()
-    for one in specs:
-        shards |= dict.fromkeys(_shards(split, one.split_part, counts))
+    for reference in specs:
+        shards |= dict.fromkeys(_shards(split, reference.split_part, counts))
     unknown = [shard for shard in shards if shard not in counts]
     for shard in unknown:
         what = f"{spec.split_config} names the shard, which the data set does not have"
@@ -189,10 +190,10 @@ def _shards(split: SplitConfig, part: str, counts: dict[str, int]) -> Sequence[s
 
 
 def _known_parts(target: Target, counts: dict[str, int]) -> dict[str, Any]:
-    """Names of all parts, and of those that nearly all samples have, as the index knows them."""
+    """Names of all parts, and of those that nearly all samples have, from the index."""
     try:
         index, _ = open_index(target.spec.path, counts)
-    except EnergonLiteError:  # a shard is broken; what is wrong is told of it
+    except EnergonLiteError:  # a shard is broken, which is reported for the shard
         return {}
     usual = usual_parts(index.parts[:][:, 2], index.part_names, len(index))
     return {"part_names": frozenset(index.part_names), "usual": usual}
@@ -248,9 +249,9 @@ def _lines(report: LintReport) -> Iterator[str]:
 
 
 def _notes(report: LintReport) -> dict[str, list[str]]:
-    """What is worth knowing, and of which shards."""
-    found: dict[str, list[str]] = {}
+    """Notes of a report, each with its shards."""
+    notes: dict[str, list[str]] = {}
     for problem in report.problems:
         if problem.note:
-            found.setdefault(problem.what, []).append(problem.shard)
-    return found
+            notes.setdefault(problem.what, []).append(problem.shard)
+    return notes

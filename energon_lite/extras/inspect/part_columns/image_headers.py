@@ -6,16 +6,16 @@ is read, more only if a JPEG needs it. Formats whose size is not at their beginn
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 
 from energon_lite.errors import DecodeError, UsageError, listed
-from energon_lite.extras.media.content import media_kind
-from energon_lite.extras.media.extractor import MediaFilterConfig, MediaFilterStrategy
-from energon_lite.extras.media.image_size import IMAGE_HEAD_BYTES, image_size
-from energon_lite.extras.media.metadata import ImageMetadata
 from energon_lite.storage.files.shard_store import Shard
 from energon_lite.storage.index.column_file import Ragged
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.samples.content import guess_extension, media_kind
+from energon_lite.storage.samples.image_size import IMAGE_HEAD_BYTES, image_size, read_image_header
 
 __all__ = ["ImageHeaders"]
 
@@ -82,10 +82,7 @@ class ImageHeaders:
         if header_size is not None:
             return header_size
         data = head if len(head) == length else read(0, length)
-        metadata = _BY_PILLOW.read_metadata(data, "image")
-        if not isinstance(metadata, ImageMetadata):
+        if media_kind(guess_extension(data)) != "image":
             raise DecodeError("the part is no image that is known", fix="repair or remove it")
-        return metadata.height, metadata.width
-
-
-_BY_PILLOW = MediaFilterConfig(MediaFilterStrategy.HEADER)
+        header = read_image_header(io.BytesIO(data))
+        return header.height, header.width

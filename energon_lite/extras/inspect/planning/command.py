@@ -1,4 +1,4 @@
-"""``energon-lite plan``: what strategies of batching make of the lengths of a data set, side by side."""
+"""``energon-lite plan``: compare strategies of batching on the lengths of a data set."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from energon_lite.order.permutation import permute_array
 
 __all__ = ["command", "read_lengths"]
 
-#: What is compared if nothing is asked for.
+#: The strategies that are compared by default.
 _DEFAULT = ("fixed", "capacity", "sorted_window", "best_fit", "bfd", "concat_split")
 _POLICIES = click.Choice(["error", "drop", "truncate", "split", "own_batch"])
 _COUNT = click.IntRange(min=1)
-#: The balance is that of so many steps.
+#: Number of steps over which the balance is measured.
 _STEPS = 300
-#: The columns of the table, and how their numbers are written.
+#: The columns of the table, with the formats of their numbers.
 _COLUMNS = {"micro-batches": ",", "steps": ",", "fill": ".4f", "padding eff.": ".4f", "ICC": ".3f", "step var.": ".2f"}
 _COLUMNS |= {"late": ",", "tokens": ".3f", "attention": ".3f"}
 
@@ -42,14 +42,14 @@ _COLUMNS |= {"late": ",", "tokens": ".3f", "attention": ".3f"}
     "-s",
     "strategies",
     multiple=True,
-    help="A strategy, with keys of its own after a colon: best_fit:open_bins=16,max_age=500. Several times: several "
-    "are compared. Without it: fixed, capacity, sorted_window, best_fit, bfd and concat_split.",
+    help="A strategy, with its keys after a colon: best_fit:open_bins=16,max_age=500. Repeatable. "
+    "[default: fixed, capacity, sorted_window, best_fit, bfd, concat_split]",
 )
-@click.option("--oversize", type=_POLICIES, default="error", help="What to do with samples that do not fit alone.")
+@click.option("--oversize", type=_POLICIES, default="error", help="Treatment of samples that do not fit alone.")
 @click.option("--ranks", type=_COUNT, default=8, help="Data-parallel ranks.")
-@click.option("--per-rank", type=_COUNT, default=1, help="Micro-batches in a step.")
+@click.option("--per-rank", type=_COUNT, default=1, help="Micro-batches of a rank in a step.")
 @click.option("--seed", type=int, default=0, help="Seed of the order and of the plans.")
-@click.option("--in-order", is_flag=True, help="Take the samples as they are stored, instead of shuffling them first.")
+@click.option("--in-order", is_flag=True, help="Use the samples in stored order, without shuffling.")
 @click.option("--chunk", type=_COUNT, default=CHUNK, help="Samples that are planned together.")
 @click.option("--column", default="length", help="For data sets: the column of lengths.")
 @split_part_option
@@ -61,16 +61,16 @@ def command(path: str, capacity: int, strategies: tuple[str, ...], **options: An
     """Compare strategies of batching on the lengths in PATH.
 
     PATH is a .npy array of integers, a text file with one length a line, a prepared data set or a .jsonl file with a
-    column of lengths (energon-lite measure), or a metadataset of such, each sample of which is taken once.
+    column of lengths (energon-lite measure), or a metadataset of such data sets, whose samples are used once each.
 
     \b
-    fill          tokens, of what all micro-batches could hold
-    padding eff.  tokens, of tokens and padding
-    ICC           how alike lengths in a micro-batch are: 0 as by chance, 1 all the same
-    step var.     variance of the steps' mean log length, over that of random steps
-    late          most places that a sample comes after its own
-    tokens        mean over largest of the ranks' tokens in a step (first 300 steps)
-    attention     the same of attention cost, with steps evened out as micro_batches_per_step does it
+    fill          tokens, relative to the capacity of all micro-batches
+    padding eff.  tokens, relative to tokens and padding
+    ICC           similarity of lengths in a micro-batch: 0 as by chance, 1 all equal
+    step var.     variance of the steps' mean log length, relative to random steps
+    late          largest number of places that a sample is delayed
+    tokens        mean over maximum of the ranks' tokens in a step (first 300 steps)
+    attention     the same for attention cost, with steps balanced as by micro_batches_per_step
 
     \b
     Example:
@@ -117,11 +117,11 @@ def command(path: str, capacity: int, strategies: tuple[str, ...], **options: An
 
 
 def read_lengths(path: str, column: str, split_part: str, split_config: str) -> Ints:
-    """The lengths that a file has, or the samples of a data set or a blend, one leaf after the other.
+    """Read lengths from a file, or the column of a data set or a blend, one leaf after the other.
 
     Raises:
-        UsageError: not a list of lengths.
-        DatasetError: not a prepared data set, or one without the column.
+        UsageError: the file is no list of lengths.
+        DatasetError: the folder is no prepared data set, or lacks the column.
     """
     path = local_path(path)
     if os.path.isfile(path) and not path.endswith((".yaml", ".yml")) and not is_data_path(path):
@@ -149,13 +149,13 @@ def _read_file(path: str) -> Ints:
 
 
 def _document(text: str, capacity: int, oversize: str, lengths: Ints) -> dict[str, Any]:
-    """``name:key=value,key=value`` as a document; the options of the command are added where the strategy has them."""
+    """Convert ``name:key=value,key=value`` to a document, with the command's options that the strategy has."""
     written = strategy_document(text, "--strategy")
     name = written["strategy"]
     fields = getattr(STRATEGIES.get(name), "__dataclass_fields__", {})
     given: dict[str, Any] = {"capacity": capacity, "tokens": capacity, "oversize": oversize}
     if name == "fixed":
-        # What fits in the worst case, as one who has no capacity would choose.
+        # The number that fits in the worst case, as for a user without a capacity.
         given["batch_size"] = max(1, capacity // max(1, int(lengths.max())))
     return {key: value for key, value in given.items() if key in fields} | written
 
@@ -163,14 +163,14 @@ def _document(text: str, capacity: int, oversize: str, lengths: Ints) -> dict[st
 def _cells(plan: MicroBatches, strategy: Any, capacity: int, ranks: int, per_rank: int) -> list[str]:
     if not len(plan):
         return ["0", "0", *["-"] * 7]
-    found = measure_plan(plan, ranks=ranks, per_rank=per_rank)
+    metrics = measure_plan(plan, ranks=ranks, per_rank=per_rank)
     fill = int(plan.tokens().sum()) / (len(plan) * capacity)
     balance = even_balance(plan, packing_capacity(strategy), ranks=ranks, per_rank=per_rank, steps=_STEPS)
-    values = [found.micro_batches, found.steps, fill, found.padding_efficiency, found.length_correlation]
-    values += [found.step_variance_ratio, found.lateness, *balance]
+    values = [metrics.micro_batches, metrics.steps, fill, metrics.padding_efficiency, metrics.length_correlation]
+    values += [metrics.step_variance_ratio, metrics.lateness, *balance]
     return [f"{value:{form}}" for value, form in zip(values, _COLUMNS.values(), strict=True)]
 
 
 def _losses(name: str, plan: MicroBatches) -> Iterator[str]:
-    """What planning did to samples that did not fit."""
+    """Yield lines about samples that did not fit."""
     yield from (f"{name}: {words}" for words in plan.counts.words())

@@ -1,4 +1,4 @@
-"""The picture of ``energon-lite plan``: lengths, fill of micro-batches, tokens of ranks."""
+"""Picture of ``energon-lite plan``: lengths, fill of micro-batches, tokens of ranks."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from energon_lite.errors import UsageError, counted
 
 __all__ = ["draw_plans"]
 
-#: More steps than this are not told apart in a picture.
+#: Largest number of steps in the picture.
 _STEPS = 200
-#: How much of its row a plan's curve may take up.
+#: Height of a plan's curve, as a share of its row.
 _HEIGHT = 0.9
 
 
 def draw_plans(
     path: str | os.PathLike[str], lengths: Ints, plans: Mapping[str, MicroBatches], capacity: int, ranks: int
 ) -> None:
-    """Draw a histogram of the lengths, the fill of each plan's micro-batches, and what its ranks have in each step.
+    """Draw a histogram of the lengths, the fill of each plan's micro-batches, and the tokens of its ranks in each step.
 
     Args:
-        path: where to; the ending says in which format.
+        path: the file; its ending determines the format.
         lengths: tokens of each sample.
-        plans: by the name to be shown.
-        capacity: what fill is counted in.
+        plans: the plans by their names in the picture.
+        capacity: the unit of the fill, in tokens.
         ranks: data-parallel ranks, each with one micro-batch a step.
 
     Raises:
-        UsageError: matplotlib is not installed, or cannot write such a file.
+        UsageError: matplotlib is not installed, or cannot write this format.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -45,7 +45,7 @@ def draw_plans(
     left, middle, right = figure.subplots(1, 3)
     left.hist(lengths, bins=100, color="0.4")
     left.set(xlabel="tokens of a sample", ylabel="samples", title=f"{len(lengths):,} lengths")
-    # A row for each plan: the curves of two that are equal, or nearly so, would hide each other.
+    # One row for each plan, so that similar curves do not hide each other.
     edges = np.linspace(0, max(1.0, *(float(plan.tokens().max(initial=0)) / capacity for plan in plans.values())), 51)
     shares = [np.histogram(plan.tokens() / capacity, bins=edges)[0] / max(1, len(plan)) for plan in plans.values()]
     loads = [np.sort(rank_loads(plan, ranks=ranks)[0][:_STEPS], axis=1) for plan in plans.values()]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from energon_lite.extras.media.content import guess_extension
+from energon_lite.storage.samples.content import guess_extension
 
 __all__ = ["BROWSER_TYPES", "browser_type", "kind_of_type", "pixels_of", "png_of", "wav_of", "webm_of"]
 

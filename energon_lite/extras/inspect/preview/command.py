@@ -1,4 +1,4 @@
-"""``energon-lite preview``: a page to look at data with a browser; or one file of it; or samples in the terminal."""
+"""``energon-lite preview``: show data in a browser, in one HTML file, or in the terminal."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["command", "in_terminal"]
 
 _PARTS = "train,val,test"
-_COUNT, _FROM_0 = click.IntRange(min=1), click.IntRange(min=0)
-#: Samples with one key that are shown in a file or in a terminal.
+_COUNT = click.IntRange(min=1)
+_FROM_0 = click.IntRange(min=0)
+#: Largest number of samples with one key that are shown in a file or in a terminal.
 _MOST_FOUND = 16
 
 
@@ -31,38 +32,39 @@ _MOST_FOUND = 16
 @click.argument("path", type=click.Path(path_type=str))
 @click.option("--step", type=_FROM_0, help="Show this step, counted from 0 in the run.")
 @click.option("--chunk", type=_FROM_0, help="Show this chunk, where batches are made by tokens or by packing.")
-@click.option("--key", help="Show the samples with this key; or what a __restore_key__, as JSON, stands for.")
+@click.option("--key", help="Show the samples with this key, or the sample or batch of a __restore_key__ as JSON.")
 @click.option("--leaf", help="Show this data set of a blend: its number, its name or its path.")
 @click.option("--html", "file", type=click.Path(dir_okay=False), help="Write one file, with all media in it.")
-@click.option("--text", "as_text", is_flag=True, help="In the terminal: samples one after the other, or --step.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the local server; 0: a free one.")
-@click.option("--task-encoder", metavar="MODULE:CLASS", help="Show what its cookers and hooks make of the samples.")
-@click.option("--tokenizer", type=click.Path(), help="Folder or file of a Hugging Face tokenizer: tokens as text.")
-@click.option("--quarantine", type=click.Path(dir_okay=False), help="Bad samples, as a loader wrote them down.")
-@click.option("--state", type=click.Path(), help="Of a run: its settings, and where it is. A file, or a checkpoint.")
+@click.option("--text", "as_text", is_flag=True, help="In the terminal: write samples one after the other, or --step.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the local server; 0: any free one.")
+@click.option("--task-encoder", metavar="MODULE:CLASS", help="Show the results of its cookers and hooks.")
+@click.option("--tokenizer", type=click.Path(), help="Folder or file of a Hugging Face tokenizer, to decode tokens.")
+@click.option("--quarantine", type=click.Path(dir_okay=False), help="File of bad samples that a loader has written.")
+@click.option("--state", type=click.Path(), help="State of a run (a file or a checkpoint), for settings and position.")
 @click.option("--batch-size", type=_COUNT, default=8, help="Samples of a micro-batch.")
-@click.option("--packing-buffer-size", type=_COUNT, help="Samples that the packing hooks see at a time.")
-@click.option("--batching", help="By tokens: a YAML file, or a strategy such as best_fit:capacity=8192.")
-@click.option("--length-column", default="length", help="For --batching: the measured column; or none.")
+@click.option("--packing-buffer-size", type=_COUNT, help="Samples that the packing hooks get at a time.")
+@click.option("--batching", help="Batches by tokens: a YAML file, or a strategy such as best_fit:capacity=8192.")
+@click.option("--length-column", default="length", help="For --batching: the measured column, or none.")
 @click.option("--shuffle-buffer-size", type=_COUNT, help="As in get_train_dataset.")
 @click.option("--max-samples-per-sequence", type=_COUNT, help="As in get_train_dataset.")
 @click.option("--ranks", type=_COUNT, default=1, help="Data-parallel ranks: a step has a micro-batch for each.")
-@click.option("--seed", type=int, default=0, help="Of the run: seed_offset of its WorkerConfig.")
-@click.option("--split-parts", default=_PARTS, help="The split: the first of these that there is. With --text, all.")
-@click.option("--dataset-config", default="dataset.yaml", help="For a folder: what a sample is.")
+@click.option("--seed", type=int, default=0, help="Seed of the run: seed_offset of its WorkerConfig.")
+@click.option("--split-parts", default=_PARTS, help="The split: the first of these that exists. With --text, all.")
+@click.option("--dataset-config", default="dataset.yaml", help="For a folder: the file that defines its samples.")
 @click.option("--split-config", default="split.yaml", help="For a folder: the file of its splits.")
 @click.option("--trust-code", is_flag=True, help="Allow dataset.yaml to name Python code that is run.")
-@click.option("--samples", "-n", type=_COUNT, help="In the terminal: so many of each data set.  [default: 3]")
-@click.option("--start", type=_FROM_0, help="In the terminal: begin with this sample of each data set.  [default: 0]")
+@click.option("--samples", "-n", type=_COUNT, help="In the terminal: number of samples of each data set.  [default: 3]")
+@click.option("--start", type=_FROM_0, help="In the terminal: first sample of each data set.  [default: 0]")
 @click.option("--images/--no-images", default=None, help="In the terminal: draw images.  [default: on a terminal]")
 def command(path: str, **asked: Any) -> None:
-    """Look at PATH: a prepared folder, a JSONL file, or a metadataset .yaml.
+    """Show PATH: a prepared folder, a JSONL file, or a metadataset .yaml.
 
-    Serves a page to this machine until Ctrl-C, and writes its address: the blend and its shares, the batches of any
-    step, each sample as it is stored and as the task encoder makes it, packs, what is bad, and what comes next.
+    Serves a page to this machine until Ctrl-C, and writes its address. The page shows the blend and its shares, the
+    batches of any step, each sample as stored and after the task encoder, packs, bad samples, and the next steps.
 
-    With --text, or an option of the terminal (-n, --start, --images): samples there, as small pictures. Without --step,
-    --chunk, --key or --leaf the first ones of each data set; on a terminal, each waits for an answer.
+    With --text, or an option of the terminal (-n, --start, --images), samples are written there, with small pictures.
+    Without --step, --chunk, --key or --leaf these are the first ones of each data set; an interactive terminal asks
+    after each.
 
     \b
     Example:
@@ -103,12 +105,12 @@ def _in_terminal(**asked: Any) -> None:
     command.callback(**{**asked, "as_text": asked["file"] is None})
 
 
-#: The same with --text, as Energon's command is: programs call it, and a page would be served to them for ever.
+#: The command with --text, like Energon's: programs call it, and the server of a page would never end.
 in_terminal = click.Command("preview", params=command.params, callback=_in_terminal, help=command.help)
 
 
 def _site(path: str, encoder: TaskEncoder | None, asked: Mapping[str, Any]) -> Site:
-    """The pages of the first split that there is."""
+    """Make the pages of the first split that exists."""
     from energon_lite.extras.inspect.preview.run_options import RunOptions
     from energon_lite.extras.inspect.preview.shown_run import ShownRun
     from energon_lite.extras.inspect.preview.site import Site
@@ -141,7 +143,7 @@ def _site(path: str, encoder: TaskEncoder | None, asked: Mapping[str, Any]) -> S
 
 
 def _places(site: Site, asked: Mapping[str, Any]) -> list[Place]:
-    """The places that are asked for."""
+    """Places that the options name."""
     from energon_lite.extras.inspect.preview.steps import Place
 
     if asked["step"] is not None:
@@ -153,7 +155,7 @@ def _places(site: Site, asked: Mapping[str, Any]) -> list[Place]:
     if asked["chunk"] is None:
         numbers = key[2:4]
         place = Place(numbers[0] // site.run.options.ranks) if site.finder.by_step else Place(None, *numbers)
-        if site.finder.hooks_decide:  # what stands behind the chunk is a place in it, and no number of a batch
+        if site.finder.hooks_decide:  # the number after the chunk's is a place in the chunk, not of a batch
             place = Place(None, numbers[0])
     if site.finder.by_step and place.step is None:
         raise UsageError("--chunk: the batches of this run have no chunks", fix="give --step")
@@ -162,27 +164,27 @@ def _places(site: Site, asked: Mapping[str, Any]) -> list[Place]:
 
 
 def _samples(site: Site, key: str | None, leaf: int | None) -> list[tuple[int, int]]:
-    """The samples that are asked for by key."""
+    """Samples that the options name by key."""
     restore_key = _restore_key(key)
     if key is None or (restore_key and restore_key[0] != "sample"):
         return []
     if restore_key:
         return [(restore_key[1], restore_key[2])]
-    found = site.run.find_key(key, leaf)
-    if not found:
+    samples = site.run.find_key(key, leaf)
+    if not samples:
         raise UsageError(
             f"no sample has the key {key!r}",
             where=site.run.path,
             fix="a key is what stands before the first dot of a name in a shard; --split-parts chooses the split",
         )
-    return found[:_MOST_FOUND]
+    return samples[:_MOST_FOUND]
 
 
 def _restore_key(text: str | None) -> list[Any]:
-    """A restore key as JSON; empty: it is something else.
+    """Parse a restore key from JSON; empty for other texts.
 
     Raises:
-        UsageError: it looks like one, and is none.
+        UsageError: the text has the form of a restore key, but is not one.
     """
     if text is None or not text.lstrip().startswith("["):
         return []
@@ -194,7 +196,7 @@ def _restore_key(text: str | None) -> list[Any]:
         not isinstance(value, list)
         or len(value) < 3
         or value[0] not in ("sample", "batch", "chunk")
-        or not all(type(one) is int for one in value[1:])
+        or not all(type(number) is int for number in value[1:])
     ):
         raise UsageError(f"{text} is not a restore key", fix="write it as JSON: '[\"sample\", 0, 12, 0, 0]'")
     return value

@@ -15,8 +15,8 @@ import torch
 
 from energon_lite.extras.inspect.preview.browser_bytes import browser_type, pixels_of, png_of, wav_of, webm_of
 from energon_lite.extras.inspect.preview.shown_sample import fields_of, follow, part_bytes, part_size
-from energon_lite.extras.media.av_decoder import AVDecoder
-from energon_lite.extras.media.content import HEAD_BYTES
+from energon_lite.storage.samples.content import HEAD_BYTES
+from energon_lite.storage.samples.part_decoder import MediaFile
 
 __all__ = ["SOUND_RATE", "Media", "is_film", "is_sound", "made_media", "sound_rate", "stored_media", "stream_of"]
 
@@ -60,7 +60,7 @@ def stored_media(part: Any) -> Media | None:
 
 def stream_of(value: Any) -> Any | None:
     """Return the file of an unread audio or video decoder; None for other values."""
-    return value.stream if isinstance(value, AVDecoder) else None
+    return value.stream if isinstance(value, MediaFile) else None
 
 
 def is_sound(name: str, value: Any) -> bool:

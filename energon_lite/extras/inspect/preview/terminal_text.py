@@ -1,4 +1,4 @@
-"""``energon-lite preview --text``: samples in the terminal, one after the other, or those of a step."""
+"""``energon-lite preview --text``: write samples to the terminal, one after the other, or those of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from energon_lite.cli.sample_text import sample_lines
-from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset
 from energon_lite.errors import ConfigError, EmptyDatasetError, counted
 from energon_lite.extras.inspect.preview.shown_sample import ShownSample
 from energon_lite.extras.inspect.preview.site import Site
@@ -25,7 +26,7 @@ __all__ = ["show_place", "show_samples"]
 
 
 def show_samples(path: str, split_parts: str, encoder: TaskEncoder | None, **asked: Any) -> None:
-    """Write the first samples of each data set; on a terminal, each waits for an answer, and images are drawn.
+    """Write the first samples of each data set; an interactive terminal asks after each, and images are drawn.
 
     Args:
         path: a folder, a JSONL file or a metadataset.
@@ -54,13 +55,13 @@ def show_samples(path: str, split_parts: str, encoder: TaskEncoder | None, **ask
 
 
 def show_place(site: Site, places: list[Place], samples: list[tuple[int, int]], images: bool | None) -> None:
-    """Write the samples of steps, or some by themselves, as the hooks make them."""
+    """Write the samples of steps, or single samples, after the hooks."""
     run = site.run
     for place in places:
-        for one in site.finder.make(place):
-            rank = "" if one.rank is None or run.options.ranks == 1 else f", rank {one.rank}"
-            click.echo(f"{str(place).capitalize()}{rank}: {counted(len(one.planned), 'sample')}")
-            for address in one.planned:
+        for micro_batch in site.finder.make(place):
+            rank = "" if micro_batch.rank is None or run.options.ranks == 1 else f", rank {micro_batch.rank}"
+            click.echo(f"{str(place).capitalize()}{rank}: {counted(len(micro_batch.planned), 'sample')}")
+            for address in micro_batch.planned:
                 _show(site, site.makers.sample(*address[:3]), images)
     for leaf, index in samples:
         _show(site, site.makers.sample(leaf, index, 0), images)
@@ -86,8 +87,9 @@ def _write(sample: Any, images: bool | None) -> None:
 
 
 def _specs(path: str, split_parts: str, dataset_config: str, split_config: str) -> Iterator[LeafSpec]:
-    """The data sets of the splits that there are."""
-    problem, found = None, False
+    """Yield the data sets of the existing splits."""
+    problem = None
+    any_split = False
     parts = [part.strip() for part in split_parts.split(",")][: 1 if is_jsonl(path) else None]  # a file has no splits
     for part in parts:
         try:
@@ -97,14 +99,14 @@ def _specs(path: str, split_parts: str, dataset_config: str, split_config: str) 
         except (ConfigError, EmptyDatasetError) as error:
             problem = error
             continue
-        found = True
+        any_split = True
         yield from specs
-    if not found and problem is not None:
+    if not any_split and problem is not None:
         raise problem
 
 
 def _samples(spec: LeafSpec, encoder: TaskEncoder, asked: dict[str, Any]) -> Iterator[Any]:
-    """How many samples there are; then number, key and sample of each."""
+    """Yield the number of samples first; then number, key and sample of each."""
     source = open_source(spec)
     yield len(source)
     leaf = open_whole(spec, encoder, asked["trust_code"], source)

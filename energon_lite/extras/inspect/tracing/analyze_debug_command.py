@@ -1,4 +1,4 @@
-"""``energon-lite analyze-debug``: a picture of traces, by the name and with the options that Energon has for it."""
+"""``energon-lite analyze-debug``: heat map of traces, with the name and options of Energon's command."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from energon_lite.extras.inspect.tracing.heat_map import HeatMap
 
 __all__ = ["command"]
 
-#: Lines of Energon's own debug files that have the keys of a batch.
+#: Types of the lines with batch keys in Energon's own debug files.
 _ENERGON = ("SavableDataLoader.yield", "BasicDataLoader.yield")
 _SIZE = click.IntRange(min=2)
 
-#: ``(rank, step, key)``
+#: One sample in one batch: ``(rank, step, key)``.
 Sighting = tuple[int, int, str]
 
 
 @click.command(name="analyze-debug", context_settings={"show_default": True})
 @click.argument("log_paths", nargs=-1, required=True, type=ExistingPath())
-@click.option("--heatmap-path", type=click.Path(dir_okay=False), default="heatmap.png", help="The picture.")
-@click.option("--heatmap-steps", type=_SIZE, default=1000, help="Its width; more steps share a column.")
-@click.option("--heatmap-samples", type=_SIZE, default=1000, help="Its height; more samples share a row.")
-@click.option("--heatmap-gain", type=float, default=10.0, help="Its brightness.")
-@click.option("--force-loading-order", is_flag=True, help="As in Energon; of no effect: samples are loaded as planned.")
-@click.option("--include-modality", default="train", help="As in Energon; traces are of one loader each, all are used.")
-@click.option("--skip", type=click.IntRange(min=0), default=0, help="Leave out so many steps at the beginning.")
-@click.option("--no-colors", is_flag=True, help="Do not tell ranks apart by colours.")
-@click.option("--json", "as_json", is_flag=True, help="Write what was found as JSON.")
+@click.option("--heatmap-path", type=click.Path(dir_okay=False), default="heatmap.png", help="File of the picture.")
+@click.option("--heatmap-steps", type=_SIZE, default=1000, help="Largest width; more steps share a column.")
+@click.option("--heatmap-samples", type=_SIZE, default=1000, help="Largest height; more samples share a row.")
+@click.option("--heatmap-gain", type=float, default=10.0, help="Factor of the brightness.")
+@click.option("--force-loading-order", is_flag=True, help="Ignored; accepted as in Energon.")
+@click.option("--include-modality", default="train", help="Ignored; accepted as in Energon. All traces are used.")
+@click.option("--skip", type=click.IntRange(min=0), default=0, help="Number of first steps to leave out.")
+@click.option("--no-colors", is_flag=True, help="Use one colour for all ranks.")
+@click.option("--json", "as_json", is_flag=True, help="Write the counts as JSON.")
 def command(log_paths: tuple[str, ...], heatmap_path: str, skip: int, as_json: bool, **asked: Any) -> None:
-    """Draw which sample was seen when: LOG_PATHS are traces of loaders, or folders of them (*.jsonl).
+    """Draw a picture of samples over time. LOG_PATHS are traces of loaders, or folders of them (*.jsonl).
 
-    Samples are numbered in the order in which they were first seen: an epoch is a diagonal, the next one is scattered
-    as far as the order is shuffled. Debug files that Energon wrote are understood as well. For tables of the same
-    traces, and for the times in them, see `energon-lite trace`.
+    Samples are numbered in the order of their first occurrence: the first epoch is a diagonal, later ones are scattered
+    by the shuffling. Debug files written by Energon are read as well. For tables and times of the same traces, see
+    `energon-lite trace`.
     """
     files = _files(log_paths)
     if not as_json:
         click.echo(f"Analyzing {len(files)} logs")
-    seen = sorted(_sightings(files), key=lambda one: one[1])
+    seen = sorted(_sightings(files), key=lambda sighting: sighting[1])
     first = min((step for _, step, _ in seen), default=0)
-    seen = [one for one in seen if one[1] - first >= skip]
+    seen = [sighting for sighting in seen if sighting[1] - first >= skip]
     if not seen:
         raise UsageError(f"there is no batch in {', '.join(log_paths)}", fix="trace some steps of a loop first")
     ranks = len({rank for rank, _, _ in seen})
@@ -59,8 +59,8 @@ def command(log_paths: tuple[str, ...], heatmap_path: str, skip: int, as_json: b
         picture.add(numbers.setdefault(key, len(numbers)), step - first, rank)
     last_sample, last_step = picture.save(heatmap_path, asked["heatmap_gain"])
     if as_json:
-        found = {"files": len(files), "ranks": ranks, "samples": len(numbers), "sightings": len(seen)}
-        click.echo(json.dumps({**found, "steps": last_step + 1, "heatmap": heatmap_path}, indent=2))
+        counts = {"files": len(files), "ranks": ranks, "samples": len(numbers), "sightings": len(seen)}
+        click.echo(json.dumps({**counts, "steps": last_step + 1, "heatmap": heatmap_path}, indent=2))
         return
     steps = last_step + 1
     click.echo(
@@ -74,17 +74,17 @@ def command(log_paths: tuple[str, ...], heatmap_path: str, skip: int, as_json: b
 
 
 def _files(paths: Sequence[str]) -> list[str]:
-    """The files that are meant; a folder stands for those in it."""
-    found: list[str] = []
+    """Files of the paths; a folder stands for the traces in it."""
+    files: list[str] = []
     for path in paths:
-        found += (
+        files += (
             sorted(glob.glob(os.path.join(glob.escape(path), "**/*.jsonl"), recursive=True))
             if os.path.isdir(path)
             else [path]
         )
-    if not found:
+    if not files:
         raise UsageError(f"there are no files *.jsonl in {', '.join(paths)}", fix="give the folder of the traces")
-    return found
+    return files
 
 
 def _sightings(files: Sequence[str]) -> Iterator[Sighting]:
@@ -92,7 +92,7 @@ def _sightings(files: Sequence[str]) -> Iterator[Sighting]:
         if not is_trace(path):
             yield from _of_energon(path)
             continue
-        # Steps of a pass begin at zero again, so they are counted: the picture is of time.
+        # Steps of each pass start at zero, so they are counted: the picture shows time.
         steps: dict[int, int] = {}
         for run in read_runs([path])[0]:
             for batch in run.batches:
@@ -102,7 +102,7 @@ def _sightings(files: Sequence[str]) -> Iterator[Sighting]:
 
 
 def _of_energon(path: str) -> Iterator[Sighting]:
-    """What Energon wrote into its debug files; nothing if it is another kind of file."""
+    """Yield the sightings in Energon's debug files; none for other files."""
     with open(path, encoding="utf-8", errors="replace") as file:
         for text in file:
             if not any(name in text for name in _ENERGON):
@@ -112,4 +112,4 @@ def _of_energon(path: str) -> Iterator[Sighting]:
                 if line["t"] in _ENERGON:
                     yield from ((int(line["r"]), int(line["global_idx"]), str(key)) for key in line.get("keys") or ())
             except (ValueError, KeyError, TypeError):
-                continue  # a line that was cut off
+                continue  # a truncated line

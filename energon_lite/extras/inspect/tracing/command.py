@@ -1,4 +1,4 @@
-"""``energon-lite trace``: what a loader wrote down about its batches, as tables, and as a picture of time."""
+"""``energon-lite trace``: show a loader's trace of its batches as tables, or export it as a timeline."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from energon_lite.errors import EnergonLiteError, UsageError, counted
 __all__ = ["Run", "chrome_events", "command", "is_trace", "read_runs", "sightings"]
 
 _STAGES = ("read", "decode", "hooks", "batch", "transfer")
-_FORMAT, _VERSION = "energon_lite.trace", 1
+_FORMAT = "energon_lite.trace"
+_VERSION = 1
 
 
 @dataclass
 class Run:
-    """One loader's part of a file.
+    """One loader's part of a trace file.
 
     Args:
-        rank: data-parallel.
-        clock: seconds to be added to the times, for the time of day.
+        rank: data-parallel rank.
+        clock: seconds to add to the times to get the time of day.
         datasets: name and path of each data set.
         batches: the lines; each has its ``samples`` with their seconds, and its ``sources``: number of the data set,
             and key.
@@ -48,11 +49,11 @@ class Run:
     type=click.Path(dir_okay=False),
     help="Write a Chrome trace (JSON), for chrome://tracing or ui.perfetto.dev.",
 )
-@click.option("--sample", "-s", "keys", multiple=True, help="Show when the sample with this key was seen.")
-@click.option("--slowest", type=click.IntRange(min=0), default=10, help="So many slow samples.")
+@click.option("--sample", "-s", "keys", multiple=True, help="Show when the sample with this key was used.")
+@click.option("--slowest", type=click.IntRange(min=0), default=10, help="Number of slow samples to list.")
 @click.option("--json", "as_json", is_flag=True, help="Write the tables as JSON.")
 def command(files: tuple[str, ...], output: str | None, keys: tuple[str, ...], slowest: int, as_json: bool) -> None:
-    """Show what loaders with trace="trace.jsonl" wrote into FILES, one for each rank.
+    """Show the traces FILES of loaders with trace="trace.jsonl", one file for each rank.
 
     \b
     read      bytes from storage
@@ -60,40 +61,43 @@ def command(files: tuple[str, ...], output: str | None, keys: tuple[str, ...], s
     hooks     encode_sample and the other hooks for samples and packs
     batch     batch and encode_batch
     transfer  from the worker to the trainer
-    other     the rest of the worker's time
+    other     the remaining time of the worker
 
     \b
     Example:
       energon-lite trace trace.jsonl -o trace.json
       energon-lite trace trace.rank*.jsonl --sample 000123
 
-    With --sample the exit code is 1 if a key was not seen, and no data set of the trace has it.
+    With --sample the exit code is 1 if a key was not used, and no data set of the trace has it.
     """
     runs, unread = read_runs(files)
     if unread:
         click.secho(f"{counted(unread, 'line')} left out: not to be read", fg="yellow", err=True)
     if not any(run.batches for run in runs):
         raise UsageError(f"there is no batch in {', '.join(files)}", fix="trace some steps of a loop first")
-    found = [sightings(runs, key) for key in keys]
+    sightings_of_keys = [sightings(runs, key) for key in keys]
     if as_json:
-        seen = {key: {"known": known, "seen": lines[1:]} for key, (known, lines) in zip(keys, found, strict=True)}
+        seen = {
+            key: {"known": known, "seen": lines[1:]}
+            for key, (known, lines) in zip(keys, sightings_of_keys, strict=True)
+        }
         click.echo(json.dumps({**_plain(runs, slowest), "keys": seen}, indent=2))
     else:
-        for line in chain(*(lines for _, lines in found)) if keys else _summary(runs, slowest):
+        for line in chain(*(lines for _, lines in sightings_of_keys)) if keys else _summary(runs, slowest):
             click.echo(line)
     if output is not None:
         with open(output, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": list(chrome_events(runs)), "displayTimeUnit": "ms"}, file)
         click.echo(f"\nThe trace is in {output}; open it at ui.perfetto.dev or chrome://tracing.", err=as_json)
-    if not all(known for known, _ in found):
+    if not all(known for known, _ in sightings_of_keys):
         sys.exit(1)
 
 
 def read_runs(files: Sequence[str]) -> tuple[list[Run], int]:
-    """The runs in files, and the number of lines that are cut off or damaged.
+    """Read the runs in files, and count the lines that are truncated or damaged.
 
     Raises:
-        UsageError: a file is not a trace, or of a later version.
+        UsageError: a file is not a trace, or has a later version.
     """
     runs: list[Run] = []
     unread = 0
@@ -118,7 +122,7 @@ def read_runs(files: Sequence[str]) -> tuple[list[Run], int]:
 
 
 def is_trace(path: str) -> bool:
-    """Whether a file begins as a loader's trace does."""
+    """True if a file starts like a loader's trace."""
     with open(path, encoding="utf-8", errors="replace") as file:
         return f'"format": "{_FORMAT}"' in file.readline()
 
@@ -134,7 +138,7 @@ def _run_of(line: dict[str, Any], path: str) -> Run:
 def _batch_of(line: dict[str, Any]) -> dict[str, Any]:
     batch: dict[str, Any] = {"pass": 0, "keys": [], "stages": {}, "samples": []} | line
     float(batch["asked"]), float(batch["delivered"]), int(batch["step"])
-    # A line that does not say them has the keys of the batch itself.
+    # A line without sources has the keys of the batch itself.
     sources = batch.get("sources", [(None, key) for key in batch["keys"]])
     batch["sources"] = [(leaf, key) for leaf, key in sources]
     return batch
@@ -147,7 +151,10 @@ def _summary(runs: Sequence[Run], slowest: int) -> Iterator[str]:
     batches = [batch for run in runs for batch in run.batches]
     waited = sum(batch["delivered"] - batch["asked"] for batch in batches)
     traced = [run.batches for run in runs if run.batches]
-    span = sum(max(one["delivered"] for one in run) - min(one["asked"] for one in run) for run in traced)
+    span = sum(
+        max(batch["delivered"] for batch in batches_of_run) - min(batch["asked"] for batch in batches_of_run)
+        for batches_of_run in traced
+    )
     samples = sum(len(batch["sources"]) for batch in batches)
     yield (
         f"{counted(len(batches), 'batch')}, {counted(samples, 'sample')}, {span:,.2f} s; "
@@ -158,7 +165,7 @@ def _summary(runs: Sequence[Run], slowest: int) -> Iterator[str]:
     every = (
         (seconds, key, run.rank, batch) for run in runs for batch in run.batches for key, seconds in batch["samples"]
     )
-    if timed := nlargest(slowest, every, key=lambda one: one[0]):
+    if timed := nlargest(slowest, every, key=lambda entry: entry[0]):
         yield ""
         rows = [
             [key, f"{1e3 * seconds:.2f}", str(rank), str(batch["pass"]), f"{batch['step']:,}"]
@@ -168,7 +175,7 @@ def _summary(runs: Sequence[Run], slowest: int) -> Iterator[str]:
 
 
 def _plain(runs: Sequence[Run], slowest: int) -> dict[str, Any]:
-    """The same as plain data: seconds in all by stage, and the slowest samples."""
+    """Summary as plain data: total seconds by stage, and the slowest samples."""
     batches = [batch for run in runs for batch in run.batches]
     stages: dict[str, float] = defaultdict(float)
     for batch in batches:
@@ -185,7 +192,7 @@ def _plain(runs: Sequence[Run], slowest: int) -> dict[str, Any]:
         "stages": dict(stages),
         "slowest": [
             {"key": key, "seconds": seconds, "rank": rank, "pass": batch["pass"], "step": batch["step"]}
-            for seconds, key, rank, batch in nlargest(slowest, every, key=lambda one: one[0])
+            for seconds, key, rank, batch in nlargest(slowest, every, key=lambda entry: entry[0])
         ],
     }
 
@@ -200,14 +207,14 @@ def _stage_rows(batches: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
             times["other"].append(max(0.0, batch["ended"] - batch["began"] - inside))
     made, whole = max(len(times["other"]), 1), max(sum(map(sum, times.values())), 1e-12)
     for stage in (*_STAGES, "other"):
-        if found := times[stage]:
-            total = sum(found)
-            row = f"{total:.3f} {100 * total / whole:.1f} {1e3 * total / made:.3f} {1e3 * max(found):.3f}"
+        if durations := times[stage]:
+            total = sum(durations)
+            row = f"{total:.3f} {100 * total / whole:.1f} {1e3 * total / made:.3f} {1e3 * max(durations):.3f}"
             yield [stage, *row.split()]
 
 
 def sightings(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
-    """When the samples with a key were seen, also inside of packs; and whether there is such a sample at all."""
+    """Describe the occurrences of samples with a key, also in packs; the flag is True if such a sample exists."""
     from datetime import datetime
 
     lines = []
@@ -217,7 +224,7 @@ def sightings(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
             for leaf in dict.fromkeys(leaf for leaf, name in sources if name == key):
                 when = run.clock + batch["delivered"]
                 words = [f"rank {run.rank}, pass {batch['pass']}, step {batch['step']:,}"]
-                if [name for _, name in sources] == batch["keys"]:  # else it stands in a pack, or wherever hooks put it
+                if [name for _, name in sources] == batch["keys"]:  # else the sample is in a pack, or moved by hooks
                     words.append(f"place {sources.index((leaf, key))}")
                 if len(run.datasets) > 1 and leaf is not None:
                     words.append(run.datasets[leaf][0])
@@ -231,7 +238,7 @@ def sightings(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
 
 
 def _unseen(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
-    """What is to be said of a sample that is in no batch: that it is still to come, or that there is none."""
+    """Describe a sample that is in no batch: it may come later, or may not exist."""
     from energon_lite.storage.read.webdataset import WebdatasetSource
 
     closed = []
@@ -251,17 +258,17 @@ def _unseen(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
     return False, [f"{key}: no data set of the trace has a sample with this key ({', '.join(paths)})"]
 
 
-# -- a picture of time ----------------------------------------------------------------------------------------------
+# -- timeline -------------------------------------------------------------------------------------------------------
 
 
 def chrome_events(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """Events in Chrome's trace format: a process for each rank, a line for the trainer and one for each worker.
+    """Yield events in Chrome's trace format: a process for each rank, a line for the trainer and one for each worker.
 
-    The stages of a batch mix sample by sample; they are drawn one behind the other, each with all of its time.
+    The stages of a batch alternate sample by sample; they are drawn one after the other, each with its total time.
     """
     base = min((run for run in runs if run.batches), key=lambda run: run.clock + _first(run))
     for number, run in enumerate(runs):
-        # Small numbers first: times of day have no microseconds left.
+        # Subtract before adding: floats of the time of day do not resolve microseconds.
         yield from _events_of(run, number, (run.clock - base.clock) - _first(base))
 
 

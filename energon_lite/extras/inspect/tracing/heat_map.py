@@ -1,4 +1,4 @@
-"""A picture of which sample was seen when: steps to the right, samples downwards, a colour for each rank."""
+"""Heat map of samples over steps: steps to the right, samples downwards, a colour for each rank."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["HeatMap"]
 
 
 class HeatMap:
-    """Counts of sightings in cells, which become coarser when there are more samples or steps than fit.
+    """Counts of sightings in cells, which become coarser if there are more samples or steps than cells.
 
     Args:
-        samples: rows at most.
-        steps: columns at most.
-        colours: how many ranks are told apart; 1: none are.
+        samples: largest number of rows.
+        steps: largest number of columns.
+        colours: number of ranks with different colours; 1: all ranks have the same.
 
     Example:
         >>> seen = HeatMap(samples=1000, steps=1000, colours=8)
@@ -32,11 +32,11 @@ class HeatMap:
         self._cells: NDArray[np.float64] = np.zeros((2 * -(-samples // 2), 2 * -(-steps // 2), 3))
         self._factors = [1, 1]
         self._last = [0, 0]
-        hues = (np.arange(colours) * 0.618034) % 1.0  # far from each other, however many there are
+        hues = (np.arange(colours) * 0.618034) % 1.0  # far apart, for any number of colours
         self._colours = np.array([colorsys.hsv_to_rgb(hue, 0.85, 1.0) for hue in hues] if colours > 1 else [[1, 1, 1]])
 
     def add(self, sample: int, step: int, rank: int) -> None:
-        """A rank saw a sample in a step."""
+        """Count one sighting of a sample, by a rank in a step."""
         for axis, place in enumerate((sample, step)):
             while place >= self._cells.shape[axis] * self._factors[axis]:
                 self._halve(axis)
@@ -47,7 +47,7 @@ class HeatMap:
     def _halve(self, axis: int) -> None:
         cells = np.moveaxis(self._cells, axis, 0)
         half = len(cells) // 2
-        # The sum of two is made before it is written over the first half, which both come from.
+        # The sums are complete before they are written over the first half, from which they are computed.
         cells[:half] = cells[::2] + cells[1::2]
         cells[half:] = 0
         self._factors[axis] *= 2
@@ -56,14 +56,14 @@ class HeatMap:
         """Write the picture.
 
         Args:
-            path: of the file; its ending says the format.
-            gain: of the brightness; 1: the fullest cell is as bright as can be.
+            path: path of the file; its ending determines the format.
+            gain: factor of the brightness; 1: the fullest cell has full brightness.
 
         Returns:
             The last sample and the last step.
 
         Raises:
-            UsageError: Pillow is missing, or does not know such a format.
+            UsageError: Pillow is missing, or does not support the format.
         """
         try:
             from PIL import Image

@@ -1,4 +1,4 @@
-"""``energon-lite tune``: how many workers, and which, a data set is loaded fastest with on this machine."""
+"""``energon-lite tune``: find the number and kind of workers with which a data set is loaded fastest on a machine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from energon_lite.loading.forks import usable_cores
 
 __all__ = ["command"]
 
-#: Settings that there is time for.
+#: Number of settings to try in the given time.
 _TRIES = 16
-#: Of the memory that is free, what a loader may have.
+#: Share of the free memory that a loader may use.
 _MEMORY = 0.8
-#: Looks that differ by more say that others work on this machine, or that looks are too short.
+#: Relative difference of measurements above which the machine is busy, or measurements are too short.
 _QUIET = 0.15
-#: Workers for each core: of hooks that wait for something more of them than cores may pay.
+#: Workers for each core: if hooks wait for something, more workers than cores may pay.
 _PER_CORE = 4
 
 
@@ -34,33 +34,34 @@ _PER_CORE = 4
 @click.argument("path", type=click.Path())
 @click.option("--task-encoder", default="", metavar="MODULE:CLASS", help="Your hooks.  [default: none]")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Samples in a batch.  [default: 8, without --batching]")
-@click.option("--packing-buffer-size", type=click.IntRange(min=1), help="As of get_train_dataset.")
-@click.option("--batching", help="By tokens: a YAML file, or a strategy such as best_fit:capacity=8192.")
-@click.option("--shuffle-buffer-size", type=click.IntRange(min=1), help="As of get_train_dataset.")
-@click.option("--max-samples-per-sequence", type=click.IntRange(min=1), help="As of get_train_dataset.")
+@click.option("--packing-buffer-size", type=click.IntRange(min=1), help="As in get_train_dataset.")
+@click.option("--batching", help="Batches by tokens: a YAML file, or a strategy such as best_fit:capacity=8192.")
+@click.option("--shuffle-buffer-size", type=click.IntRange(min=1), help="As in get_train_dataset.")
+@click.option("--max-samples-per-sequence", type=click.IntRange(min=1), help="As in get_train_dataset.")
 @click.option("--trust-code", is_flag=True, help="Allow the files to name Python code that is run.")
 @click.option(
     "--step-seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Seconds that your training takes for a batch: the fewest workers that keep up are looked for.",
+    help="Seconds of your training for a batch, to find the fewest workers that keep up.",
 )
-@click.option("--seconds", type=click.FloatRange(min=1), default=60.0, show_default=True, help="For all of it.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Total time to measure.")
 @click.option(
-    "--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="On this machine; they share it."
+    "--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks that share this machine."
 )
 @click.option(
-    "--most-workers", type=click.IntRange(min=1), help="Tried for a rank.  [default: 4 for each of its cores]"
+    "--most-workers", type=click.IntRange(min=1), help="Most workers of a rank.  [default: 4 for each of its cores]"
 )
-@click.option("--memory-limit", help="Of a rank with its workers, such as 6G.  [default: 80 % of what is free]")
+@click.option("--memory-limit", help="Memory of a rank with its workers, such as 6G.  [default: 80 % of what is free]")
 @click.option("--threads/--no-threads", default=True, help="Try threads, too.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write the curve as a picture: .png, .pdf or .svg.")
 @click.option("--json", "as_json", is_flag=True, help="Write what was measured as JSON.")
 def command(path: str, as_json: bool, **asked: Any) -> None:
     """Measure how fast the data set or blend PATH is loaded on this machine, and propose workers for it.
 
-    It is loaded with more and more workers, as processes and as threads, with more or fewer batches ahead, for a few
-    seconds each, and a minute in all; no trainer runs meanwhile, so stop what else runs on the machine. What takes more
-    memory than it may is not proposed. Of settings that are about as fast, the one with the fewest workers is.
+    It is loaded with increasing numbers of workers, as processes and as threads, with more or fewer batches ahead, for
+    a few seconds each, and a minute in total. No trainer runs meanwhile, so stop other programs on the machine.
+    Settings above the memory limit are not proposed. Of settings that are about equally fast, the one with the fewest
+    workers is proposed.
 
     \b
     Examples:
@@ -92,18 +93,18 @@ def command(path: str, as_json: bool, **asked: Any) -> None:
             click.echo("  " + _line(speed))
 
     with Trials(what, limit) as trials:
-        found = tune(trials, bounds, tell=tell)
+        tuning = tune(trials, bounds, tell=tell)
     if asked["plot"] is not None:
         from energon_lite.extras.inspect.tuning.curve import draw_curve
 
-        draw_curve(asked["plot"], found, memory=limit, title=f"{path}: {counted(cores, 'core')}")
-    click.echo(json.dumps(_plain(found), indent=1) if as_json else _report(found, bounds))
+        draw_curve(asked["plot"], tuning, memory=limit, title=f"{path}: {counted(cores, 'core')}")
+    click.echo(json.dumps(_plain(tuning), indent=1) if as_json else _report(tuning, bounds))
 
 
 def _report(found: Tuning, bounds: Bounds) -> str:
     best, alone = found.best, found.speeds[0]
     assert best is not None
-    rows = [[str(one.setting), f"{one.samples:,.1f}", _memory(one), one.error] for one in found.all()]
+    rows = [[str(speed.setting), f"{speed.samples:,.1f}", _memory(speed), speed.error] for speed in found.all()]
     rows += [[str(setting), "", "", why] for setting, why in found.left_out.items()]
     text = ["", *aligned([["", "samples/s", "memory", ""], *rows]), ""]
     setting = best.setting
@@ -128,7 +129,7 @@ def _report(found: Tuning, bounds: Bounds) -> str:
 def _plain(found: Tuning) -> dict[str, Any]:
     return {
         "best": None if found.best is None else asdict(found.best),
-        "measured": [asdict(one) for one in found.speeds],
+        "measured": [asdict(speed) for speed in found.speeds],
         "left_out": [{"setting": asdict(setting), "why": why} for setting, why in found.left_out.items()],
     }
 
@@ -144,10 +145,10 @@ def _memory(speed: Speed) -> str:
 
 
 def _memory_limit(text: str | None, ranks: int) -> int | None:
-    """Bytes that a rank may have.
+    """Memory of a rank, in bytes; None: unknown.
 
     Raises:
-        UsageError: the text is no amount of memory.
+        UsageError: the text is no amount of memory, or no memory is free.
     """
     if text is not None:
         return parse_bytes(text)

@@ -1,4 +1,4 @@
-"""The tries of ``energon-lite tune``: in a process of its own, which may be ended when it takes too much."""
+"""Trials of ``energon-lite tune``, in a separate process that can be killed when it exceeds a limit."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from energon_lite.extras.inspect.tuning.setting import Setting, Speed
 
 __all__ = ["Trials", "What"]
 
-#: Seconds between two looks at the memory of a try.
+#: Seconds between two measurements of a trial's memory.
 _LOOK = 0.25
-#: Seconds that a try may take beyond those that it measures: to import, to open, to start workers, to fill queues.
+#: Time limit in seconds in addition to the measured time: to import, to open, to start workers, to fill queues.
 _PATIENCE = 120.0
-#: Of what a process that ended has said, so many characters are shown.
+#: Number of characters that are shown of the output of a process that ended.
 _SAID = 3000
 _FIX = "load it yourself, without workers, first"
 
 
 class _Ended(NamedTuple):
-    """Why there is no answer, and what memory was in use."""
+    """Reason for a missing answer, and the memory that was in use, in bytes."""
 
     error: str
     memory: int = 0
@@ -40,14 +40,14 @@ class _Ended(NamedTuple):
 
 @dataclass(frozen=True)
 class What:
-    """What is loaded.
+    """Data set and arguments of its loader.
 
     Args:
-        path: of the data set or blend.
-        task_encoder: ``module:Class``; "": the default one.
-        options: for ``get_train_dataset``.
+        path: path of the data set or blend.
+        task_encoder: ``module:Class``; empty: the default one.
+        options: further arguments of ``get_train_dataset``.
         trust_code: allow the files to name code that is run.
-        seconds: that each setting is measured for.
+        seconds: time for which each setting is measured.
     """
 
     path: str
@@ -58,11 +58,11 @@ class What:
 
 
 class Trials:
-    """Tries settings, one after the other, in one process as long as that lives.
+    """Runner of trials, one after the other, in one process that is restarted when necessary.
 
     Args:
-        what: is loaded.
-        memory: bytes after which a try is ended; None: any.
+        what: the data set.
+        memory: bytes above which a trial is ended; None: no limit.
 
     Example:
         >>> with Trials(what, memory=4 << 30) as trials:
@@ -71,28 +71,29 @@ class Trials:
     """
 
     def __init__(self, what: What, memory: int | None):
-        self._what, self._memory = what, memory
+        self._what = what
+        self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
 
     def __call__(self, setting: Setting) -> Speed:
-        """How fast the loader is with a setting, or why it cannot be run.
+        """Measure the speed of the loader with a setting, or find the reason why it cannot run.
 
         Raises:
             UsageError: the data set cannot be loaded at all.
         """
         process = self._running()
         assert process.stdin is not None
-        with suppress(BrokenPipeError):  # what it said last tells why
+        with suppress(BrokenPipeError):  # the reason is in its last output
             process.stdin.write(json.dumps(asdict(setting)).encode() + b"\n")
             process.stdin.flush()
-        found = self._answer(process)
-        if isinstance(found, dict):
-            return Speed(**{**found, "setting": setting})
-        return Speed(setting, 0.0, memory=found.memory, error=found.error)
+        answer = self._answer(process)
+        if isinstance(answer, dict):
+            return Speed(**{**answer, "setting": setting})
+        return Speed(setting, 0.0, memory=answer.memory, error=answer.error)
 
     def _answer(self, process: subprocess.Popen[bytes]) -> dict[str, Any] | _Ended:
-        """What the process answers next, or why it does not any more.
+        """Wait for the next answer of the process, or for its end.
 
         Raises:
             UsageError: the data set cannot be loaded at all.
@@ -108,17 +109,17 @@ class Trials:
         line = self._results.readline()
         if not line:
             return self._ended(process)
-        found: dict[str, Any] = json.loads(line)
-        if "failed" in found:
-            raise UsageError(found["failed"], where=self._what.path, fix=_FIX)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        if "failed" in answer:
+            raise UsageError(answer["failed"], where=self._what.path, fix=_FIX)
+        return answer
 
     def close(self) -> None:
-        """End the process, with its workers."""
+        """End the process and its workers."""
         process, self._process = self._process, None
         if process is None:
             return
-        process.kill()  # the kernel ends its workers with it
+        process.kill()  # the kernel ends the workers, too
         process.wait()
         assert process.stdin is not None
         process.stdin.close()
@@ -149,17 +150,17 @@ class Trials:
             )
             os.close(theirs)
             self._results = open(ours, encoding="utf-8")  # noqa: SIM115
-            self._answer(self._process)  # it has imported everything: that is none of the time of a try
+            self._answer(self._process)  # imports are finished, so that they do not count for the first trial
         if self._process is None:
             raise UsageError("the loader could not be started", where=self._what.path, fix=_FIX)
         return self._process
 
     def _too_much(self, process: int) -> int:
-        """The bytes that a process has with its workers, if they are too many."""
+        """Memory of a process with its workers, in bytes, if it is above the limit; else 0."""
         if self._memory is None or memory_of(process, quickly=True) <= self._memory:
             return 0
-        found = memory_of(process)
-        return found if found > self._memory else 0
+        used = memory_of(process)
+        return used if used > self._memory else 0
 
     def _ended(self, process: subprocess.Popen[bytes]) -> _Ended:
         code = process.wait()
@@ -195,7 +196,7 @@ def _measuring(what: What) -> Any:
 
     def make(workers: int) -> Any:
         config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-        # Hooks may keep something: each loader gets an encoder of its own.
+        # Hooks may have state: each loader gets an encoder of its own.
         encoder = make_task_encoder(what.task_encoder) if what.task_encoder else None
         reading = Reading(trust_code=what.trust_code or None)
         return get_train_dataset(what.path, task_encoder=encoder, worker_config=config, reading=reading, **what.options)

@@ -1,4 +1,4 @@
-"""``energon-lite doctor``: can training run here?"""
+"""``energon-lite doctor``: check if training can run on this machine."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["command"]
 
 
 @click.command(name="doctor", context_settings={"show_default": True})
-@click.option("--path", default=".", help="Where checkpoints will be written.")
+@click.option("--path", default=".", help="Folder for checkpoints, which is checked.")
 @click.option(
-    "--megabytes", type=click.IntRange(1, 4000), default=64, help="Size of the sum that links are timed with."
+    "--megabytes", type=click.IntRange(1, 4000), default=64, help="Size of the all-reduce by which links are timed."
 )
 @click.option("--timeout", type=click.FloatRange(min=1), default=60.0, help="Seconds to wait for other ranks.")
 @click.option("--json", "as_json", is_flag=True, help="Write the findings of each rank as JSON.")
 def command(path: str, megabytes: int, timeout: float, as_json: bool) -> None:
     """Examine this machine, and under torchrun all ranks and their links.
 
-    Says what is wrong and what to do about it; the exit code is 1 if something is wrong.
+    It reports problems and their fixes; the exit code is 1 if there is a problem.
 
     \b
     energon-lite doctor

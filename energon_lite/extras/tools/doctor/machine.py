@@ -32,7 +32,12 @@ OPTIONAL = {
 #: Environment variables that torchrun sets.
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 #: Variables of other launchers with the number of processes.
-_OTHERS = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE"}
+_OTHERS = {
+    "srun": "SLURM_STEP_NUM_TASKS",
+    "mpirun": "OMPI_COMM_WORLD_SIZE",
+    "mpiexec": "PMI_SIZE",
+    "mpirun_rsh": "MV2_COMM_WORLD_SIZE",
+}
 
 Level = Literal["ok", "warning", "wrong"]
 
