@@ -24,19 +24,6 @@ from energon_lite.trainer.tokenizing.records import Block, read_block
 from energon_lite.trainer.tokenizing.tasks import Example, Task, examples_of
 from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
 
-__all__ = [
-    "MASK_PART",
-    "TOKENS_PART",
-    "ArrayTar",
-    "ShardCounts",
-    "Tokenized",
-    "npy",
-    "shard_name",
-    "total",
-    "write_shard",
-]
-
-
 #: Bytes of the size and of the checksum in a tar header.
 _SIZE = slice(124, 136)
 _CHECKSUM = slice(148, 156)
