@@ -144,9 +144,7 @@ def _prepare_url(url: str, asked: _Asked) -> None:
     for name in asked["steps"]:
         what = f"{prepare_steps()[name].options} works on local folders"
         raise UsageError(what, where=url, fix="leave it out; or use a local copy")
-    options = {"--length-field": "length_field", "--column": "columns", "--images": "images", "--patches": "patches"}
-    options["--checksums"] = "checksums"
-    if wanted := [option for option, name in options.items() if asked[name]]:
+    if wanted := ["--length-field"] * bool(asked["length_field"]) + part_words(asked):
         raise UsageError(
             f"{wanted[0]} works on local folders",
             where=url,
@@ -365,8 +363,7 @@ def _store_lengths(root: str, asked: _Asked) -> None:
             root,
             length,
             columns=parts.columns,
-            images=parts.images,
-            patches=parts.patches,
+            others=parts.others,
             command=again,
             workers=asked["num_workers"],
             progress=show,

@@ -51,7 +51,7 @@ WORK_FOLDER = ".tokenize"
 SETTINGS_FILE = "settings.json"
 #: File with the settings and the counts of a finished data set.
 DONE_FILE = "tokenize.json"
-#: Columns of the tokens of each sample, and of those that the loss counts.
+#: Columns of the tokens of each sample, and of those that the loss counts, by the names that batches and costs use.
 LENGTH = "length"
 LOSS_TOKENS = "loss_tokens"
 #: Version of the format of shards.
