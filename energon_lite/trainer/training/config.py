@@ -41,14 +41,14 @@ class MeshConfig:
     share_images: bool = False
 
 
-def require_extra(name: str, setting: str) -> None:
-    """Refuse a setting that needs an extra, a folder of ``energon_lite/extras``, which is not installed.
+def extra(name: str, setting: str) -> Any:
+    """Import an extra, a folder of ``energon_lite/extras``, for a setting that needs it.
 
     Raises:
         UsageError: the extra is missing.
     """
     try:
-        import_module(f"energon_lite.extras.{name}")
+        return import_module(f"energon_lite.extras.{name}")
     except ModuleNotFoundError:
         fix = f"install energon_lite with energon_lite/extras/{name}"
         raise UsageError(f"{setting} needs the extra {name}", fix=fix) from None

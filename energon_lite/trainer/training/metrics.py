@@ -12,11 +12,11 @@ from typing import Any
 from tqdm import tqdm
 
 from energon_lite.batching import digest_text
-from energon_lite.errors import listed
+from energon_lite.errors import UsageError, listed
 from energon_lite.loading import MetricsSink as MetricsSink
 from energon_lite.trainer.data.loaders import StepData
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.config import TrainerConfig, require_extra
+from energon_lite.trainer.training.config import TrainerConfig, extra
 from energon_lite.trainer.training.config_file import config_to_dict
 from energon_lite.trainer.training.step import LaunchedStep
 from energon_lite.trainer.training.throughput import memory_in_use, peak_flops, training_flops
@@ -117,20 +117,16 @@ def make_sinks(config: TrainerConfig, after: int, more: Iterable[SinkMaker] = ()
         _set_aside(output)
     sinks: list[MetricsSink] = [Progress(train.steps, done=after, every=train.log_every)]
     try:
-        from energon_lite.extras import inspect
-    except ImportError:
-        logger.warning("metrics.jsonl is not written: energon_lite is installed without energon_lite/extras/inspect")
-    else:
-        sinks.append(inspect.MetricsFile(output / "metrics.jsonl", after=after))
+        sinks.append(extra("inspect", "metrics.jsonl").MetricsFile(output / "metrics.jsonl", after=after))
+    except UsageError as error:
+        logger.warning("metrics.jsonl is not written: %s", error)
     if train.tensorboard:
-        require_extra("inspect", "train.tensorboard")
-        sinks.append(inspect.TensorBoardFolder(output / "tensorboard", after=after))
+        folder = output / "tensorboard"
+        sinks.append(extra("inspect", "train.tensorboard").TensorBoardFolder(folder, after=after))
     if train.wandb is not None:
-        require_extra("inspect", "train.wandb")
-        sinks.append(inspect.WandbRun(output, train.wandb, config_to_dict(config)))
+        sinks.append(extra("inspect", "train.wandb").WandbRun(output, train.wandb, config_to_dict(config)))
     if train.prometheus_port is not None:
-        require_extra("inspect", "train.prometheus_port")
-        sinks.append(inspect.PrometheusEndpoint(train.prometheus_port))
+        sinks.append(extra("inspect", "train.prometheus_port").PrometheusEndpoint(train.prometheus_port))
     return [*sinks, *(make(after) for make in more)]
 
 

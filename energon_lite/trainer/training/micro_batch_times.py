@@ -17,7 +17,7 @@ from energon_lite.errors import UsageError
 from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.config import require_extra
+from energon_lite.trainer.training.config import extra
 from energon_lite.trainer.training.pipeline_schedule import Action
 from energon_lite.trainer.training.throughput import encoder_shape, language_shape
 
@@ -59,7 +59,6 @@ class MicroBatchTimes:
         self.mesh = mesh
         self._first = True
         if every:
-            require_extra("balance", "train.measure_costs")
             self._costs = cost_model_of(model)
 
     def recorder(self, step: int) -> PassTimes | None:
@@ -121,15 +120,14 @@ class MicroBatchTimes:
         path = self.path.with_name(COSTS_FILE.format(step=step))
         if not (self.every and self.mesh.is_main and self.path.exists()) or path.exists():
             return
-        from energon_lite.extras.balance import fit_costs, read_micro_batches, write_cost_model
-
+        balance = extra("balance", "train.measure_costs")
         try:
-            fit = fit_costs(*read_micro_batches(self.path))
+            fit = balance.fit_costs(*balance.read_micro_batches(self.path))
         except UsageError as error:
             logger.info("no costs are fitted: %s", error)
             return
         about = {"place": self._place(), "model": asdict(self.model)}
-        write_cost_model(path, fit, json.loads(json.dumps(about, default=str)))
+        balance.write_cost_model(path, fit, json.loads(json.dumps(about, default=str)))
         logger.info("costs in %s: %s", path, fit)
 
 
@@ -177,7 +175,6 @@ def micro_batch_numbers(batch: MultimodalBatch, config: ModelConfig) -> dict[str
 
 def cost_model_of(config: ModelConfig) -> CostModel:
     """Return the cost model that follows from a model's shape."""
-    from energon_lite.extras.balance import CostModel
-
     encoder = encoder_shape(config) if config.image_size else None
-    return CostModel.of_shape(language_shape(config), encoder)
+    kind: type[CostModel] = extra("balance", "train.measure_costs").CostModel
+    return kind.of_shape(language_shape(config), encoder)
