@@ -18,7 +18,7 @@ from energon_lite.loading.iterators.state import Numbers, State, damaged, make_s
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.pipeline import Pipeline
-from energon_lite.order.rebase import Rebase
+from energon_lite.order.orders import Rebase
 from energon_lite.order.stages import WeightStage
 from energon_lite.worker_config import WorkerConfig
 

@@ -12,8 +12,7 @@ from energon_lite.loading.iterators.dataset import Moved, SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.states.merge import merged
-from energon_lite.order.orders import BlendOrder, EpochBlendOrder
-from energon_lite.order.rebase import Rebase
+from energon_lite.order.orders import BlendOrder, EpochBlendOrder, Rebase
 
 __all__ = ["RebaseReport", "RebasedLeaf", "rebase_state"]
 

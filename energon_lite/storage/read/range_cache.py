@@ -26,7 +26,7 @@ from typing import Any
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.storage.files.atomic_file import replacing
 from energon_lite.storage.files.file_lock import only_one
-from energon_lite.storage.files.file_mapping import map_file
+from energon_lite.storage.files.open_file import map_file
 from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.storage.files.remote_files import is_remote, reads_in_loop
 from energon_lite.storage.files.shard_store import ShardRange, ShardStore, explained, shared_store

@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import Any
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError, ShardFormatError
+from energon_lite.storage.files.byte_ranges import RangeFile
 from energon_lite.storage.files.open_file import open_file
-from energon_lite.storage.files.range_file import RangeFile
 from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.files.shortage import patiently
-from energon_lite.storage.tar.member_columns import Int64
+from energon_lite.storage.tar.members import Int64
 from energon_lite.storage.tar.sample_columns import SampleColumns
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from energon_lite.cli.checkpoint import found_states
-from energon_lite.cli.dataset_of_state import dataset_of_state
+from energon_lite.cli.checkpoint import dataset_of_state, found_states
 from energon_lite.errors import StateError, UsageError
 from energon_lite.extras.inspect.auditing.plan_check import PlannedSteps
 from energon_lite.extras.inspect.auditing.recorded_steps import RecordedStep, read_metrics, read_traces
@@ -31,7 +30,7 @@ class AuditedRun:
         paths: the output folder of a trainer, its metrics.jsonl, traces of loaders, or states of them.
         data: path of its data set, if no trainer's checkpoint has it.
         states: states of its loader, instead of a trainer's newest checkpoint.
-        options: of :func:`~energon_lite.cli.dataset_of_state.dataset_of_state`.
+        options: of :func:`~energon_lite.cli.checkpoint.dataset_of_state`.
     """
 
     paths: tuple[str, ...]

@@ -11,10 +11,10 @@ import numpy as np
 
 from energon_lite.batching.plan import Place
 from energon_lite.errors import UsageError
+from energon_lite.extras.inspect.auditing.occurrences import Occurrences
 from energon_lite.extras.inspect.auditing.run_place import RunPlace, run_place
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.state import State
-from energon_lite.order.occurrences import Occurrences
 from energon_lite.order.permutation import MAX_LENGTH
 from energon_lite.storage.index.key_index import KeyIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource

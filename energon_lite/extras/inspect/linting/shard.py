@@ -17,7 +17,7 @@ from energon_lite.errors import DatasetError, ShardFormatError, counted, listed
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.index.nv_meta import shard_index_path
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.tar.member_columns import Member, MemberColumns
+from energon_lite.storage.tar.members import Member, MemberColumns
 from energon_lite.storage.tar.sample_columns import SampleColumns
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders, is_header
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard, unchanged_file

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from energon_lite.cli.sample_text import sample_lines
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.errors import ConfigError, EmptyDatasetError, counted
+from energon_lite.extras.inspect.preview.sample_text import sample_lines
 from energon_lite.extras.inspect.preview.shown_sample import ShownSample
 from energon_lite.extras.inspect.preview.site import Site
 from energon_lite.extras.inspect.preview.steps import Place
