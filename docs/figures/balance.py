@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from energon_lite import BestFit, Capacity
 from energon_lite.batching.steps import even_step, rank_slot
+from energon_lite.batching.transformer_shape import TransformerShape
 from energon_lite.extras.balance.cost_model import CostModel
 from energon_lite.extras.balance.even_costs import even_costs
-from energon_lite.extras.balance.transformer_shape import TransformerShape
 
 RANKS, TURNS, CAPACITY = 16, 4, 8192
 LANGUAGE = TransformerShape(4096, 32, 32, 14336, kv_heads=8, vocab_size=128_256)

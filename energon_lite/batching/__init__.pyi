@@ -33,3 +33,4 @@ from .sequences import next_token_pairs as next_token_pairs
 from .sorted_window import SortedWindow as SortedWindow
 from .strategy import register_strategy as register_strategy
 from .strategy import strategy_from_dict as strategy_from_dict
+from .transformer_shape import TransformerShape as TransformerShape

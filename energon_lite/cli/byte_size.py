@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 
+import click
+
 from energon_lite.errors import UsageError
 
-__all__ = ["byte_size", "parse_bytes"]
+__all__ = ["byte_size", "bytes_of", "parse_bytes"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
+#: Units of amounts of memory, and of sizes of files.
 _MULTIPLES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def byte_size(count: float) -> str:
@@ -24,6 +28,23 @@ def byte_size(count: float) -> str:
             break
         count /= 1000
     return f"{count:.4g} {unit}"
+
+
+def bytes_of(text: str) -> int:
+    """Parse the size of a file, ``5GB`` or ``500MiB``, to bytes.
+
+    Raises:
+        click.BadParameter: the text is no size.
+
+    Example:
+        >>> bytes_of("5GB")
+        5000000000
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    size = round(float(match[1]) * _FACTORS[match[2].upper()]) if match and match[2].upper() in _FACTORS else 0
+    if size < 1:
+        raise click.BadParameter(f"{text!r} is no size; write for example 5GB or 500MiB")
+    return size
 
 
 def parse_bytes(text: str) -> int:

@@ -16,11 +16,10 @@ from typing import Any, TypeVar
 
 import click
 
-from energon_lite.cli.job_options import job_options, json_object
+from energon_lite.cli.jobs import job_options, json_object, progress, show_share
 from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.next_step import show_next_step
 from energon_lite.cli.part_options import asked_parts, part_options, part_words
-from energon_lite.cli.progress import progress, show_share
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix

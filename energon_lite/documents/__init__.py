@@ -14,7 +14,20 @@ column and path, the expected and the actual value, and the nearest valid key.
 """
 
 from energon_lite.documents.node import Node, from_plain
-from energon_lite.documents.typed import keys_of, located, read, read_keys
+from energon_lite.documents.paths import local_path, missing_file_fix
+from energon_lite.documents.typed import Key, keys_of, located, read, read_keys
 from energon_lite.documents.yaml_reader import load_yaml, parse_yaml
 
-__all__ = ["Node", "from_plain", "keys_of", "load_yaml", "located", "parse_yaml", "read", "read_keys"]
+__all__ = [
+    "Key",
+    "Node",
+    "from_plain",
+    "keys_of",
+    "load_yaml",
+    "local_path",
+    "located",
+    "missing_file_fix",
+    "parse_yaml",
+    "read",
+    "read_keys",
+]

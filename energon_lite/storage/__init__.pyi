@@ -1,5 +1,11 @@
+from .files.atomic_file import replacing as replacing
+from .index.columns import write_column as write_column
+from .index.nv_meta import is_prepared as is_prepared
+from .index.nv_meta import read_info as read_info
 from .index.sample_filter import build_filter_index as build_filter_index
 from .index.sample_filter import build_filter_index_from_shard_indexes as build_filter_index_from_shard_indexes
+from .index.splits import parse_ratio as parse_ratio
+from .prepare.prepare import prepare_dataset as prepare_dataset
 from .read.range_cache import ReadAhead as ReadAhead
 from .read.range_stream import RangeStream as RangeStream
 from .read.range_stream import open_stream as open_stream
@@ -7,3 +13,6 @@ from .read.source import Source as Source
 from .read.source import register_source as register_source
 from .samples.decoding import SampleDecoder as SampleDecoder
 from .samples.part_decoder import PartDecoder as PartDecoder
+from .sharded_job.job import ShardedJob as ShardedJob
+from .sharded_job.ranks import Ranks as Ranks
+from .sharded_job.work import Work as Work

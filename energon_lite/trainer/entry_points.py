@@ -15,11 +15,6 @@ COMMANDS = {
         "Convert weights from and to Hugging Face, or into one file.",
         _GROUP,
     ),
-    "doctor": Command(
-        "energon_lite.trainer.commands.doctor:command",
-        "Examine this machine, and the ranks of a launch: what is wrong, and what to do.",
-        _GROUP,
-    ),
     "layout": Command(
         "energon_lite.trainer.commands.layout:command",
         "Show which ranks of a training run form which groups, and which layers they have.",

@@ -131,8 +131,8 @@ def _rank(rank: int, world: int, room: Path, log: Path, config: Path, settings: 
 def _train(rank: int, world: int, room: Path, config: Path, settings: Sequence[str], steps: int) -> None:
     import torch.distributed as dist
 
+    from energon_lite.extras.inspect import MetricsFile
     from energon_lite.trainer import Trainer, load_config
-    from energon_lite.trainer.training.metrics import MetricsFile
 
     store = dist.FileStore(str(room / "meeting"), world)
     limit = timedelta(seconds=PATIENCE / 2)

@@ -6,9 +6,9 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon_lite.batching.transformer_shape import TransformerShape
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance.cost_model import CostModel, Quadratic
-from energon_lite.extras.balance.transformer_shape import TransformerShape
 
 SHAPE = TransformerShape(hidden_size=4, num_layers=2, num_heads=2, ffn_size=8, vocab_size=10)
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import TopologyError, UsageError
 from energon_lite.extras.balance.encoder_plan import EncoderPlan
-from energon_lite.extras.balance.micro_batch_order import pipeline_order
 
 
 def travelled(plan: EncoderPlan, images: np.ndarray) -> list[list[int]]:
@@ -60,16 +59,6 @@ def test_images_of_one_rank_are_for_all() -> None:
 def test_owners_that_are_no_ranks() -> None:
     with pytest.raises(TopologyError, match="images of ranks 0 to 2, of 2"):
         EncoderPlan.of(np.array([0, 2]), np.array([1, 1]), 2)
-
-
-@given(st.lists(st.integers(0, 9)))
-def test_a_pipeline_begins_and_ends_with_what_is_short(times: list[int]) -> None:
-    order = pipeline_order(times)
-    assert sorted(order) == list(range(len(times)))
-    ordered = [times[number] for number in order]
-    peak = ordered.index(max(ordered)) if ordered else 0
-    assert ordered[: peak + 1] == sorted(ordered[: peak + 1])
-    assert ordered[peak:] == sorted(ordered[peak:], reverse=True)
 
 
 @pytest.mark.parametrize("costs", [[3], [3, 4, 5], [3, -1], [0.5, 2.5], [[3], [4]]])

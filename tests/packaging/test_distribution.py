@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import energon_lite
-from energon_lite.trainer.doctor.machine import OPTIONAL
+from energon_lite.extras.tools.doctor.machine import OPTIONAL
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -19,7 +19,7 @@ from energon_lite import (
     get_val_datasets,
 )
 from energon_lite.cli.main import main
-from energon_lite.trainer.tokenizing.metadata import read_metadata
+from energon_lite.trainer.commands.tokenize import read_metadata
 
 CRUDE = "CrudeWebdataset"
 ALONE = WorkerConfig(rank=0, world_size=1)

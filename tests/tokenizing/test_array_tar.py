@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.trainer.tokenizing.array_tar import ArrayTar, npy
+from energon_lite.trainer.tokenizing.shards import ArrayTar, npy
 
 names = st.text("abc-_.0123456789", min_size=1, max_size=100)
 arrays = st.builds(

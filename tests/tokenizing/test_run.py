@@ -26,8 +26,8 @@ from energon_lite.cli.main import main
 from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.trainer.commands.tokenize import read_metadata
 from energon_lite.trainer.tokenizing import run
-from energon_lite.trainer.tokenizing.metadata import read_metadata
 from energon_lite.trainer.tokenizing.run import Input, tokenize_files
 from energon_lite.trainer.tokenizing.tasks import Task
 

@@ -24,8 +24,8 @@ import torch
 
 from energon_lite.trainer.conversion.huggingface_folder import divide, index_json
 from energon_lite.trainer.conversion.language_config import huggingface_config
-from energon_lite.trainer.conversion.language_tensors import huggingface_name, language_shapes
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter, TensorType
+from energon_lite.trainer.conversion.tensor_names import huggingface_name, language_shapes
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.shards import Box
 
@@ -34,7 +34,7 @@ _CHILD = """
 import re, sys, torch
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from energon_lite.trainer.conversion.to_native import huggingface_to_native
-from energon_lite.trainer.conversion.to_file import native_to_file
+from energon_lite.trainer.conversion.weight_files import native_to_file
 
 def peak():
     with open("/proc/self/status") as status:

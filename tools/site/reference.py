@@ -107,6 +107,12 @@ PAGES = (
         ("energon_lite.extras.tools",),
     ),
     Page(
+        "cli",
+        "Commands of your own",
+        "See [entry points](../architecture.md#entry-points).",
+        ("energon_lite.cli",),
+    ),
+    Page(
         "frameworks",
         "Frameworks",
         "Each module is imported by its own name and needs the package that it is named after.",
@@ -155,7 +161,9 @@ def public_names(module: str) -> list[str]:
     names = [alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     for node in tree.body:
         if isinstance(node, ast.Assign) and _targets(node) == ["__all__"]:
-            names = ast.literal_eval(node.value)
+            assert isinstance(node.value, ast.List)
+            parts = [part.value if isinstance(part, ast.Starred) else ast.List([part]) for part in node.value.elts]
+            names = [name for part in parts for name in ast.literal_eval(part)]
     return sorted(names, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name.lower()))
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from energon_lite.batching.capacity import Ints, checked_lengths
 from energon_lite.batching.step_balancer import IMAGES, TOKENS
+from energon_lite.batching.transformer_shape import TransformerShape
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance.step_costs import StepCosts
-from energon_lite.extras.balance.transformer_shape import TransformerShape
 
 __all__ = ["IMAGES", "LOSS_TOKENS", "MICRO_BATCH_NUMBERS", "PATCHES", "SQUARED_PATCHES", "TOKENS"]
 __all__ += ["CostModel", "Quadratic"]

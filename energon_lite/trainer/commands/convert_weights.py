@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import click
 
-__all__ = ["bytes_of", "command"]
+from energon_lite.cli import bytes_of
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+__all__ = ["command"]
+
 _SOURCE = click.argument("source", type=click.Path())
 _TARGET = click.argument("target", type=click.Path())
 _DTYPE = click.Choice(["float32", "float64", "bfloat16"])
-
-
-def bytes_of(text: str) -> int:
-    """Parse a size in bytes.
-
-    Raises:
-        click.BadParameter: the text is no size.
-
-    Example:
-        >>> bytes_of("5GB")
-        5000000000
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    size = round(float(match[1]) * _UNITS[match[2].upper()]) if match and match[2].upper() in _UNITS else 0
-    if size < 1:
-        raise click.BadParameter(f"{text!r} is no size; write for example 5GB or 500MiB")
-    return size
 
 
 @click.group(name="convert-weights", context_settings={"show_default": True})
@@ -99,6 +82,6 @@ def native_to_hf(source: str, target: str, shard_size: str | None, **options: An
 @click.option("--optimizer", is_flag=True, help="Include the state of the optimizer.")
 def to_file(source: str, target: str, optimizer: bool) -> None:
     """Write a checkpoint of any layout to one safetensors file, by the trainer's names."""
-    from energon_lite.trainer.conversion.to_file import native_to_file
+    from energon_lite.trainer.conversion.weight_files import native_to_file
 
     click.echo(f"wrote {native_to_file(source, target, optimizer=optimizer)}")

@@ -16,8 +16,8 @@ import fsspec
 
 from energon_lite.documents import load_yaml
 from energon_lite.errors import StateError, UsageError
-from energon_lite.trainer.conversion.language_tensors import COMPUTED
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsFile, TensorType
+from energon_lite.trainer.conversion.tensor_names import COMPUTED
 from energon_lite.trainer.parallel.neighbours import neighbours
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

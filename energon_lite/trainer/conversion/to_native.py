@@ -16,16 +16,17 @@ from energon_lite.trainer.checkpointing.checkpoint import Place
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from energon_lite.trainer.checkpointing.weights import write_weights
 from energon_lite.trainer.conversion.huggingface_folder import CONFIG, VISION, HuggingFaceFolder, keep_companions
-from energon_lite.trainer.conversion.language_tensors import EMBEDDING, check_tensors
 from energon_lite.trainer.conversion.llava import any_model_config
-from energon_lite.trainer.conversion.vision_config import vision_settings
-from energon_lite.trainer.conversion.vision_tensors import (
+from energon_lite.trainer.conversion.tensor_names import (
+    EMBEDDING,
     belongs_to_encoder,
+    check_tensors,
     is_head,
     model_shapes,
     their_names,
     vision_shapes,
 )
+from energon_lite.trainer.conversion.vision_config import vision_settings
 from energon_lite.trainer.models.config import DTYPES, ModelConfig
 from energon_lite.trainer.parallel.shards import Box, ChunkedTensor
 

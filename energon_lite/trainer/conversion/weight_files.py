@@ -1,17 +1,20 @@
-"""Writing of a checkpoint's tensors, saved in rectangles, to safetensors files."""
+"""Writing of a checkpoint's tensors, saved in rectangles, to safetensors files; of all of them, to one file."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from energon_lite.errors import StateError
+from energon_lite.errors import StateError, UsageError
 from energon_lite.trainer.checkpointing.checkpoint import read_state
-from energon_lite.trainer.checkpointing.reader import CheckpointReader
-from energon_lite.trainer.conversion.huggingface_folder import Division
+from energon_lite.trainer.checkpointing.reader import CheckpointReader, read_content
+from energon_lite.trainer.checkpointing.weights import find_weights
+from energon_lite.trainer.conversion.huggingface_folder import Division, divide
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter, TensorType
 from energon_lite.trainer.models.config import ModelConfig, model_config_of
 from energon_lite.trainer.parallel.shards import Box
@@ -62,3 +65,36 @@ def _without_padding(box: Box, shape: tuple[int, ...]) -> Box | None:
         return box
     rows = min(box.sizes[0], shape[0] - box.offsets[0])
     return Box(box.offsets, (rows, *box.sizes[1:])) if rows > 0 else None
+
+
+def native_to_file(source: str | os.PathLike[str], target: str | os.PathLike[str], *, optimizer: bool = False) -> Path:
+    """Write the weights of a checkpoint of any layout to one safetensors file, by the names of the parameters.
+
+    Args:
+        source: a checkpoint, or a folder of checkpoints, of which the newest is used.
+        target: path of the file, on a local disk; it must not exist.
+        optimizer: also write the optimizer's state, as ``optimizer.<parameter>.exp_avg``.
+
+    Returns:
+        The file. The text ``energon_lite`` of its header is JSON with ``step`` and the ``model``'s configuration.
+
+    Raises:
+        StateError: there is no complete checkpoint.
+        UsageError: the file exists already.
+
+    Example:
+        >>> native_to_file("output/run/checkpoints", "weights.safetensors")
+    """
+    place, path = find_weights(source), Path(target)
+    if path.exists():
+        raise UsageError("there is a file already", where=path, fix="remove it, or give another name")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with CheckpointReader(place) as saved:
+        about = {"step": read_content(saved, place)["step"], "model": dataclasses.asdict(model_config_at(place))}
+        kinds = ("model.", "optimizer.") if optimizer else ("model.",)
+        names = [name for name in saved.shapes if name.startswith(kinds)]
+        targets = {n.removeprefix("model."): TargetTensor(saved.dtype(n), saved.shapes[n], n) for n in names}
+        (file,) = divide(targets, sum(target.nbytes for target in targets.values())).values()
+        metadata = {"format": "pt", "energon_lite": json.dumps(about)}
+        write_files(saved, path.parent, {path.name: file._replace(metadata=metadata)}, targets)
+    return path

@@ -137,36 +137,9 @@ def document_segments(documents: torch.Tensor, start: int, length: int) -> list[
     return segments
 
 
-def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: Run) -> torch.Tensor:
-    """Attend by FlexAttention (Dong et al., arXiv:2412.05496), which skips masked blocks. It trains on a GPU only."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    mask = block_mask(None, run.start, run.length, device=q.device) if run.mask is None else run.mask
-    return _compiled(flex_attention, q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
-
-
-def block_mask(documents: torch.Tensor | None, start: int, length: int, *, device: torch.device | None = None) -> Any:
-    """Return the attention mask of documents as a FlexAttention block mask."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    def sees(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        earlier = query + start >= key
-        return earlier if documents is None else earlier & (documents[row, query + start] == documents[row, key])
-
-    rows, device = (None, device) if documents is None else (documents.shape[0], documents.device)
-    on_gpu = device is not None and device.type == "cuda"  # without compilation, it makes the dense mask first
-    return _compiled(create_block_mask, on_gpu)(sees, rows, None, length, start + length, device=device)
-
-
-@functools.cache
-def _compiled(function: Any, really: bool) -> Any:
-    return torch.compile(function) if really else function
-
-
 register_attention("sdpa", sdpa, dense_mask)
 register_attention("varlen", varlen, document_segments)
 register_attention("varlen_kernel", varlen_kernel, packed_bounds)
-register_attention("flex", flex, block_mask)
 
 
 def choose_attention(config: ModelConfig, device: torch.device) -> AttentionKind:

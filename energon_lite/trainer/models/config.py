@@ -76,8 +76,8 @@ class ModelConfig:
         init_std: standard deviation of the initial weights.
         dtype: ``float32``, ``float64`` or ``bfloat16``.
         norm, attention: names of a norm and of an attention function (:func:`register_norm`,
-            :func:`register_attention`). Built-in are ``rms_norm``, and ``sdpa``, ``varlen``, ``flex`` and ``auto``, the
-            fastest of the device.
+            :func:`register_attention`). Built-in are ``rms_norm``, and ``sdpa``, ``varlen`` and ``auto``, the fastest
+            of the device.
         recompute: activations that are recomputed in the backward pass: ``none``, ``selective`` (all except the outputs
             of matrix products and attention: a third less memory for little time) or ``full`` (all except the input of
             each block, for a third more time; Chen et al., arXiv:1604.06174).

@@ -19,10 +19,9 @@ from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.compiled import CompiledBlocks
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.cross_entropy import OutputLayer
-from energon_lite.trainer.models.key_value_cache import KeyValueCache
 from energon_lite.trainer.models.recompute import computed_again, residual
 from energon_lite.trainer.models.registry import adopt_norm, make_norm, register_norm
-from energon_lite.trainer.models.sequence import SequencePart, own_positions, pad_rows, sequence_part
+from energon_lite.trainer.models.sequence import KeyValueCache, SequencePart, own_positions, pad_rows, sequence_part
 from energon_lite.trainer.models.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,

@@ -1,4 +1,4 @@
-"""Sharding of sequences over context- and tensor-parallel ranks, rotary positions and attention masks.
+"""Sharding of sequences over context- and tensor-parallel ranks, rotary positions, attention masks and cached keys.
 
 In a causal row, later tokens cost more, because they attend to more others. So with context parallelism, a row is
 divided into ``2 * cp`` chunks and rank r takes the chunks r and ``2 * cp - 1 - r``, a cheap and an expensive one: equal
@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from energon_lite.trainer.models.attention_functions import choose_attention, dense_mask
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
-from energon_lite.trainer.models.key_value_cache import KeyValueCache
 from energon_lite.trainer.parallel.collectives import gather_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
@@ -163,3 +163,29 @@ def scaled_frequencies(frequencies: torch.Tensor, scaling: RopeScaling) -> torch
     kept = (turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)
     kept = kept.clamp(0.0, 1.0)
     return frequencies * (kept + (1 - kept) / scaling.factor)
+
+
+class KeyValueCache:
+    """Keys and values of each attention layer of this rank, for rows that grow by some tokens at a time.
+
+    Args:
+        capacity: the most positions of a row, including those that pad a step.
+
+    Attributes:
+        length: computed positions of each row. A caller that has run ``n`` more through the model adds ``n`` to it;
+            values written behind them are padding, and the next step overwrites them.
+    """
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.length = 0
+        self._kept: dict[nn.Module, torch.Tensor] = {}
+
+    def extend(self, layer: nn.Module, keys_and_values: torch.Tensor) -> torch.Tensor:
+        """Append ``[rows, heads, n, width]`` of a layer; return all of it, ``[rows, heads, length + n, width]``."""
+        rows, heads, new, width = keys_and_values.shape
+        if layer not in self._kept:
+            self._kept[layer] = keys_and_values.new_empty(rows, heads, self.capacity, width)
+        kept, end = self._kept[layer], self.length + new
+        kept[:, :, self.length : end] = keys_and_values
+        return kept[:, :, :end]

@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor
 from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.bucket_plan import Kind, Named, Slot, sum_dtype
 from energon_lite.trainer.optimizer.config import OptimizerConfig
-from energon_lite.trainer.optimizer.learning_rates import learning_rate
 from energon_lite.trainer.optimizer.optimizer import Optimizer, sum_of_squares, sum_partial
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.optimizer.parameter_hooks import allow_reading, hook_parameters, refuse_reading
@@ -25,7 +24,7 @@ from energon_lite.trainer.optimizer.partition import Partition
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import layout_of
 
-__all__ = ["AdamW", "Optimizer", "learning_rate", "make_optimizer"]
+__all__ = ["AdamW", "Optimizer", "make_optimizer"]
 
 
 def make_optimizer(model: nn.Module, mesh: ParallelMesh, config: OptimizerConfig) -> Optimizer:

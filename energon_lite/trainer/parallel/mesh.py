@@ -7,11 +7,15 @@ peers, and 0, 4, 8 and 12 are the four stages of one pipeline.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +24,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from energon_lite.errors import TopologyError
-from energon_lite.trainer.parallel.process_group import end_process_group
 from energon_lite.trainer.parallel.rank_grid import AXES, DEFAULT_ORDER, RankGrid, fit_sizes
+
+#: Name of gloo's threads.
+_GLOO_THREAD = "pt_gloo_runloop"
+#: Seconds between two looks at the threads.
+_LOOK_EVERY = 2e-3
+#: The most seconds to wait for them.
+_LIMIT = 10.0
+
 
 #: Names of the one-way groups between pipeline stages: activations to the next stage and from the last to the first
 #: (with virtual stages), gradients in reverse. NCCL serves the messages of a group between two ranks one after the
@@ -284,3 +295,33 @@ def _meeting_place(environment: Mapping[str, str]) -> dict[str, Any]:
     host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     store = dist.PrefixStore(f"attempt-{attempt}", dist.TCPStore(host, port, world, is_master=False))
     return {"store": store, "rank": int(environment["RANK"]), "world_size": world}
+
+
+def end_process_group() -> None:
+    """Call ``destroy_process_group``, then wait until gloo's threads have released their tensors.
+
+    A thread of gloo keeps the tensor of a collective for a moment after the collective is done, and needs the
+    interpreter to release it. ``destroy_process_group`` ends these threads only if no other object holds the groups,
+    but a mesh, a model or torch itself does. If such a thread is late on a busy machine, and the interpreter exits in
+    the meantime, the process dies with "terminate called without an active exception" after all its work is done, and
+    torchrun counts the run as a failure (pytorch/pytorch#179291).
+    Without a process group, this does nothing.
+    """
+    if not dist.is_initialized():
+        return
+    dist.destroy_process_group()
+    until, quiet = time.monotonic() + _LIMIT, 0
+    # A thread that waits for the interpreter sleeps too, but not while this thread sleeps: so look twice.
+    while quiet < 2 and time.monotonic() < until:
+        time.sleep(_LOOK_EVERY)
+        quiet = quiet + 1 if _gloo_sleeps() else 0
+
+
+def _gloo_sleeps() -> bool:
+    """Return False if a gloo thread of this process is running or runnable; only Linux reports it."""
+    for stat in glob.glob("/proc/self/task/*/stat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            name, _, rest = Path(stat).read_text().partition(" (")[2].rpartition(") ")
+            if name == _GLOO_THREAD and rest[0] != "S":
+                return False
+    return True

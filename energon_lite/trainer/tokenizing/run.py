@@ -10,22 +10,27 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from energon_lite.documents.paths import local_path, missing_file_fix
+from energon_lite.documents import local_path, missing_file_fix
 from energon_lite.errors import DatasetError, EmptyDatasetError, UsageError
-from energon_lite.storage.files.atomic_file import remove_if_there, write_bytes
-from energon_lite.storage.index import nv_meta
-from energon_lite.storage.index.columns import LENGTH, write_column
-from energon_lite.storage.index.splits import parse_ratio
-from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.sharded_job.job import Progress, ShardedJob
-from energon_lite.storage.sharded_job.ranks import Ranks
-from energon_lite.storage.sharded_job.work import Arrays, Table, Work
+from energon_lite.storage import (
+    Ranks,
+    ShardedJob,
+    Work,
+    is_prepared,
+    parse_ratio,
+    prepare_dataset,
+    read_info,
+    replacing,
+    write_column,
+)
 from energon_lite.trainer.tokenizing.records import KINDS, Block, find_blocks
 from energon_lite.trainer.tokenizing.shards import (
     MASK_PART,
@@ -46,12 +51,19 @@ WORK_FOLDER = ".tokenize"
 SETTINGS_FILE = "settings.json"
 #: File with the settings and the counts of a finished data set.
 DONE_FILE = "tokenize.json"
-#: Column of the number of tokens that the loss counts, by the name that cost models use.
+#: Columns of the tokens of each sample, and of those that the loss counts, by the names that batches and costs use.
+LENGTH = "length"
 LOSS_TOKENS = "loss_tokens"
 #: Version of the format of shards.
 _FORMAT = 3
 #: Version of the results of shards.
 _RESULTS = 2
+
+
+Table = Mapping[str, Any]
+Arrays = Mapping[str, NDArray[Any]]
+#: Called with the number of finished records, an estimate of their total, and a short text.
+Progress = Callable[[int, int, str], object]
 
 
 @dataclass(frozen=True)
@@ -175,8 +187,7 @@ def tokenize_files(
         force_overwrite: start over if ``output`` holds another data set, or the same one.
         sqlite: also write ``index.sqlite`` for Energon's look-ups by key.
         ranks: the processes that share the work; rank 0 waits for the others, and prepares the data set.
-        progress: function called with the number of finished records (including earlier runs), an estimate of their
-            total, and a short text.
+        progress: see :data:`Progress`; records of earlier runs are included.
 
     Raises:
         UsageError: files of unknown kinds, no files, incompatible settings, or a folder with other data. A folder with
@@ -194,7 +205,7 @@ def tokenize_files(
     work = _Shards(root, settings, HuggingFaceTokenizer(tokenizer, begin=begin, end=end))
     shards = _shards_of(inputs, records_per_shard)
     finished = None if force_overwrite else _read_json(os.path.join(root, DONE_FILE))
-    if finished is not None and finished["settings"] == settings and nv_meta.is_prepared(root):
+    if finished is not None and finished["settings"] == settings and is_prepared(root):
         work.remove()  # an earlier run may have been killed just before this
         return _report(root, len(shards), [finished["counts"]], files)
     if not ranks.rank:
@@ -213,13 +224,13 @@ def tokenize_files(
     _check_not_empty(report)
     prepare_dataset(root, split_ratio=split_ratio, crude=True, sqlite=sqlite, workers=workers, force_overwrite=True)
     by_name = {work.name(shard): shard for shard in shards}
-    made = [job.read(by_name[name]) for name in nv_meta.read_info(root)]
+    made = [job.read(by_name[name]) for name in read_info(root)]
     loss_tokens = np.concatenate([shard.loss_tokens for shard in made])
     write_column(root, LOSS_TOKENS, loss_tokens, maker={"by": "tokenize", "loss_tokens": MASK_PART})
     lengths = np.concatenate([shard.lengths for shard in made])
     write_column(root, LENGTH, lengths, maker={"by": "tokenize", "length": TOKENS_PART})
     finished = {"settings": settings, "counts": asdict(report.counts)}  # written last: marks it complete
-    write_bytes(os.path.join(root, DONE_FILE), json.dumps(finished, indent=1).encode())
+    _write(os.path.join(root, DONE_FILE), json.dumps(finished, indent=1))
     work.remove()
     return report
 
@@ -311,15 +322,20 @@ def _begin(root: str, work: _Shards, settings: Mapping[str, Any], force_overwrit
                 where=root,
                 fix="call with the same ones to go on, or with --force-overwrite to begin anew",
             )
-    elif not force_overwrite and (nv_meta.is_prepared(root) or _holds_examples(root)):
+    elif not force_overwrite and (is_prepared(root) or _holds_examples(root)):
         raise UsageError(
             "there is another data set here already", where=root, fix="give another folder, or --force-overwrite"
         )
     for old in (os.path.join(root, DONE_FILE), *_shards_in(root)):  # the mark of completeness is removed first
-        remove_if_there(old)
+        Path(old).unlink(missing_ok=True)
     work.remove()
     work.make_folder()
-    write_bytes(path, json.dumps(settings).encode())
+    _write(path, json.dumps(settings))
+
+
+def _write(path: str, text: str) -> None:
+    with replacing(path, flush=True) as temporary:
+        Path(temporary).write_text(text)
 
 
 def _read_json(path: str) -> Any:

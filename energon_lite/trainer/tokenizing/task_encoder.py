@@ -7,11 +7,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from energon_lite.batching.sequence_batches import PackedBatch, PaddedBatch, pack_sequences, pad_sequences
-from energon_lite.batching.sequences import TokenSequence, next_token_pairs
-from energon_lite.errors import SkipSample
-from energon_lite.hooks import Cooker, TaskEncoder, basic_sample_keys, cooker, stateless
-from energon_lite.samples import CrudeSample, Sample, edataclass
+from energon_lite import (
+    Cooker,
+    CrudeSample,
+    Sample,
+    SkipSample,
+    TaskEncoder,
+    basic_sample_keys,
+    cooker,
+    edataclass,
+    pack_sequences,
+    pad_sequences,
+    stateless,
+)
+from energon_lite.batching import PackedBatch, PaddedBatch, TokenSequence, next_token_pairs
 from energon_lite.trainer.tokenizing.shards import MASK_PART, TOKENS_PART
 
 __all__ = ["TokenizedSample", "TokenizedTaskEncoder"]

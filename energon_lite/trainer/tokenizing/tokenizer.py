@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
-from energon_lite.documents.paths import missing_file_fix
+from energon_lite.documents import missing_file_fix
 from energon_lite.errors import DatasetError, UsageError
 
 __all__ = ["HuggingFaceTokenizer", "fingerprint_of"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Annotated, Any
 
 from energon_lite.documents import Node
-from energon_lite.errors import ConfigError, require, require_at_least
+from energon_lite.errors import ConfigError, UsageError, require, require_at_least
 from energon_lite.trainer.data.config import DataConfig
 from energon_lite.trainer.models.config import MODEL_MEANING, ModelConfig
 from energon_lite.trainer.optimizer.config import OptimizerConfig
@@ -38,6 +39,19 @@ class MeshConfig:
     order: str = "tp-cp-dp-pp"
     timeout: float | None = None
     share_images: bool = False
+
+
+def extra(name: str, setting: str) -> Any:
+    """Import an extra, a folder of ``energon_lite/extras``, for a setting that needs it.
+
+    Raises:
+        UsageError: the extra is missing.
+    """
+    try:
+        return import_module(f"energon_lite.extras.{name}")
+    except ModuleNotFoundError:
+        fix = f"install energon_lite with energon_lite/extras/{name}"
+        raise UsageError(f"{setting} needs the extra {name}", fix=fix) from None
 
 
 def _seconds(node: Node) -> float:

@@ -12,18 +12,22 @@ take them from the plan of the data, because a sample that failed would be missi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
-from energon_lite.extras.balance import EncoderPlan
 from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.training.config import extra
 from energon_lite.trainer.training.throughput import flops_of_images
+
+if TYPE_CHECKING:
+    from energon_lite.extras.balance import EncoderPlan
 
 __all__ = ["ImageExchange", "image_exchange"]
 
@@ -62,6 +66,7 @@ class ImageExchange:
 
     def __init__(self, model: LlamaModel, sizes: Sequence[Sequence[Sizes]], group: dist.ProcessGroup):
         assert model.vision is not None
+        self._plan: type[EncoderPlan] = extra("balance", "mesh.share_images").EncoderPlan
         self._encoder = model.vision
         self._projector = model.projector
         self._config = model.config
@@ -83,7 +88,8 @@ class ImageExchange:
         rank = self._rank
         config = self._config
         self._turn += 1
-        plan = _plan(config, sizes)
+        costs, owner = _costs(config, sizes)
+        plan = self._plan.of(owner, costs, len(sizes))
         flat = [size for of_rank in sizes for size in of_rank]
         own, mine = sizes[rank], plan.encoded(rank)
         # Image numbers from and to each rank, in the order of transfer.
@@ -145,12 +151,12 @@ def _joined(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     return torch.cat(list(parts)) if parts else like[:0]
 
 
-def _plan(config: ModelConfig, sizes: Sequence[Sizes]) -> EncoderPlan:
-    """Return the assignment of a turn's images to ranks."""
+def _costs(config: ModelConfig, sizes: Sequence[Sizes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the cost and the owner, a rank, of each image of a turn, ``[images]``."""
     flops = flops_of_images(config, [size for of_rank in sizes for size in of_rank])
     costs = [1 + count // _OPERATIONS for count in flops]
     owner = np.repeat(np.arange(len(sizes)), [len(of_rank) for of_rank in sizes])
-    return EncoderPlan.of(owner, np.array(costs, dtype=np.int64), len(sizes))
+    return np.array(costs, dtype=np.int64), owner
 
 
 def _all_sizes(own: list[Sizes], mesh: ParallelMesh, group: dist.ProcessGroup) -> list[list[Sizes]]:

@@ -16,24 +16,21 @@ from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
 from energon_lite.trainer.data.loaders import RunData
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.optimizer.learning_rates import scaled_learning_rate
+from energon_lite.trainer.optimizer.config import scaled_learning_rate
 from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
-from energon_lite.trainer.parallel.mesh import build_mesh
+from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.config import TrainerConfig
-from energon_lite.trainer.training.config_changes import changes
-from energon_lite.trainer.training.config_file import config_to_dict
-from energon_lite.trainer.training.metrics import MetricsSink, SinkMaker, make_sinks, write
+from energon_lite.trainer.training.config_file import changes, config_to_dict
+from energon_lite.trainer.training.guards import NonFiniteGuard, SpikeGuard, is_finite
+from energon_lite.trainer.training.metrics import MetricsSink, RunningStep, SinkMaker, StepMetrics, make_sinks, write
 from energon_lite.trainer.training.micro_batch_times import MicroBatchTimes
-from energon_lite.trainer.training.nonfinite import NonFiniteGuard, is_finite
 from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
 from energon_lite.trainer.training.profiling import ProfileWindow
 from energon_lite.trainer.training.requests import Requests
 from energon_lite.trainer.training.run_digest import RunDigest
-from energon_lite.trainer.training.spikes import SpikeGuard
 from energon_lite.trainer.training.starting_weights import NEW_PARTS, load_starting_weights
 from energon_lite.trainer.training.step import evaluate_each, launch_step
-from energon_lite.trainer.training.step_metrics import RunningStep, StepMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -278,3 +275,14 @@ class Trainer:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def training_dataset(config: TrainerConfig) -> Any:
+    """Return the training data set of a run, in one process without a process group: its plan is equal on any ranks.
+
+    Example:
+        >>> sample_history(training_dataset(load_config("run.yaml")), leaf=0, index=7)
+    """
+    data = RunData(config.data, config.model, ParallelMesh(), seed=config.seed, eval_batches=None)
+    with data.train_loader as loader:
+        return loader.dataset

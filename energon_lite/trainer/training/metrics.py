@@ -1,22 +1,93 @@
-"""Metrics of a run: the numbers of each step, for a file, for monitoring services and for the terminal."""
+"""Metrics of a run: the numbers of each step, made when it is finished, for files, monitoring services and terminal."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from energon_lite.errors import listed
-from energon_lite.extras.inspect import MetricsFile as MetricsFile
-from energon_lite.extras.inspect import PrometheusEndpoint, TensorBoardFolder
-from energon_lite.extras.inspect import WandbRun as WandbRun
+from energon_lite.batching import digest_text
+from energon_lite.errors import UsageError, listed
 from energon_lite.loading import MetricsSink as MetricsSink
-from energon_lite.trainer.training.config import TrainerConfig
+from energon_lite.trainer.data.loaders import StepData
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.training.config import TrainerConfig, extra
 from energon_lite.trainer.training.config_file import config_to_dict
+from energon_lite.trainer.training.step import LaunchedStep
+from energon_lite.trainer.training.throughput import memory_in_use, peak_flops, training_flops
+
+
+@dataclass
+class RunningStep:
+    """A step that the device may still be computing.
+
+    Args:
+        step: number of the step, from 1.
+        data: origin of its micro-batches.
+        began: start of the step, by ``time.perf_counter``.
+        data_wait: seconds until its micro-batches were available.
+        launched: the launched work, with the loss.
+        evaluation: metrics of the evaluation after it, if there was one.
+        measured: metrics of its micro-batches, if these were measured.
+    """
+
+    step: int
+    data: StepData
+    began: float
+    data_wait: float
+    launched: LaunchedStep = field(init=False)
+    evaluation: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, float] = field(default_factory=dict)
+
+
+class StepMetrics:
+    """Maker of the metrics of successive steps.
+
+    Args:
+        config: configuration of the run.
+        mesh: the ranks.
+    """
+
+    def __init__(self, config: TrainerConfig, mesh: ParallelMesh):
+        self.config = config
+        self.mesh = mesh
+        given = config.train.peak_tflops
+        self.peak_flops = given * 1e12 if given else peak_flops(mesh.device)
+        self._ended = 0.0  # end of the last step
+
+    def __call__(self, running: RunningStep) -> dict[str, Any]:
+        """Wait for a step, and return its metrics by name."""
+        launched, step = running.launched, running.step
+        result, ended = launched.result(), launched.ended
+        # Steps launched one behind the other: the time of each starts at the end of the previous one.
+        seconds, self._ended = ended - max(running.began, self._ended), ended
+        values: dict[str, Any] = {
+            "step": step,
+            **vars(result),
+            **self.config.optimizer.learning_rates(result.lr),
+            "seconds": seconds,
+            "data_wait": running.data_wait,
+            "tokens_per_second": result.tokens / seconds,
+            "memory_gib": memory_in_use(self.mesh.device),
+            "digest": digest_text(launched.digest()),
+            "micro_batches": running.data.micro_batches,
+            "position": running.data.position,
+        }
+        if (skipped := step - launched.updates()) > 0:
+            values["skipped_updates"] = skipped
+        if (spikes := launched.spikes()) > 0:
+            values["spikes"] = spikes
+        if self.peak_flops is not None:
+            positions, pairs, images = launched.work()
+            needed = training_flops(self.config.model, positions, pairs) + images
+            values["mfu"] = needed / seconds / (self.peak_flops * self.mesh.world_size)
+        return values | running.measured | running.evaluation
+
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +99,7 @@ SinkMaker = Callable[[int], MetricsSink]
 
 
 def make_sinks(config: TrainerConfig, after: int, more: Iterable[SinkMaker] = ()) -> list[MetricsSink]:
-    """Make the sinks of a run's configuration, and further ones.
+    """Make the sinks of a run's configuration, and further ones. They need the extra ``inspect``, but for the progress.
 
     A run that begins at step 0 overwrites nothing: files of a former run in the folder move to its subfolder
     ``former-1``.
@@ -39,21 +110,23 @@ def make_sinks(config: TrainerConfig, after: int, more: Iterable[SinkMaker] = ()
         more: makers of further sinks.
 
     Raises:
-        UsageError: the package of a sink is not installed, or the port for Prometheus is in use.
+        UsageError: the package or the extra of a sink is not installed, or the port for Prometheus is in use.
     """
     output, train = Path(config.output), config.train
     if after == 0:
         _set_aside(output)
-    sinks: list[MetricsSink] = [
-        Progress(train.steps, done=after, every=train.log_every),
-        MetricsFile(output / "metrics.jsonl", after=after),
-    ]
+    sinks: list[MetricsSink] = [Progress(train.steps, done=after, every=train.log_every)]
+    try:
+        sinks.append(extra("inspect", "metrics.jsonl").MetricsFile(output / "metrics.jsonl", after=after))
+    except UsageError as error:
+        logger.warning("metrics.jsonl is not written: %s", error)
     if train.tensorboard:
-        sinks.append(TensorBoardFolder(output / "tensorboard", after=after))
+        folder = output / "tensorboard"
+        sinks.append(extra("inspect", "train.tensorboard").TensorBoardFolder(folder, after=after))
     if train.wandb is not None:
-        sinks.append(WandbRun(output, train.wandb, config_to_dict(config)))
+        sinks.append(extra("inspect", "train.wandb").WandbRun(output, train.wandb, config_to_dict(config)))
     if train.prometheus_port is not None:
-        sinks.append(PrometheusEndpoint(train.prometheus_port))
+        sinks.append(extra("inspect", "train.prometheus_port").PrometheusEndpoint(train.prometheus_port))
     return [*sinks, *(make(after) for make in more)]
 
 

@@ -8,18 +8,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.balance import CostModel, fit_costs, read_micro_batches, write_cost_model
 from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.training.config import extra
 from energon_lite.trainer.training.pipeline_schedule import Action
 from energon_lite.trainer.training.throughput import encoder_shape, language_shape
+
+if TYPE_CHECKING:
+    from energon_lite.extras.balance import CostModel
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +58,8 @@ class MicroBatchTimes:
         self.model = model
         self.mesh = mesh
         self._first = True
-        self._costs = cost_model_of(model)
+        if every:
+            self._costs = cost_model_of(model)
 
     def recorder(self, step: int) -> PassTimes | None:
         """Return the ``record`` argument of :func:`run_pipeline` for a step; None if it is not measured."""
@@ -116,13 +120,14 @@ class MicroBatchTimes:
         path = self.path.with_name(COSTS_FILE.format(step=step))
         if not (self.every and self.mesh.is_main and self.path.exists()) or path.exists():
             return
+        balance = extra("balance", "train.measure_costs")
         try:
-            fit = fit_costs(*read_micro_batches(self.path))
+            fit = balance.fit_costs(*balance.read_micro_batches(self.path))
         except UsageError as error:
             logger.info("no costs are fitted: %s", error)
             return
         about = {"place": self._place(), "model": asdict(self.model)}
-        write_cost_model(path, fit, json.loads(json.dumps(about, default=str)))
+        balance.write_cost_model(path, fit, json.loads(json.dumps(about, default=str)))
         logger.info("costs in %s: %s", path, fit)
 
 
@@ -171,4 +176,5 @@ def micro_batch_numbers(batch: MultimodalBatch, config: ModelConfig) -> dict[str
 def cost_model_of(config: ModelConfig) -> CostModel:
     """Return the cost model that follows from a model's shape."""
     encoder = encoder_shape(config) if config.image_size else None
-    return CostModel.of_shape(language_shape(config), encoder)
+    kind: type[CostModel] = extra("balance", "train.measure_costs").CostModel
+    return kind.of_shape(language_shape(config), encoder)

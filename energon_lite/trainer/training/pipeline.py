@@ -3,8 +3,7 @@
 With one stage, :func:`_one_stage` does everything. Otherwise a stage follows its :func:`pipeline_schedule`. Before an
 action it waits for the inputs of the action, and it never waits for its sends, so no order of messages can block it. A
 micro-batch may have any shape: the first stage broadcasts the shapes before the step, so the stages between need no
-data. It also broadcasts the costs, and all stages take the micro-batches in the
-:func:`~energon_lite.extras.balance.pipeline_order` of the costs.
+data. It also broadcasts the costs, and all stages take the micro-batches in the :func:`pipeline_order` of the costs.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ import torch
 import torch.distributed as dist
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.balance import pipeline_order
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel, Stream
 from energon_lite.trainer.models.sequence import local_length, whole_length
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.image_exchange import image_exchange
-from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_schedule
+from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_order, pipeline_schedule
 from energon_lite.trainer.training.throughput import batch_flops
 
 #: Callback for each pass: the action, and the seconds at which it began and ended, by the callback's attribute

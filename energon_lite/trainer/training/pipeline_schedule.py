@@ -7,10 +7,13 @@ it never holds the activations of more micro-batches than there are stages from 
 **Interleaved** (Narayanan et al., arXiv:2104.04473): a stage has several chunks of layers, each a stage of a longer
 pipeline that passes all ranks several times. The first micro-batch reaches the last rank sooner, and the bubble shrinks
 by a factor equal to the number of chunks; the number of messages grows by the same factor.
+
+Micro-batches of unequal costs are taken in the :func:`pipeline_order`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -67,6 +70,27 @@ def pipeline_schedule(
         order += [Action(*place), action]
     order += back[len(forward) - warm_up :]
     return [action for action in order if action.micro_batch < micro_batches]
+
+
+def pipeline_order(times: Sequence[int]) -> list[int]:
+    """Return an order of a rank's micro-batches that keeps pipeline stages busy: from short to long and back.
+
+    Stages are idle while the first micro-batches fill the pipeline, and while the last ones leave it, so these are the
+    shortest. Neighbours take similar times, since a stage with a short one waits for its neighbour with a long one. The
+    order does not change the step's result.
+
+    Args:
+        times: time of each micro-batch, in any unit.
+
+    Returns:
+        Indices of the micro-batches.
+
+    Example:
+        >>> pipeline_order([5, 9, 1, 7, 3])
+        [2, 0, 1, 3, 4]
+    """
+    order = sorted(range(len(times)), key=lambda number: (times[number], number))
+    return [*order[::2], *reversed(order[1::2])]
 
 
 def _passes(micro_batches: int, stages: int, chunks: int) -> list[tuple[int, int]]:

@@ -21,9 +21,9 @@ from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.training.guards import SpikeGuard
 from energon_lite.trainer.training.pipeline import Record, ToHost, run_pipeline
 from energon_lite.trainer.training.run_digest import digest_parts, joined_digest
-from energon_lite.trainer.training.spikes import SpikeGuard
 from energon_lite.trainer.training.throughput import image_flops, visible_positions
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from energon_lite.extras.balance import TransformerShape
+from energon_lite.batching import TransformerShape
 from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 

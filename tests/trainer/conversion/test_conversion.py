@@ -21,10 +21,10 @@ from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
 from energon_lite.trainer.conversion.language_config import model_config
-from energon_lite.trainer.conversion.language_tensors import native_shapes
-from energon_lite.trainer.conversion.to_file import native_to_file
+from energon_lite.trainer.conversion.tensor_names import model_shapes
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from energon_lite.trainer.conversion.to_native import huggingface_to_native
+from energon_lite.trainer.conversion.weight_files import native_to_file
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.generate import generate, load_model
@@ -82,7 +82,7 @@ def test_table_of_shapes_is_the_models(save_model: SaveModel) -> None:
         values = make_model(**changes).config.to_dict() | {"architectures": None, "dtype": "float32"}
         config = model_config(values, where="", vocab_multiple=48)
         model = LlamaModel(config, build_mesh())
-        assert {name: tuple(p.shape) for name, p in model.named_parameters()} == native_shapes(config)
+        assert {name: tuple(p.shape) for name, p in model.named_parameters()} == model_shapes(config, padded=True)
 
 
 def test_division_into_files_when_asked(tmp_path: Path, save_model: SaveModel) -> None:

@@ -29,9 +29,9 @@ from energon_lite.trainer import (
 )
 from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint
 from energon_lite.trainer.checkpointing.weights import load_weights
-from energon_lite.trainer.conversion.to_file import native_to_file
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from energon_lite.trainer.conversion.to_native import huggingface_to_native
+from energon_lite.trainer.conversion.weight_files import native_to_file
 from energon_lite.trainer.data.tokenizer import FileTokenizer
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer

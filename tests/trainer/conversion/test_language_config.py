@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import ConfigError, StateError
-from energon_lite.trainer.conversion.architectures import ARCHITECTURES
-from energon_lite.trainer.conversion.language_config import huggingface_config, model_config
+from energon_lite.trainer.conversion.language_config import ARCHITECTURES, huggingface_config, model_config
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.models.presets import model_preset
 from energon_lite.trainer.training.starting_weights import model_changes

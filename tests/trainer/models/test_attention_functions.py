@@ -96,7 +96,7 @@ def test_one_kernel_sees_what_a_mask_shows() -> None:
         ("varlen", "bfloat16", GPU, False, False, "varlen"),
         ("auto", "bfloat16", CPU, False, True, "varlen"),
         ("auto", "float64", CPU, True, True, "sdpa"),
-        ("flex", "bfloat16", GPU, True, True, "flex"),
+        ("sdpa", "bfloat16", GPU, True, True, "sdpa"),
     ],
 )
 def test_auto_is_the_best_of_a_device(

@@ -52,7 +52,7 @@ def test_a_width_that_is_said_is_the_one_that_follows() -> None:
         assert [name for name, _, _ in model_changes(plain, ModelConfig(**trait))] == list(trait)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "varlen", "flex"])
+@pytest.mark.parametrize("attention", ["sdpa", "varlen"])
 def test_a_sliding_window(attention: str) -> None:
     """A token sees itself and two before it, in three layers six: what is further back changes nothing."""
     config = ModelConfig(sliding_window=3, attention=attention, num_heads=2, hidden_size=16, head_dim=8, init_std=0.3)

@@ -219,7 +219,7 @@ def test_names_that_nobody_registered() -> None:
     mesh = build_mesh()
     with pytest.raises(Exception, match="did you mean 'rms_norm'"):
         LlamaModel(dataclasses.replace(BASE, norm="rmsnorm"), mesh)
-    with pytest.raises(Exception, match="use one of: sdpa, varlen, varlen_kernel, flex"):
+    with pytest.raises(Exception, match="use one of: sdpa, varlen, varlen_kernel"):
         LlamaModel(dataclasses.replace(BASE, attention="ring"), mesh)
 
 
@@ -231,22 +231,6 @@ def test_an_attention_that_cannot_keep_documents_apart_says_so(run_ranks: RunRan
 
     with pytest.raises(RankFailure, match="cannot keep packed documents apart"):
         run_ranks(1, check)
-
-
-@pytest.mark.parametrize("layout", [pytest.param(Layout(), marks=pytest.mark.nightly), Layout(cp=2)], ids=str)
-def test_flex_attention_sees_what_sdpa_sees(run_ranks: RunRanks, layout: Layout) -> None:
-    """Forward only: on a CPU it has no backward pass."""
-    batches = make_steps(("packed", "packed image", "mixed"))[0]
-
-    def loss(rank: int, attention: str, layout: Layout) -> float:
-        mesh = layout.mesh()
-        model = LlamaModel(dataclasses.replace(BASE, attention=attention), mesh, seed=5)
-        with torch.no_grad():
-            return mesh.sum_over_data(run_pipeline(model, batches, backward=False)).item()
-
-    expected = run_ranks(1, lambda rank: loss(rank, "sdpa", Layout()))[0]
-    for found in run_ranks(layout.world, lambda rank: loss(rank, "flex", layout)):
-        assert found == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(cp=2), Layout(tp=2, pp=2, sp=True)], ids=str)

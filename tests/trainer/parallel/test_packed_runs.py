@@ -22,7 +22,7 @@ from energon_lite.errors import ConfigError
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.trainer import MultimodalBatch, MultimodalTaskEncoder, TrainerConfig
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.optimizer.plain_optimizer import learning_rate
+from energon_lite.trainer.optimizer.config import learning_rate
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
 from energon_lite.trainer.training.pipeline import run_pipeline

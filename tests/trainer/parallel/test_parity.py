@@ -16,7 +16,8 @@ from rank_processes import RunRanks
 
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.optimizer.plain_optimizer import learning_rate, make_optimizer
+from energon_lite.trainer.optimizer.config import learning_rate
+from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
 from energon_lite.trainer.training.config import OptimizerConfig

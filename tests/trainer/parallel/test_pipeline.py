@@ -15,11 +15,10 @@ from rank_processes import RankFailure, RunRanks
 from test_parity import BASE, Layout, make_rows, make_steps, own, plain_run_in_child
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
-from energon_lite.extras.balance import pipeline_order
 from energon_lite.trainer.models.llama import LlamaModel, Stream
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.pipeline import run_pipeline
-from energon_lite.trainer.training.pipeline_schedule import Action
+from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_order
 from energon_lite.trainer.training.step import evaluate
 
 TEXT = dataclasses.replace(BASE, image_size=0)

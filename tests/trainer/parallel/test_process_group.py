@@ -16,7 +16,7 @@ TRIALS = 2
 SCRIPT = """
 import os, sys, time
 import torch, torch.distributed as dist
-from energon_lite.trainer.parallel.process_group import end_process_group
+from energon_lite.trainer.parallel.mesh import end_process_group
 
 class EndsSlowly:
     def __init__(self):

@@ -17,10 +17,9 @@ from rank_processes import RunRanks
 from test_parity import BASE, OPTIMIZER, Layout, Run, make_steps, train_on
 
 from energon_lite.trainer.conversion.language_config import huggingface_config
-from energon_lite.trainer.conversion.language_tensors import huggingface_name
+from energon_lite.trainer.conversion.tensor_names import huggingface_name
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
-from energon_lite.trainer.optimizer.config import OptimizerConfig
-from energon_lite.trainer.optimizer.plain_optimizer import learning_rate
+from energon_lite.trainer.optimizer.config import OptimizerConfig, learning_rate
 
 CASES = 200
 #: Of these, what is run at any time: three of each kind, all axes with each.

@@ -9,7 +9,7 @@ import pytest
 
 from energon_lite.errors import ConfigError
 from energon_lite.trainer.data.config import DataConfig
-from energon_lite.trainer.data.run_encoder import make_task_encoder
+from energon_lite.trainer.data.loaders import make_task_encoder
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.models.presets import model_preset
 from energon_lite.trainer.training.config import OptimizerConfig, TrainerConfig

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+import energon_lite.extras
 from energon_lite.errors import UsageError
+from energon_lite.extras.inspect import MetricsFile, WandbRun
 from energon_lite.trainer import config_from_dict
-from energon_lite.trainer.training.metrics import MetricsFile, Progress, WandbRun, make_sinks
+from energon_lite.trainer.training.metrics import Progress, make_sinks
 
 VALUES: dict[str, Any] = {"loss": 2.5, "grad_norm": 1.0, "tokens": 12, "seconds": 0.1}
 
@@ -112,3 +114,16 @@ def test_without_weights_and_biases_the_error_names_what_to_install(
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UsageError, match=r"energon-lite\[wandb\]"):
         WandbRun(tmp_path, {}, {})
+
+
+def test_without_the_extra_there_is_only_the_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "energon_lite.extras.inspect", None)  # importing it fails
+    monkeypatch.delattr(energon_lite.extras, "inspect")
+    given: dict[str, Any] = {"data": {"path": "blend.yaml"}, "output": str(tmp_path)}
+    (sink,) = make_sinks(config_from_dict(given), 1)
+    sink.close()
+    assert isinstance(sink, Progress) and "metrics.jsonl is not written" in caplog.text
+    with pytest.raises(UsageError, match=r"train\.tensorboard needs the extra inspect"):
+        make_sinks(config_from_dict(given | {"train": {"tensorboard": True}}), 1)

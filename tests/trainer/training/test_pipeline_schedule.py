@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_schedule
+from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_order, pipeline_schedule
 
 sizes = {"stages": st.integers(1, 6), "micro_batches": st.integers(0, 13), "chunks": st.integers(1, 3)}
 Messages = dict[tuple[int, int, str], list[tuple[int, int]]]
@@ -107,3 +107,13 @@ def test_one_stage_accumulates() -> None:
 def test_two_chunks_by_hand() -> None:
     order = [str(action) for action in pipeline_schedule(1, 2, 2, chunks=2)]
     assert order == ["F0.0", "F1.0", "F0.1", "B0.1", "F1.1", "B1.1", "B0.0", "B1.0"]
+
+
+@given(st.lists(st.integers(0, 9)))
+def test_a_pipeline_begins_and_ends_with_what_is_short(times: list[int]) -> None:
+    order = pipeline_order(times)
+    assert sorted(order) == list(range(len(times)))
+    ordered = [times[number] for number in order]
+    peak = ordered.index(max(ordered)) if ordered else 0
+    assert ordered[: peak + 1] == sorted(ordered[: peak + 1])
+    assert ordered[peak:] == sorted(ordered[peak:], reverse=True)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.optimizer.config import SCHEDULES, OptimizerConfig
+from energon_lite.trainer.optimizer.config import SCHEDULES, OptimizerConfig, learning_rate
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
-from energon_lite.trainer.optimizer.plain_optimizer import AdamW, Optimizer, learning_rate
+from energon_lite.trainer.optimizer.plain_optimizer import AdamW, Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout, initialize_parameters, new_parameter
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from energon_lite.errors import ConfigError
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.config import TrainConfig
-from energon_lite.trainer.training.spikes import SpikeGuard
+from energon_lite.trainer.training.guards import SpikeGuard
 
 LOSSES = st.lists(st.sampled_from([1.0, 1.1, 1.4, 1.6, 2.0, 3.0, 9.0, math.nan, math.inf]), max_size=40)
 

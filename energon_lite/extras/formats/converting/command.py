@@ -14,8 +14,7 @@ from typing import Any
 
 import click
 
-from energon_lite.cli.job_options import job_options
-from energon_lite.cli.progress import progress
+from energon_lite.cli import bytes_of, job_options, progress
 from energon_lite.errors import DatasetError, UsageError, check_choice, counted
 from energon_lite.extras.formats.converting.samples import Sample, open_samples, read_samples
 from energon_lite.extras.formats.converting.writers import WRITERS, Mds, ShardWriter
@@ -27,7 +26,6 @@ from energon_lite.storage.read.opened_source import SingleSource
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
-from energon_lite.trainer.commands.convert_weights import bytes_of
 
 __all__ = ["command", "convert_dataset"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from energon_lite.cli import ExistingPath
 from energon_lite.cli.checkpoint import dataset_options
-from energon_lite.cli.local_paths import ExistingPath
 from energon_lite.errors import UsageError, counted
 from energon_lite.extras.inspect.auditing.audited_run import (
     AuditedRun,

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_lite.cli.dataset_arguments import batching_argument
-from energon_lite.cli.task_encoder_argument import make_task_encoder
+from energon_lite.cli import batching_argument, make_task_encoder
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import local_path

@@ -13,7 +13,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.cli.local_paths import ExistingPath
+from energon_lite.cli import ExistingPath
 from energon_lite.errors import UsageError, counted
 from energon_lite.extras.inspect.tracing.command import is_trace, read_runs
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import click
 
-from energon_lite.cli.local_paths import ExistingPath
-from energon_lite.cli.tables import aligned
+from energon_lite.cli import ExistingPath, aligned
 from energon_lite.errors import EnergonLiteError, UsageError, counted
 
 __all__ = ["Run", "chrome_events", "command", "is_trace", "read_runs", "sightings"]

@@ -339,7 +339,7 @@ def _main(what: str, results: int) -> None:
 
 def _measuring(what: What) -> Any:
     from energon_lite import Reading, WorkerConfig, get_train_dataset
-    from energon_lite.cli.task_encoder_argument import make_task_encoder
+    from energon_lite.cli import make_task_encoder
 
     def make(workers: int) -> Any:
         config = WorkerConfig(rank=0, world_size=1, num_workers=workers)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from energon_lite import __version__
-from energon_lite.trainer.doctor.finding import Finding
+from energon_lite.extras.tools.doctor.machine import Finding
 
 #: The largest tolerable difference of clocks in seconds: elastic rendezvous compares times of machines.
 MOST_SECONDS = 2.0

@@ -1,15 +1,24 @@
-"""The whole examination, of one process or of all ranks of a launch."""
+"""The whole examination, of one process or of all ranks of a launch, and its text."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain
+from itertools import chain, pairwise
 
-from energon_lite.trainer.doctor.finding import Finding
-from energon_lite.trainer.doctor.machine import accelerators, disk, launch, limits, processors, shared_memory, software
+from energon_lite.errors import UsageError
+from energon_lite.extras.tools.doctor.machine import (
+    Finding,
+    accelerators,
+    disk,
+    launch,
+    limits,
+    processors,
+    shared_memory,
+    software,
+)
 
 
 @dataclass(frozen=True)
@@ -73,9 +82,13 @@ def _together(mine: list[Finding], megabytes: int, timeout: float) -> Report:
     """Run the checks for which ranks must communicate."""
     import torch.distributed as dist
 
-    from energon_lite.trainer.doctor.links import alike, clocks, link_speed, own_facts
-    from energon_lite.trainer.parallel.mesh import start_process_group
-    from energon_lite.trainer.parallel.process_group import end_process_group
+    from energon_lite.extras.tools.doctor.links import alike, clocks, link_speed, own_facts
+
+    try:
+        from energon_lite.trainer import end_process_group, start_process_group
+    except ImportError:
+        fix = "install energon_lite with energon_lite/trainer, or examine one process"
+        raise UsageError("the examination of several ranks needs the trainer", fix=fix) from None
 
     made, limit = False, timedelta(seconds=timeout)
     try:
@@ -101,3 +114,30 @@ def _together(mine: list[Finding], megabytes: int, timeout: float) -> Report:
     finally:
         if made:
             end_process_group()
+
+
+def report_lines(by_rank: Sequence[Sequence[Finding]]) -> Iterator[str]:
+    """Yield the findings of all ranks as lines: each once, with the ranks that have it unless all do.
+
+    Findings of level ``ok`` are shown for the first rank only, because each rank has, for example, another number of
+    free bytes.
+    """
+    owners: dict[Finding, list[int]] = {}
+    for rank, findings in enumerate(by_rank):
+        for finding in findings:
+            if finding.level != "ok" or finding in by_rank[0]:
+                owners.setdefault(finding, []).append(rank)
+    width = max((len(finding.topic) for finding in owners), default=0)
+    for finding, ranks in owners.items():
+        who = "" if finding.level == "ok" or len(ranks) == len(by_rank) else f"  [{_ranks(ranks)}]"
+        yield f"{finding.level:8s} {finding.topic.ljust(width)}  {finding.text}{who}"
+        if finding.fix:
+            yield f"{'':8s} {'':{width}}  -> {finding.fix}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Abbreviate a list of ranks, such as ``ranks 0-3, 7``."""
+    starts = [ranks[0], *(b for a, b in pairwise(ranks) if b != a + 1)]
+    ends = [*(a for a, b in pairwise(ranks) if b != a + 1), ranks[-1]]
+    parts = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"

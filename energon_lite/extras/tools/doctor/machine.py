@@ -1,4 +1,4 @@
-"""Checks of one process: launcher, software, memory, limits, disk. They do not communicate."""
+"""A finding, and the checks of one process: launcher, software, memory, limits, disk. They do not communicate."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import resource
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
 
 from energon_lite.errors import counted
-from energon_lite.trainer.doctor.finding import Finding
 
 GIB = 2**30
 #: Optional packages: purpose, and the extra that installs them.
@@ -37,6 +38,25 @@ _OTHERS = {
     "mpiexec": "PMI_SIZE",
     "mpirun_rsh": "MV2_COMM_WORLD_SIZE",
 }
+
+Level = Literal["ok", "warning", "wrong"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check.
+
+    Args:
+        topic: subject in a word or two.
+        text: the observation.
+        level: ``wrong`` if training will fail or be far too slow; ``warning`` if it may be.
+        fix: advice.
+    """
+
+    topic: str
+    text: str
+    level: Level = "ok"
+    fix: str = ""
 
 
 def launch(environment: Mapping[str, str]) -> list[Finding]:

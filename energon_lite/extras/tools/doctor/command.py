@@ -27,8 +27,7 @@ def command(path: str, megabytes: int, timeout: float, as_json: bool) -> None:
     energon-lite doctor
     torchrun --standalone --nproc-per-node 8 -m energon_lite.cli.main doctor --path output
     """
-    from energon_lite.trainer.doctor.examination import examine
-    from energon_lite.trainer.doctor.finding import report_lines
+    from energon_lite.extras.tools.doctor.examination import examine, report_lines
 
     report = examine(path, megabytes=megabytes, timeout=timeout)
     if not report.speaks:

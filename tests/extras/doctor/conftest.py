@@ -9,7 +9,7 @@ import pytest
 import torch
 
 # Test folders are no packages; helpers are imported by their plain names.
-sys.path.insert(0, str(Path(__file__).parents[1] / "parallel"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "trainer" / "parallel"))
 
 from rank_processes import RunRanks
 from rank_processes import run_ranks as run

@@ -18,11 +18,19 @@ from click.testing import CliRunner
 from rank_processes import RunRanks
 
 from energon_lite.cli.main import main
-from energon_lite.trainer.doctor import links
-from energon_lite.trainer.doctor.examination import examine
-from energon_lite.trainer.doctor.finding import Finding, report_lines
-from energon_lite.trainer.doctor.links import alike, clocks, link_speed, own_facts
-from energon_lite.trainer.doctor.machine import accelerators, disk, launch, limits, processors, shared_memory, software
+from energon_lite.extras.tools.doctor import links
+from energon_lite.extras.tools.doctor.examination import examine, report_lines
+from energon_lite.extras.tools.doctor.links import alike, clocks, link_speed, own_facts
+from energon_lite.extras.tools.doctor.machine import (
+    Finding,
+    accelerators,
+    disk,
+    launch,
+    limits,
+    processors,
+    shared_memory,
+    software,
+)
 
 GIB = 2**30
 TORCHRUN = {
