@@ -2,7 +2,7 @@
 
     python tools/site/reference.py      # writes docs/reference/*.md
 
-A page has a table of names, each with the first sentence of its docstring. A name is in the table of one page; pages of
+A page has a list of names, each with the first sentence of its docstring. A name is in the list of one page; pages of
 other packages that export it link to that page. The site adds the whole docstrings (``hooks.py``). Files are parsed and
 never imported, so that the pages do not depend on the packages that are installed.
 """
@@ -24,7 +24,8 @@ FOLDER = ROOT / "docs" / "reference"
 #: A role of a docstring: :class:`~energon_lite.Batch`.
 ROLE = re.compile(r":(?:\w+):`~?([\w.]+)`")
 _MADE = "<!-- made by tools/site/reference.py -->"
-_MODULE_OR_NAME = re.compile(r"^(?:## `(?P<module>[\w.]+)`|\| `(?P<name>\w+)` \|.*)$", re.M)
+#: A heading, a name with its description, or names without one.
+_MODULE_OR_NAME = re.compile(r"^(?:## `(?P<module>[\w.]+)`|\* `(?P<name>\w+)`: .*|\* Also (?P<names>.*)\.)$", re.M)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,12 @@ class Page:
 FIRST = (
     *("WorkerConfig", "get_train_dataset", "get_val_dataset", "get_savable_loader"),
     *("TaskEncoder", "Cooker", "Sample", "SkipSample", "ByTokens", "Capacity"),
+)
+#: Functions that the library itself calls; pages list them without descriptions.
+HELPERS = frozenset(
+    "base_fields_of check_choice check_hooks check_stores context_parallel_positions cook_function counted cut_sequence "
+    "did_you_mean digest_text failure_tolerances field_of find_weights hooks_of is_overridden lending listed nearest "
+    "new_parameter own_hooks place_of require returns_its_argument running_context seeded_hooks".split()
 )
 _FRAMEWORKS = ("accelerate", "lightning", "megatron", "ray", "torchtitan", "transformers", "verl")
 #: A name that several packages export is on the first of their pages.
@@ -221,11 +228,14 @@ def texts() -> dict[str, str]:
 
 
 def _section(page: Page, module: str) -> str:
-    """Return the part of a page about one module: its description, its table, and links for names of other pages."""
+    """Return the part of a page about one module: its description, its list, and links for names of other pages."""
     definitions = [(name, definition(module, name)) for name in public_names(module)]
-    rows = [f"| `{name}` | {one.sentence} |" for name, one in definitions if _pages_of_names()[one] == page]
+    own = [(name, one.sentence) for name, one in definitions if _pages_of_names()[one] == page]
+    brief = [f"`{name}`" for name, sentence in own if name in HELPERS or re.fullmatch(r"`[^`]+`", sentence)]
+    rows = [f"* `{name}`: {sentence}" for name, sentence in own if f"`{name}`" not in brief]
+    rows += [f"* Also {', '.join(brief)}."] if brief else []
     about = _markdown(_paragraph(ast.get_docstring(ast.parse(_files(module)[-1].read_text()))))
-    parts = [f"## `{module}`", about, "\n".join(["| name | description |", "|---|---|", *rows])]
+    parts = [f"## `{module}`", about, "\n".join(rows)]
     for other in PAGES if page.links else ():
         names = [f"`{name}`" for name, one in definitions if _pages_of_names()[one] == other != page]
         if names:
@@ -234,13 +244,12 @@ def _section(page: Page, module: str) -> str:
 
 
 def listed(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the module and the name of each row in the tables of a page."""
+    """Yield the module and the name of each entry in the lists of a page."""
     module = ""
     for found in _MODULE_OR_NAME.finditer(text):
-        if found["module"]:
-            module = found["module"]
-        else:
-            yield module, found["name"]
+        module = found["module"] or module
+        for name in re.findall(r"\w+", found["name"] or found["names"] or ""):
+            yield module, name
 
 
 def _write() -> None:
