@@ -2,7 +2,7 @@
 
     python tools/site/reference.py      # writes docs/reference/*.md
 
-A page has a list of names, each with the first sentence of its docstring. A name is in the list of one page; pages of
+A page has a list of names, each with the first clause of its docstring. A name is in the list of one page; pages of
 other packages that export it link to that page. The site adds the whole docstrings (``hooks.py``). Files are parsed and
 never imported, so that the pages do not depend on the packages that are installed.
 """
@@ -56,9 +56,12 @@ FIRST = (
 )
 #: Functions that the library itself calls; pages list them without descriptions.
 HELPERS = frozenset(
-    "base_fields_of check_choice check_hooks check_stores context_parallel_positions cook_function counted cut_sequence "
-    "did_you_mean digest_text failure_tolerances field_of find_weights hooks_of is_overridden lending listed nearest "
-    "new_parameter own_hooks place_of require returns_its_argument running_context seeded_hooks".split()
+    (
+        *("base_fields_of", "check_choice", "check_hooks", "check_stores", "context_parallel_positions"),
+        *("cook_function", "counted", "cut_sequence", "did_you_mean", "digest_text", "failure_tolerances", "field_of"),
+        *("find_weights", "hooks_of", "is_overridden", "lending", "listed", "nearest", "new_parameter", "own_hooks"),
+        *("place_of", "require", "returns_its_argument", "running_context", "seeded_hooks"),
+    )
 )
 _FRAMEWORKS = ("accelerate", "lightning", "megatron", "ray", "torchtitan", "transformers", "verl")
 #: A name that several packages export is on the first of their pages.
@@ -199,6 +202,15 @@ def first_sentence(docstring: str | None) -> str:
     return re.sub(r":$", ".", _markdown(sentence[0]).replace("|", "\\|")) if sentence else ""
 
 
+def _first_clause(sentence: str) -> str:
+    """Return a sentence up to its first colon or semicolon outside of code and brackets, if three words come before."""
+    for found in re.finditer(r"[:;] ", sentence):
+        clause = sentence[: found.start()]
+        if clause.count("`") % 2 == 0 and clause.count("(") == clause.count(")") and clause.count(" ") >= 2:
+            return f"{clause}."
+    return sentence
+
+
 def _paragraph(docstring: str | None) -> str:
     return " ".join(inspect.cleandoc(docstring or "").split("\n\n")[0].split())
 
@@ -232,7 +244,7 @@ def _section(page: Page, module: str) -> str:
     definitions = [(name, definition(module, name)) for name in public_names(module)]
     own = [(name, one.sentence) for name, one in definitions if _pages_of_names()[one] == page]
     brief = [f"`{name}`" for name, sentence in own if name in HELPERS or re.fullmatch(r"`[^`]+`", sentence)]
-    rows = [f"* `{name}`: {sentence}" for name, sentence in own if f"`{name}`" not in brief]
+    rows = [f"* `{name}`: {_first_clause(sentence)}" for name, sentence in own if f"`{name}`" not in brief]
     rows += [f"* Also {', '.join(brief)}."] if brief else []
     about = _markdown(_paragraph(ast.get_docstring(ast.parse(_files(module)[-1].read_text()))))
     parts = [f"## `{module}`", about, "\n".join(rows)]
