@@ -83,8 +83,6 @@ def on_post_build(config: Any) -> None:
 def _with_docstrings(markdown: str) -> str:
     names = list(listed(markdown))
     for module, name in names:
-        # The character before keeps names in descriptions as they are.
-        markdown = re.sub(
-            rf"^(\* |\* Also .*?)`{name}`", rf"\1[`{name}`](#{module}.{name})", markdown, count=1, flags=re.M
-        )
+        entry = rf"^(\* (?:Also )?(?:\S+, )*)`{name}`(?=[:,.])"  # not a name inside of a description
+        markdown = re.sub(entry, rf"\1[`{name}`](#{module}.{name})", markdown, count=1, flags=re.M)
     return "\n\n".join([markdown, *(f"::: {module}.{name}" for module, name in names)]) + "\n"

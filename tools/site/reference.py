@@ -25,7 +25,9 @@ FOLDER = ROOT / "docs" / "reference"
 ROLE = re.compile(r":(?:\w+):`~?([\w.]+)`")
 _MADE = "<!-- made by tools/site/reference.py -->"
 #: A heading, a name with its description, or names without one.
-_MODULE_OR_NAME = re.compile(r"^(?:## `(?P<module>[\w.]+)`|\* `(?P<name>\w+)`: .*|\* Also (?P<names>.*)\.)$", re.M)
+_MODULE_OR_NAME = re.compile(
+    r"^(?:## `(?P<module>[\w.]+)`|\* `(?P<name>\w+)`: .*|\* (?:Also )?(?P<names>`\w+`(?:, `\w+`)*)\.)$", re.M
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Page:
         modules: packages and modules whose public names the page has.
         only: prefixes of modules; names that are defined elsewhere are left to later pages. Empty: all names.
         links: whether names of these modules that have another page are listed with a link to it.
+        brief: whether names stand without descriptions, because a guide has them.
     """
 
     stem: str
@@ -47,6 +50,7 @@ class Page:
     modules: tuple[str, ...]
     only: tuple[str, ...] = ()
     links: bool = True
+    brief: bool = False
 
 
 #: Names that are taught first, in the order in which a reader meets them; they stand first in the table of the top.
@@ -129,6 +133,7 @@ PAGES = (
         "[coming from Megatron-Energon](../from-energon.md).",
         ("energon_lite.extras.energon",),
         links=False,
+        brief=True,
     ),
 )
 
@@ -243,9 +248,11 @@ def _section(page: Page, module: str) -> str:
     """Return the part of a page about one module: its description, its list, and links for names of other pages."""
     definitions = [(name, definition(module, name)) for name in public_names(module)]
     own = [(name, one.sentence) for name, one in definitions if _pages_of_names()[one] == page]
-    brief = [f"`{name}`" for name, sentence in own if name in HELPERS or re.fullmatch(r"`[^`]+`", sentence)]
+    brief = [
+        f"`{name}`" for name, sentence in own if page.brief or name in HELPERS or re.fullmatch("`[^`]+`", sentence)
+    ]
     rows = [f"* `{name}`: {_first_clause(sentence)}" for name, sentence in own if f"`{name}`" not in brief]
-    rows += [f"* Also {', '.join(brief)}."] if brief else []
+    rows += [f"* {'Also ' if rows else ''}{', '.join(brief)}."] if brief else []
     about = _markdown(_paragraph(ast.get_docstring(ast.parse(_files(module)[-1].read_text()))))
     parts = [f"## `{module}`", about, "\n".join(rows)]
     for other in PAGES if page.links else ():
