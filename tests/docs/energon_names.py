@@ -37,8 +37,12 @@ def tables() -> str:
         for (one, note), alike in rows.items():
             if one == verdict:
                 lines.append(f"* {', '.join(f'`{name}`' for name in alike)}: {note}")
-    lines += ["", "**Modules** below `megatron.energon` can be imported, except internal ones:", ""]
-    lines += [f"* `{name}`: {why}" for name, why in INTERNAL.items()]
+    internal = ", ".join(f"`{name}`" for name in INTERNAL)
+    lines += [
+        "",
+        "**Modules** below `megatron.energon` can be imported, except internal ones, whose import is an error",
+    ]
+    lines += [f"that names the replacement: {internal}."]
     return "\n".join(lines)
 
 
