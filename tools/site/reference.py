@@ -106,7 +106,7 @@ PAGES = (
         tuple(f"energon_lite.trainer.{room}" for room in ("parallel", "optimizer", "checkpointing", "models.tensor_")),
     ),
     Page("trainer", "Trainer: runs, data and models", "See [the trainer](../trainer.md).", ("energon_lite.trainer",)),
-    Page("media", "Audio and video", "See [audio and video](../media.md).", ("energon_lite.extras.media",)),
+    Page("media", "Audio and video", "See [audio and video](../media.md).", ("energon_lite.extras.media",), brief=True),
     Page("balance", "Balance", "See [even work](../balance.md).", ("energon_lite.extras.balance",)),
     Page(
         "inspect",
@@ -125,6 +125,7 @@ PAGES = (
         "Frameworks",
         "Each module is imported by its own name and needs the package that it is named after.",
         tuple(f"energon_lite.extras.frameworks.{name}" for name in _FRAMEWORKS),
+        brief=True,
     ),
     Page(
         "energon",
