@@ -2,9 +2,9 @@
 
     python tools/site/reference.py      # writes docs/reference/*.md
 
-A page has a list of names, each with the first clause of its docstring. A name is in the list of one page; pages of
-other packages that export it link to that page. The site adds the whole docstrings (``hooks.py``). Files are parsed and
-never imported, so that the pages do not depend on the packages that are installed.
+A page has a list of names; those of the core have the first clause of their docstring. A name is in the list of one
+page; pages of other packages that export it link to that page. The site adds the whole docstrings (``hooks.py``). Files
+are parsed and never imported, so that the pages do not depend on the packages that are installed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Page:
         modules: packages and modules whose public names the page has.
         only: prefixes of modules; names that are defined elsewhere are left to later pages. Empty: all names.
         links: whether names of these modules that have another page are listed with a link to it.
-        brief: whether names stand without descriptions, because a guide has them.
+        brief: whether names stand without descriptions: those of the trainer and of extras, which have guides.
     """
 
     stem: str
@@ -104,21 +104,30 @@ PAGES = (
         "See [the optimizer](../optimizer.md) and [checkpoints](../trainer.md#checkpoints).",
         ("energon_lite.trainer",),
         tuple(f"energon_lite.trainer.{room}" for room in ("parallel", "optimizer", "checkpointing", "models.tensor_")),
+        brief=True,
     ),
-    Page("trainer", "Trainer: runs, data and models", "See [the trainer](../trainer.md).", ("energon_lite.trainer",)),
+    Page(
+        "trainer",
+        "Trainer: runs, data and models",
+        "See [the trainer](../trainer.md).",
+        ("energon_lite.trainer",),
+        brief=True,
+    ),
     Page("media", "Audio and video", "See [audio and video](../media.md).", ("energon_lite.extras.media",), brief=True),
-    Page("balance", "Balance", "See [even work](../balance.md).", ("energon_lite.extras.balance",)),
+    Page("balance", "Balance", "See [even work](../balance.md).", ("energon_lite.extras.balance",), brief=True),
     Page(
         "inspect",
         "Inspection",
         "See [metrics](../metrics.md) and [the history of samples](../audit.md).",
         ("energon_lite.extras.inspect",),
+        brief=True,
     ),
     Page(
         "tools",
         "Tools",
         "See [packed lists](../packed_list.md) and [packing](../packing.md).",
         ("energon_lite.extras.tools",),
+        brief=True,
     ),
     Page(
         "frameworks",
