@@ -2,8 +2,8 @@
 
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
-``DECODERS``, ``PREPARE_STEPS``, ``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``. A guest that is deleted takes its
-entries with it.
+``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``,
+``METADATASET_KEYS``. A guest that is deleted takes its entries with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -29,13 +29,18 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 __all__ = [
+    "ColumnOption",
+    "Columns",
     "Command",
     "Decoder",
     "PrepareStep",
     "SourceFormat",
+    "columns",
     "commands",
+    "cost_models",
     "decoders",
     "load",
+    "metadataset_keys",
     "observers",
     "prepare_steps",
     "range_readers",
@@ -79,6 +84,33 @@ class SourceFormat(NamedTuple):
     marker: str = ""
 
 
+class ColumnOption(NamedTuple):
+    """Option of ``measure`` and ``prepare`` that requests columns; see :class:`Columns`.
+
+    Args:
+        help: one line.
+        metavar: form of its value; empty: it is a flag.
+    """
+
+    help: str
+    metavar: str = ""
+
+
+class Columns(NamedTuple):
+    """Columns that ``measure`` and ``prepare`` compute from stored parts. Table ``COLUMNS``, by any name.
+
+    Args:
+        target: ``module:function``, called with the values of the options, by name, if one of them is given: a text or
+            None, or a bool for a flag; returns :class:`~energon_lite.loading.measuring.part_columns.RequestedColumns`.
+        names: names of the columns, none of which ``--column`` can store at the same time.
+        options: by name, one word: ``{"images": ...}`` is ``--images``.
+    """
+
+    target: str
+    names: tuple[str, ...]
+    options: Mapping[str, ColumnOption]
+
+
 class Decoder(NamedTuple):
     """A decoder of parts of samples. Table ``DECODERS``, by name. The form that the decoder ``av`` gives to parts is
     :class:`~energon_lite.storage.SampleDecoder`'s argument ``av_decode``.
@@ -120,6 +152,20 @@ def source_formats() -> dict[str, SourceFormat]:
     return _merged("SOURCES")
 
 
+def columns() -> dict[str, Columns]:
+    """Return the columns of all guests."""
+    return _merged("COLUMNS")
+
+
+def cost_models() -> dict[str, str]:
+    """Return the cost models of all guests, by the name in documents. Table ``COST_MODELS``.
+
+    A value is ``module:function``, called with the document's :class:`~energon_lite.documents.node.Node`, or with None
+    for a model without costs; returns a :class:`~energon_lite.batching.step_balancer.StepCostModel`.
+    """
+    return _merged("COST_MODELS")
+
+
 def decoders() -> dict[str, Decoder]:
     """Return the decoders of all guests, by name."""
     return _merged("DECODERS")
@@ -155,6 +201,15 @@ def observers() -> dict[str, str]:
     :func:`~energon_lite.loading.batch_observer.open_observer`.
     """
     return _merged("OBSERVERS")
+
+
+def metadataset_keys() -> dict[str, str]:
+    """Return the functions of guests that open the data sets of a key of metadatasets, by key.
+
+    Table ``METADATASET_KEYS``. A value is ``module:object``; for keys and types of the objects see
+    :mod:`energon_lite.loading.makers.metadataset_keys`.
+    """
+    return _merged("METADATASET_KEYS")
 
 
 def load(target: str) -> Any:

@@ -17,9 +17,9 @@ import numpy as np
 from energon_lite.batching.balance import assign
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.copies import keep_apart
+from energon_lite.batching.exchange import exchange_samples
 from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.extras.balance.exchange import exchange_samples
-from energon_lite.extras.balance.step_costs import StepCosts
+from energon_lite.batching.step_balancer import StepBalancer
 
 __all__ = ["STEP_VERSION", "even_step", "rank_slot", "whole_steps"]
 
@@ -40,7 +40,7 @@ def whole_steps(
     step: int,
     capacity: Capacity | None = None,
     sample: Ints | None = None,
-    costs: StepCosts | None = None,
+    balancer: StepBalancer | None = None,
 ) -> MicroBatches:
     """Divide the samples of the last, partial step among a full number of micro-batches.
 
@@ -54,7 +54,7 @@ def whole_steps(
         capacity: capacity of a packed micro-batch; None: halve.
         sample: the number of the sample at each position of the chunk, such that copies go into different
             micro-batches; None: no sample repeats.
-        costs: costs with a limit of images; None: there is no such limit.
+        balancer: balancer with a limit of images; None: there is no such limit.
 
     Example:
         >>> [part.tolist() for part in whole_steps(Fixed(4).plan(np.array([1, 1, 1, 1, 1])), step=3)]
@@ -67,10 +67,10 @@ def whole_steps(
     lengths = batches.length[start:]
     assignments = None
     if batches.packed and capacity is not None:
-        if costs is None:
+        if balancer is None:
             sizes, limits = capacity.sizes(lengths)[None], [capacity.limit]
         else:
-            sizes, limits = costs.sizes(batches, capacity)
+            sizes, limits = balancer.sizes(batches, capacity)
         owner = np.arange(len(batches.sample)) if sample is None else sample[batches.sample]
         assignments = _assigned(sizes[:, -len(lengths) :].T.tolist(), step, limits, owner[start:].tolist())
     if assignments is None:
@@ -120,7 +120,7 @@ def _halved(lengths: Ints, edges: list[int], count: int) -> list[Ints]:
 def even_step(batches: MicroBatches, capacity: Capacity | None, sample: Ints | None = None) -> MicroBatches:
     """Balance attention cost and tokens over the micro-batches of one step, and sort them, costliest first.
 
-    Samples of packed micro-batches are swapped (:func:`~energon_lite.extras.balance.exchange.exchange_samples`).
+    Samples of packed micro-batches are swapped (:func:`~energon_lite.batching.exchange.exchange_samples`).
     Padded ones are only sorted: a swap would add padding. :func:`rank_slot` relies on this order.
 
     Args:

@@ -17,11 +17,11 @@ from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.oversize import Counts
 from energon_lite.batching.plan import Place, Plan
 from energon_lite.batching.plans_ahead import PlansAhead
+from energon_lite.batching.step_balancer import TOKENS, CostColumns, StepBalancer
 from energon_lite.batching.steps import even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import CHUNK, Strategy, describe, packing_capacity
 from energon_lite.batching.token_lengths import Lengths
 from energon_lite.errors import UsageError
-from energon_lite.extras.balance.step_costs import CostColumns, StepCosts, even_step_costs, within_image_limit
 from energon_lite.order import Order
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.orders import Addresses
@@ -47,7 +47,7 @@ class PlannedChunk:
         lengths: lengths of these samples, as planned.
         capacity: capacity of packed micro-batches that are balanced; None: no samples are swapped between them.
         stretches: the stretches of these samples that are kept apart.
-        costs: costs of these samples; None: steps are balanced in tokens and attention.
+        balancer: balancer by the costs of these samples; None: steps are balanced in tokens and attention.
     """
 
     batches: MicroBatches
@@ -55,7 +55,7 @@ class PlannedChunk:
     lengths: Ints
     capacity: Capacity | None = None
     stretches: Stretches = ONE_STRETCH
-    costs: StepCosts | None = None
+    balancer: StepBalancer | None = None
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -67,10 +67,10 @@ class PlannedChunk:
     def step_spans(self, first: int, count: int) -> list[list[Span]]:
         """Samples of each of ``count`` micro-batches from ``first`` on, which form a step, after balancing."""
         step = self.batches.select(np.arange(first, first + count))
-        if self.costs is None:
+        if self.balancer is None:
             even = even_step(step, self.capacity, self.stretches.sample)
         else:
-            even = even_step_costs(step, self.capacity, self.costs, self.stretches.sample)
+            even = self.balancer.even(step, self.capacity, self.stretches.sample)
         return [self._spans(even, number) for number in range(count)]
 
     def _spans(self, batches: MicroBatches, number: int) -> list[Span]:
@@ -109,7 +109,8 @@ class TokenPlan(Plan):
         seed: 64 bits.
         chunk: positions that are planned together.
         step: micro-batches in a step; None: unknown, so steps are not balanced.
-        costs: costs of each leaf's samples, all of which are balanced if there is a step. None: tokens and attention.
+        costs: cost model, and columns of each leaf's samples; all costs are balanced if there is a step. None: tokens
+            and attention.
 
     Example:
         >>> plan = TokenPlan(ConcatOrder([4]), Fixed(2), [np.array([5, 6, 7, 8])], seed=0)
@@ -124,7 +125,7 @@ class TokenPlan(Plan):
     seed: int = 0
     chunk: int = CHUNK
     step: int | None = None
-    costs: Sequence[CostColumns] | None = None
+    costs: CostColumns | None = None
 
     def __post_init__(self) -> None:
         at_least_one("give at least 1 sample", plan_chunk=self.chunk)
@@ -239,42 +240,31 @@ class TokenPlan(Plan):
             seed=hash_ints(self.seed, _PLAN, pass_number, number),
             key_lengths=None if self.key_lengths is None else _lengths_at(addresses, self.key_lengths),
         )
-        costs = None if self.costs is None else _costs_at(addresses, lengths, self.costs)
+        balancer = None if self.costs is None else _balancer(addresses, lengths, self.costs)
         capacity = packing_capacity(self.strategy)
-        if costs is not None and capacity is not None:
-            batches = within_image_limit(batches, capacity, costs, stretches.edges)
+        if balancer is not None and capacity is not None:
+            batches = balancer.within_limits(batches, capacity, stretches.edges)
         if self.step is None:
             return PlannedChunk(batches, addresses, lengths, stretches=stretches)
-        batches = whole_steps(batches, self.step, capacity, stretches.sample, costs)
-        return PlannedChunk(batches, addresses, lengths, capacity, stretches, costs)
+        batches = whole_steps(batches, self.step, capacity, stretches.sample, balancer)
+        return PlannedChunk(batches, addresses, lengths, capacity, stretches, balancer)
 
 
-def _lengths_at(addresses: Addresses, lengths: Sequence[Lengths]) -> Ints:
-    """Lengths of the samples at the addresses, ``[k]``."""
+def _lengths_at(addresses: Addresses, lengths: Sequence[Lengths], name: str = "") -> Ints:
+    """Lengths of the samples at the addresses, or values of another column of that name, ``[k]``."""
     values_at = np.empty(len(addresses.leaf), dtype=np.int64)
     by_leaf = np.argsort(addresses.leaf, kind="stable")
     edges = np.searchsorted(addresses.leaf[by_leaf], np.arange(len(lengths) + 1))
     for leaf, values in enumerate(lengths):
         here = by_leaf[edges[leaf] : edges[leaf + 1]]
         if len(here):
-            values_at[here] = checked_lengths(values[addresses.index[here]], f"the lengths of data set {leaf}")
+            values_at[here] = checked_lengths(values[addresses.index[here]], name or f"the lengths of data set {leaf}")
     return values_at
 
 
-def _costs_at(addresses: Addresses, lengths: Ints, columns: Sequence[CostColumns]) -> StepCosts:
-    """Costs of the samples at the addresses."""
-    rows: Ints | None = None
-    images: Ints | None = None
-    for leaf, own in enumerate(columns):
-        here = np.flatnonzero(addresses.leaf == leaf)
-        index = addresses.index[here]
-        leaf_rows = own.rows(index, lengths[here])
-        leaf_images = own.images(index)
-        if rows is None:
-            rows = np.zeros((len(leaf_rows), len(lengths)), dtype=np.int64)
-        rows[:, here] = leaf_rows
-        if leaf_images is not None:
-            images = np.zeros(len(lengths), dtype=np.int64) if images is None else images
-            images[here] = leaf_images
-    assert rows is not None, "a plan has leaves"
-    return StepCosts(rows, lengths, images, columns[0].max_images)
+def _balancer(addresses: Addresses, lengths: Ints, costs: CostColumns) -> StepBalancer:
+    """Balancer of the samples at the addresses."""
+    sizes = {TOKENS: lengths}
+    for name in costs.leaves[0]:
+        sizes[name] = _lengths_at(addresses, [columns[name] for columns in costs.leaves], name)
+    return costs.model.balancer(sizes, costs.max_images)

@@ -9,7 +9,7 @@ import click
 from energon_lite.documents import parse_yaml
 
 if TYPE_CHECKING:
-    from energon_lite.config.metadataset import LeafSpec
+    from energon_lite.config.leaf_spec import LeafSpec
     from energon_lite.storage.read.opened_source import AnySource
 
 __all__ = ["batching_argument", "open_dataset", "split_config_option", "split_part_option", "strategy_document"]

@@ -15,7 +15,8 @@ import click
 from energon_lite.cli.dataset_arguments import open_dataset, split_config_option, split_part_option
 from energon_lite.cli.dataset_facts import fact_lines, folder_facts
 from energon_lite.cli.tables import aligned
-from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path
 from energon_lite.errors import counted
 from energon_lite.loading.blend_facts import LeafFacts, leaf_facts

@@ -14,10 +14,11 @@ import click
 
 from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.local_paths import local_dataset
-from energon_lite.cli.part_options import AskedParts, asked_parts, part_options
+from energon_lite.cli.part_options import PART_OPTIONS, AskedParts, asked_parts, part_options
 from energon_lite.cli.progress import progress, show_share
 from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
-from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.errors import UsageError, counted
 from energon_lite.loading.leaves import dataset_config_of, find_leaves, open_whole, refuse_join
@@ -78,8 +79,8 @@ def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> 
     length of a tensor is its first dimension, that of a list its number of items, that of an integer its value.
 
     The result of the encoder's method sample_costs(encoded), a dict of integers and lists, is stored as further
-    columns. --column, --images, --patches and --checksums add columns of data stored in the shards. For these, and for
-    a --length-field that is a part, no encoder is needed.
+    columns. Options such as --column and --checksums add columns of data stored in the shards. For these, and for a
+    --length-field that is a part, no encoder is needed.
 
     A run that was killed continues when it is started again. A further run measures changed or added shards, and failed
     samples. Under torchrun, or with --rank and --world-size, processes share the work.
@@ -87,7 +88,7 @@ def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> 
     \b
     Example:
       energon-lite measure data/coco --task-encoder train:Captions
-      energon-lite measure data/coco --images --patches 14 --column bytes=jpg
+      energon-lite measure data/coco --column bytes=jpg
     """
     path, trust_code = local_dataset(path, "measure"), asked["trust_code"]
     if asked["name"]:
@@ -114,7 +115,7 @@ def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> 
         }
         leaf = open_whole(same[0], encoder, trust_code)
         assert isinstance(leaf.source, WebdatasetSource)  # other sources cannot store columns
-        by_parts = part_columns(leaf.source, parts.columns, images=parts.images, patches=parts.patches)
+        by_parts = part_columns(leaf.source, *parts)
         maker = Maker(settings, code_hash(encoder), _command_line(path), any_code=asked["same_encoder"])
         with measuring(same[0].path, asked["show_progress"]) as show:
             report = measure(
@@ -139,7 +140,7 @@ def _measure_parts(
         raise UsageError(
             "nothing says what is to be measured",
             where=path,
-            fix="give --task-encoder module:Class; or --images, --column NAME=PART or --length-field PART",
+            fix="give --task-encoder module:Class; or --column NAME=PART or --length-field PART",
         )
     if asked["split_parts"]:
         raise UsageError(
@@ -151,8 +152,7 @@ def _measure_parts(
                 folder,
                 length,
                 columns=parts.columns,
-                images=parts.images,
-                patches=parts.patches,
+                others=parts.others,
                 name=asked["name"],
                 by="measure",
                 command=_command_line(path),
@@ -228,7 +228,7 @@ def _reading(spec: LeafSpec, trust_code: bool) -> dict[str, Any]:
 _DECIDING = {
     *("task_encoder", "length_field", "name", "split_parts"),
     *("dataset_config", "split_config", "subflavors", "trust_code"),
-    *("columns", "images", "patches", "checksums"),
+    *PART_OPTIONS,
 }
 
 

@@ -1,21 +1,27 @@
-"""Options of commands that store columns of parts: ``--column``, ``--images``, ``--patches``, ``--checksums``."""
+"""Options of commands that store columns of parts: ``--column``, ``--checksums``, and those of guests."""
 
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from energon_lite.entry_points import columns as columns_of_guests
+from energon_lite.entry_points import load
 from energon_lite.errors import UsageError
 from energon_lite.storage.index.columns import CHECKSUMS
 
 if TYPE_CHECKING:
-    from energon_lite.extras.balance.image_patches import ImagePatches
+    from energon_lite.loading.measuring.part_columns import RequestedColumns  # imports torch
 
-__all__ = ["AskedParts", "asked_parts", "part_options", "part_words"]
+__all__ = ["PART_OPTIONS", "AskedParts", "asked_parts", "part_options", "part_words"]
+
+#: Options of guests, by name.
+_OF_GUESTS = {name: option for guest in columns_of_guests().values() for name, option in guest.options.items()}
+#: Names of the values of all options.
+PART_OPTIONS = ("columns", *_OF_GUESTS, "checksums")
 
 
 class AskedParts(NamedTuple):
@@ -23,16 +29,14 @@ class AskedParts(NamedTuple):
 
     Attributes:
         columns: name of the column -> part whose values it stores.
-        images: True for the sizes of images.
-        patches: rule for the number of patches of an image.
+        others: columns of guests.
     """
 
     columns: dict[str, str]
-    images: bool
-    patches: ImagePatches | None
+    others: tuple[RequestedColumns, ...]
 
     def __bool__(self) -> bool:
-        return bool(self.columns or self.images or self.patches is not None)
+        return bool(self.columns or self.others)
 
 
 def part_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -47,20 +51,13 @@ def part_options(command: Callable[..., None]) -> Callable[..., None]:
             "in a part (json.loss_tokens).",
         ),
         click.option(
-            "--images",
-            is_flag=True,
-            help="Add the columns images and image_sizes: number of images, and their heights and widths.",
-        ),
-        click.option(
-            "--patches",
-            metavar="JSON",
-            help='Rule for the patches of an image: \'{"patch_size": 14, "multiple": 28}\' (also image_size, '
-            "min_pixels, max_pixels). Adds the columns patches, squared_patches, image_patches, and those of --images.",
-        ),
-        click.option(
             "--checksums",
             is_flag=True,
             help="Add a checksum of each part, by which it is verified on each read. Reads all shards once.",
+        ),
+        *(
+            click.option(f"--{name}", metavar=option.metavar or None, is_flag=not option.metavar, help=option.help)
+            for name, option in _OF_GUESTS.items()
         ),
     ]
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
@@ -82,33 +79,20 @@ def asked_parts(asked: Mapping[str, Any]) -> AskedParts:
         columns[name] = field
     if asked["checksums"]:
         columns[CHECKSUMS] = "crc32"
-    return AskedParts(columns, asked["images"], _patches(asked["patches"]))
+    others = []
+    for guest in columns_of_guests().values():
+        given = {name: asked[name] for name in guest.options}
+        if any(value not in (None, False) for value in given.values()):
+            make: Callable[[Mapping[str, str | bool | None]], RequestedColumns] = load(guest.target)
+            others.append(make(given))
+    return AskedParts(columns, tuple(others))
 
 
 def part_words(asked: Mapping[str, Any]) -> list[str]:
     """Format the options as words of a command line."""
-    words = [word for column in asked["columns"] for word in ("--column", column)] + ["--checksums"] * asked[
-        "checksums"
-    ]
-    return (
-        words + ["--images"] * asked["images"] + ([] if asked["patches"] is None else ["--patches", asked["patches"]])
-    )
-
-
-def _patches(text: str | None) -> ImagePatches | None:
-    if text is None:
-        return None
-    from energon_lite.extras.balance.image_patches import ImagePatches
-
-    cure = 'write it like --patches \'{"patch_size": 14, "multiple": 28}\', in single quotes; or --patches 14'
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"--patches is not JSON: {error}", fix=cure) from None
-    value = {"patch_size": value} if isinstance(value, int) and not isinstance(value, bool) else value
-    if not isinstance(value, dict) or any(type(number) is not int for number in value.values()):
-        raise UsageError("--patches is no JSON object of whole numbers", fix=cure)
-    try:
-        return ImagePatches(**value)
-    except TypeError as error:
-        raise UsageError(f"--patches: {error}", fix=cure) from None
+    words = [word for column in asked["columns"] for word in ("--column", column)]
+    words += ["--checksums"] * asked["checksums"]
+    for name in _OF_GUESTS:
+        value = asked[name]
+        words += [] if value in (None, False) else [f"--{name}"] if value is True else [f"--{name}", value]
+    return words

@@ -21,7 +21,8 @@ from energon_lite.cli.local_paths import local_dataset
 from energon_lite.cli.next_step import show_next_step
 from energon_lite.cli.part_options import asked_parts, part_options, part_words
 from energon_lite.cli.progress import progress, show_share
-from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.entry_points import load, prepare_steps
 from energon_lite.errors import ConfigError, EmptyDatasetError, EnergonLiteError, UsageError, counted
@@ -144,9 +145,7 @@ def _prepare_url(url: str, asked: _Asked) -> None:
     for name in asked["steps"]:
         what = f"{prepare_steps()[name].options} works on local folders"
         raise UsageError(what, where=url, fix="leave it out; or use a local copy")
-    options = {"--length-field": "length_field", "--column": "columns", "--images": "images", "--patches": "patches"}
-    options["--checksums"] = "checksums"
-    if wanted := [option for option, name in options.items() if asked[name]]:
+    if wanted := ["--length-field"] * bool(asked["length_field"]) + part_words(asked):
         raise UsageError(
             f"{wanted[0]} works on local folders",
             where=url,
@@ -365,8 +364,7 @@ def _store_lengths(root: str, asked: _Asked) -> None:
             root,
             length,
             columns=parts.columns,
-            images=parts.images,
-            patches=parts.patches,
+            others=parts.others,
             command=again,
             workers=asked["num_workers"],
             progress=show,

@@ -11,7 +11,7 @@ from typing import Any, overload
 
 import msgpack
 
-from energon_lite.config.metadataset import LeafSpec, Step, WeightUnit
+from energon_lite.config.leaf_spec import LeafSpec, Step, WeightUnit
 from energon_lite.config.subset import Subset
 from energon_lite.config.weight_schedule import Segment
 

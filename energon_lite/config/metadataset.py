@@ -9,134 +9,36 @@ path. Labels (``subflavors``) are merged; those of the outer document take prece
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from energon_lite.config.class_names import joiner_name
+from energon_lite.config.leaf_spec import AuxReference, JoinSpec, LeafSpec, Step, WeightUnit
 from energon_lite.config.metadataset_document import (
+    EXPECTED_STORE,
+    Join,
     MetadatasetDocument,
     Reference,
     Split,
     numbers_above_leaf,
     parse_metadataset,
 )
-from energon_lite.config.reference_path import is_metadataset, locate
 from energon_lite.config.subset import Subset
-from energon_lite.config.weight_schedule import ONE, Segment, Share, SlopesMeet, constant, multiply
+from energon_lite.config.weight_schedule import ONE, Share, SlopesMeet, multiply
 from energon_lite.documents import Node, from_plain, load_yaml
-from energon_lite.documents.paths import is_url, local_path, missing_file_fix
+from energon_lite.documents.paths import is_data_path, is_url, join_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError
-from energon_lite.extras.energon.joins.aux_reference import AuxReference, read_aux
-from energon_lite.extras.energon.joins.join import Join, JoinSpec
 
-__all__ = ["LeafSpec", "Step", "WeightUnit", "is_metadataset", "load_metadataset"]
+__all__ = ["is_metadataset", "load_metadataset", "multiply_epochs"]
 
 #: Name of a metadataset given as a dict, for messages.
 DICT_NAME = "<dict>"
-
-
-class Step(NamedTuple):
-    """Reference to a metadataset on the path to a leaf.
-
-    Attributes:
-        path: path of the document.
-        split_part: its split.
-        origin: the reference to it, as ``file:line``.
-        at: the path of the reference inside its document; one line may have two references.
-    """
-
-    path: str
-    split_part: str
-    origin: str
-    at: str
-
-
-class WeightUnit(NamedTuple):
-    """Blend on the path to a leaf whose weights are not shares of samples.
-
-    Attributes:
-        unit: the unit of which the weights are shares.
-        blend: number of the blend, unique over all paths.
-        entry: number of its entry that leads to the leaf.
-        origin: place of the blend in its document.
-    """
-
-    unit: str
-    blend: int
-    entry: int
-    origin: str
-
-
-@dataclass(frozen=True)
-class LeafSpec:
-    """One data set of a blend, with all settings of the documents on the path to it.
-
-    Args:
-        path: absolute path of the prepared folder, or a URL.
-        split_part: the split to read.
-        weight: its share of the whole blend; the leaves of one blend sum to 1. Unused with repetitions. If shares
-            change during the run, the share at its start.
-        segments: changes of the share (see :mod:`energon_lite.config.weight_schedule`); empty if it is constant.
-        repetitions: number of times that an epoch of the blend has each of its samples (``blend_epochized``); None in a
-            blend by weight.
-        subset: the part of the split to read; None: all of it.
-        subflavors: labels for its samples; they take precedence over those in its own ``dataset.yaml``.
-        shuffle_over_epochs_multiplier: as in Energon: product along the path; None takes precedence over -1, and -1
-            over other numbers.
-        dataset_config: name of the file in ``.nv-meta`` that maps parts to fields.
-        split_config: name of the file in ``.nv-meta`` that lists the splits.
-        join: the data sets whose samples are joined, of which this is the first; None: no join.
-        aux: data sets and folders from which its cooker reads files, by name.
-        origin: ``file:line`` of the reference, for messages.
-        trail: the nested metadatasets on the path, the outermost first.
-        filters: conditions that its samples must all meet.
-        units: blends on the path whose weights are not shares of samples, the outermost first. ``weight`` and
-            ``segments`` are computed as if they were.
-    """
-
-    path: str
-    split_part: str
-    weight: float = 1.0
-    segments: tuple[Segment, ...] = ()
-    repetitions: float | None = None
-    subset: Subset | None = None
-    subflavors: dict[str, Any] = field(default_factory=dict)
-    shuffle_over_epochs_multiplier: int | None = 1
-    dataset_config: str = "dataset.yaml"
-    split_config: str = "split.yaml"
-    join: JoinSpec | None = None
-    aux: dict[str, AuxReference] = field(default_factory=dict)
-    origin: str = ""
-    trail: tuple[Step, ...] = field(default=(), compare=False)
-    filters: tuple[str, ...] = ()
-    units: tuple[WeightUnit, ...] = ()
-
-    @property
-    def paths(self) -> list[str]:
-        """Path of its data, as a list, by Energon's name."""
-        return [self.path]
-
-    @property
-    def share(self) -> Share:
-        """Share of the whole blend along the run."""
-        return self.segments or constant(self.weight)
-
-    @property
-    def folders(self) -> tuple[str, ...]:
-        """Paths of all data sets that its samples are read from."""
-        return (self.path,) if self.join is None else tuple(member.path for member in self.join.members)
-
-    def labelled(self, subflavors: Mapping[str, Any]) -> LeafSpec:
-        """Return the leaf with additional labels, which take precedence over its own."""
-        if not subflavors:
-            return self
-        join = self.join
-        if join is not None:
-            join = replace(join, members=tuple(member.labelled(subflavors) for member in join.members))
-        return replace(self, subflavors=self.subflavors | dict(subflavors), join=join)
+#: References of ``aux`` to the files of a folder, or to ranges of their bytes.
+_FILES = re.compile(r"(?P<kind>filesystem|byterange)(?:\+(?P<scheme>[A-Za-z0-9.-]+))?://(?P<path>.*)", re.DOTALL)
 
 
 def load_metadataset(
@@ -264,7 +166,7 @@ class _Flattening:
         split_part = reference.split_part or above.trail[-1].split_part
         if reference.join is not None:
             return [self._joined(reference, reference.join, split_part, here)]
-        path = locate(reference, self._missing_ok)
+        path = _located(reference, self._missing_ok)
         if is_metadataset(path):
             return self._nested(path, split_part, reference, here)
         return [self._leaf(path, split_part, reference, here)]
@@ -281,18 +183,23 @@ class _Flattening:
             shuffle_over_epochs_multiplier=here.multiplier,
             dataset_config=reference.dataset_config or "dataset.yaml",
             split_config=reference.split_config or "split.yaml",
-            aux={} if reference.aux is None else read_aux(reference.aux, self._missing_ok),
+            aux=self._aux(reference.aux),
             origin=reference.node.origin,
             trail=here.trail[1:],
             filters=here.filters,
             units=here.units,
         )
 
+    def _aux(self, node: Node | None) -> dict[str, AuxReference]:
+        """Stores for a cooker by name, in their order."""
+        entries = {} if node is None else node.entries()
+        return {name: _aux_reference(entry, self._missing_ok) for name, entry in entries.items()}
+
     def _joined(self, reference: Reference, join: Join, split_part: str, here: _Above) -> LeafSpec:
         """Leaf of a join; its place in the tree is that of the first data set."""
         members = []
         for member_reference in join.references:
-            path = locate(member_reference, self._missing_ok)
+            path = _located(member_reference, self._missing_ok)
             if is_metadataset(path):
                 what, fix = "a metadataset cannot be joined", "name the folder of a data set"
                 raise member_reference.path.error(what, fix, expected="the folder of a data set, or a JSONL file")
@@ -384,3 +291,91 @@ def multiply_epochs(outer: int | None, inner: int | None) -> int | None:
     if outer is None or inner is None:
         return None
     return -1 if -1 in (outer, inner) else outer * inner
+
+
+def is_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> bool:
+    """True for a dict and for the path of a ``.yaml`` or ``.yml`` file, False for a data set's folder.
+
+    Example:
+        >>> is_metadataset("blend.yaml"), is_metadataset("datasets/digits")
+        (True, False)
+    """
+    if isinstance(path, Mapping):
+        return True
+    name = os.fspath(path)
+    return name.endswith((".yaml", ".yml")) and not os.path.isdir(name)
+
+
+def _located(reference: Reference, missing_ok: bool = False) -> str:
+    """Resolve the path of a reference to an absolute path; a URL is returned unchanged.
+
+    Relative paths are relative to the document's folder, which may be at a URL, or, in a dict, to the current one.
+    With ``missing_ok`` the path need not exist.
+    """
+    node = reference.path
+    text = local_path(node.value)
+    if "::" in text:
+        fix = f"write {text.rpartition('::')[2]!r}; ReadAhead(folder=...) keeps what was read on a local disk"
+        what = "chained URLs are not read: they can make fsspec do more than reading"
+        raise node.error(what, fix, expected="the URL of a store")
+    if is_url(text):
+        return text
+    if is_url(node.file) and text == node.value:
+        return _beside(node, text)
+    path = os.path.abspath(os.path.join(os.path.dirname(node.file), text))
+    if os.path.isdir(path) or (os.path.isfile(path) and is_metadataset(path)) or is_data_path(path):
+        return path
+    expected = "the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)"
+    if os.path.isfile(path):
+        what = "this file is neither a data set nor a metadataset"
+        fix = f"name the folder that holds the shards: {os.path.dirname(text) or '.'}"
+        raise node.error(what, fix, expected=expected, found=f"the file {path}")
+    if missing_ok:
+        return path
+    fix = missing_file_fix(path, "correct the path (a relative one counts from this document's folder)")
+    found = f"no such file or folder: {path}"
+    raise node.error("the path does not exist", fix, expected=expected, found=found)
+
+
+def _beside(node: Node, path: str) -> str:
+    """Resolve a path in a document at a URL to a URL.
+
+    Args:
+        node: the node of the path, which knows its document.
+        path: the path, without a scheme.
+
+    Raises:
+        ConfigError: the path is absolute, or leads out of the store.
+    """
+    expected = "a path relative to the document, or a URL"
+    if os.path.isabs(path):
+        fix = f"write 'file://{path}' if it is on local disks; else a relative path, or the URL"
+        raise node.error("an absolute path in a document behind a URL", fix, expected=expected)
+    try:
+        return join_url(node.file, path)
+    except ValueError:
+        raise node.error("the path leads out of the store", "remove the '..' in front", expected=expected) from None
+
+
+def _aux_reference(node: Node, missing_ok: bool) -> AuxReference:
+    text = node.string(EXPECTED_STORE)
+    match = _FILES.fullmatch(text)
+    kind = "dataset" if match is None else match["kind"]
+    if match is not None:
+        text = match["path"] if match["scheme"] is None else f"{match['scheme']}://{match['path']}"
+    text, given = local_path(text), text
+    if "\0" in text or "::" in text:
+        what = "chained URLs are not read: they can make fsspec do more than reading"
+        raise node.error(what, "write the URL of one store", expected=EXPECTED_STORE)
+    folder = os.path.dirname(local_path(node.file))
+    if text == given and not is_url(text) and is_url(node.file):
+        text = _beside(node, text)
+    if is_url(text):
+        return AuxReference(kind, text, node.origin)
+    path = os.path.abspath(os.path.join(folder, text))
+    if not (
+        missing_ok or os.path.isdir(path) or (kind == "dataset" and path.endswith(".jsonl") and os.path.isfile(path))
+    ):
+        fix = missing_file_fix(path, "correct the path (a relative one counts from this document's folder)")
+        raise node.error("the path does not exist", fix, expected=EXPECTED_STORE, found=f"no such folder: {path}")
+    return AuxReference(kind, path, node.origin)

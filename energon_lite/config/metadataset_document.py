@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Annotated, Any
 
-from energon_lite.config.class_names import CLASS_KEYS, metadataset_class
+from energon_lite.config.class_names import CLASS_KEYS, joiner_name, metadataset_class
 from energon_lite.config.dataset import meta_file_name
+from energon_lite.config.leaf_spec import Nonmatch
 from energon_lite.config.subset import Subset, read_subset
 from energon_lite.config.weight_schedule import ONE, Share, blend_shares, constant, read_schedule
 from energon_lite.documents import Node, read
 from energon_lite.errors import ConfigError
-from energon_lite.extras.energon.joins.join import Join, Nonmatch, read_join
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,8 @@ __all__ = ["MetadatasetDocument", "Reference", "Split", "parse_metadataset"]
 _SPLIT_KINDS = ("path", "blend", "blend_epochized", "join")
 #: Keys for the unit of which a blend's weights are shares: this library's, and Megatron-Energon's.
 _UNITS = ("weight_unit", "blend_weight_unit")
+#: Expected value of an entry of ``aux``, for messages.
+EXPECTED_STORE = "a data set's folder or URL, or filesystem://folder"
 _EXPECTED_KIND = f"one of the keys {', '.join(_SPLIT_KINDS)}"
 
 
@@ -71,11 +73,26 @@ def _multiplier(node: Node) -> int:
 
 def _aux(node: Node) -> Node:
     for entry in node.entries().values():
-        entry.string("a data set's folder or URL, or filesystem://folder")
+        entry.string(EXPECTED_STORE)
     return node
 
 
 # -- the document ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Join:
+    """Join as written in a document.
+
+    Args:
+        references: the data sets; all others are joined to the first one.
+        names: their names, if the document has a mapping; None: it has a list.
+        joiner: the node that names the function or class that combines samples.
+    """
+
+    references: tuple[Reference, ...]
+    names: tuple[str, ...] | None
+    joiner: Node
 
 
 @dataclass(frozen=True)
@@ -297,14 +314,36 @@ def _join(node: Node, kind: str) -> Reference:
             fix = "write it at the data sets that are joined"
             raise keys[name].key_error(f"{name!r} belongs to one data set", fix, expected=f"no {name} beside 'join'")
     _refuse_aux(node)
-    join = read_join(node, _joined)
+    join = _joined(node)
     without = (_WITHOUT[kind] - {"join"}) | {"path", "nonmatch"}
     given = {"node": node, "path": join.references[0].path, "join": join}
     ignored = {"joiner", "join", "dataset_config", "split_config", "aux"}
     return read(node, Reference, without=without, ignored=ignored, **given)
 
 
-def _joined(node: Node) -> Reference:
+def _joined(node: Node) -> Join:
+    entries = node.entries()
+    listed, named = entries["join"], None
+    if isinstance(listed.value, dict):
+        named, nodes = tuple(listed.value), list(listed.value.values())
+    else:
+        nodes = listed.sequence("data sets, each with a path; or a mapping of them")
+    if "joiner" not in entries or entries["joiner"].is_null:
+        fix = "add 'joiner: {__module__: ..., __class__: ...}' with the sample type of the joined samples"
+        raise listed.key_error("'join' without 'joiner'", fix, expected="both keys", found="'join' alone")
+    joiner_name(entries["joiner"])
+    references = tuple(_member(entry) for entry in nodes)
+    if not references:
+        raise listed.error("the join is empty", "add '- path: ...'", expected="at least one data set")
+    if references[0].nonmatch != "error":
+        what = "'nonmatch' at the first data set, which the others are joined to"
+        fix = "remove it here, and write it at the data set that has no samples for some of these"
+        expected = "nonmatch at the second data set, or a later one"
+        raise nodes[0].value["nonmatch"].key_error(what, fix, expected=expected)
+    return Join(references, named, entries["joiner"])
+
+
+def _member(node: Node) -> Reference:
     """Read the reference to one data set of a join."""
     if "join" in node.entries():
         what, fix = "a join inside of a join", "write all data sets into one list"

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from energon_lite.config.dataset import load_own_splits
 from energon_lite.config.leaf_record import LeafRecords
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.documents.paths import is_url
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.forks import cores_to_fork, done_by_forks

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from energon_lite.config.metadataset import LeafSpec, is_metadataset, multiply_epochs
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset, multiply_epochs
 from energon_lite.errors import UsageError
 from energon_lite.hooks import TaskEncoder, check_hooks
 from energon_lite.loading.assembly import Chunking, assembled
@@ -26,7 +27,6 @@ from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, 
 from energon_lite.order.shuffle import LeafOrders
 from energon_lite.storage.index.columns import SKIP
 from energon_lite.storage.read.run_reader import read_in_runs
-from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
 
@@ -142,8 +142,7 @@ class DatasetRequest:
         leaves, identities = open_leaves(
             specs, self.encoder, trusts(self.reading.trust_code), column, self.reading.sample_type, asked=self.asked
         )
-        every = [member for leaf in leaves for member in getattr(leaf.source, "members", (leaf.source,))]
-        folders = [source for source in every if isinstance(source, WebdatasetSource)]
+        folders = [member for leaf in leaves for member in leaf.source.members]
         read_in_runs(folders, self.reading.read_ahead, run=run, window=window)
         return leaves, tuple(identities)
 

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.storage.index.columns import column_folders
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import meta_path

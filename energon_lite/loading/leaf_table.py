@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.config.leaf_record import LeafRecords
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import DataIndexError
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.identity import LeafIdentity

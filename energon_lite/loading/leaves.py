@@ -10,17 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 from energon_lite.config.dataset import DatasetConfig, load_dataset_config, load_own_splits
-from energon_lite.config.metadataset import LeafSpec, is_metadataset, load_metadataset
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset, load_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_data_path, is_url, local_path, missing_file_fix, static_folder
 from energon_lite.errors import ConfigError, NotPreparedError, UsageError, did_you_mean, listed
-from energon_lite.extras.energon.joins.auxiliary import stores_of
-from energon_lite.extras.energon.joins.joined_loader import JoinedLoader
-from energon_lite.extras.energon.joins.joined_source import JoinedSource
 from energon_lite.hooks import Cooker, TaskEncoder
 from energon_lite.loading.found_leaves import FoundLeaves
 from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name, measure_arguments
+from energon_lite.loading.makers.metadataset_keys import join_guest, stores_of
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.files.remote_files import read_file
@@ -35,11 +34,12 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
 from energon_lite.storage.samples.part_columns import compile_columns
-from energon_lite.storage.samples.sample_loader import SampleLoader
+from energon_lite.storage.samples.sample_loader import Loader, SampleLoader
 from energon_lite.storage.samples.trusted_code import load_function
 
 __all__ = [
     *("PathOrDict", "dataset_config_of", "find_leaves", "open_leaves", "open_source", "open_whole", "refuse_join"),
+    "sample_loader",
 ]
 
 logger = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ def open_source(spec: LeafSpec, skips: str | None = None, asked: Sequence[str] =
             what = "joined data sets have no measured skips"
             fix = "leave out use_measured_skips"
             raise UsageError(what, where=spec.origin or spec.path, fix=fix)
-        return JoinedSource([_member(member) for member in spec.join.members], spec.join.nonmatch, spec.subset)
+        return join_guest(spec).source(spec)
     filters = _filters(spec)
     asked = asked or measure_arguments(spec)
     if (opener := source_opener(spec.path)) is not None:
@@ -213,15 +213,6 @@ def open_source(spec: LeafSpec, skips: str | None = None, asked: Sequence[str] =
     )
 
 
-def _member(spec: LeafSpec) -> WebdatasetSource:
-    """Return the source of a data set that is joined to others."""
-    source = open_source(spec)
-    if not isinstance(source, WebdatasetSource):
-        what = "a source of your own cannot be joined: nobody knows its keys"
-        raise UsageError(what, where=spec.path, fix="join data sets of tar or JSONL files")
-    return source
-
-
 def _filters(spec: LeafSpec) -> list[SampleFilter]:
     try:
         return [SampleFilter(text) for text in spec.filters]
@@ -247,20 +238,22 @@ def _tell_skips(source: AnySource, skips: str, encoder: TaskEncoder) -> None:
 
 def _loader_and_cooker(
     spec: LeafSpec, source: AnySource, encoder: TaskEncoder, trust_code: bool
-) -> tuple[AnySource, SampleLoader | JoinedLoader, Cooker | None]:
+) -> tuple[AnySource, Loader, Cooker | None]:
     """Return the source of a leaf, restricted to the needed parts, the loader of its samples, and the cooker."""
-    if spec.join is not None and isinstance(source, JoinedSource):
-        pairs = zip(spec.join.members, source.members, strict=True)
-        members = [_sample_loader(spec_of_member, mine, encoder, trust_code)[1] for spec_of_member, mine in pairs]
-        joiner = spec.join.load_joiner(trust_code=trust_code)
-        return source, JoinedLoader(members, joiner, spec.join.names, dict(spec.subflavors)), None
-    source, loader = _sample_loader(spec, source, encoder, trust_code)
+    if spec.join is not None:
+        return source, join_guest(spec).loader(spec, source, encoder, trust_code), None
+    source, loader = sample_loader(spec, source, encoder, trust_code)
     return source, loader, _cooker(spec, loader, encoder)
 
 
-def _sample_loader(
+def sample_loader(
     spec: LeafSpec, source: AnySource, encoder: TaskEncoder, trust_code: bool
 ) -> tuple[AnySource, SampleLoader]:
+    """Return the source of one data set, restricted to the needed parts, and the loader of its samples.
+
+    Raises:
+        ConfigError, UsageError: as :func:`open_leaves`.
+    """
     config = dataset_config_of(spec, trust_code)
     folder = os.path.join(_meta_root(spec.path) or "", META_FOLDER)
     source, renaming = _renamed(source, config)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.blend_file import BlendFile, KnownBlend, fits_table, keyed

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from energon_lite.batching.step_balancer import StepCostModel
 from energon_lite.errors import UsageError
-from energon_lite.extras.balance.cost_model import CostModel
 from energon_lite.loading.token_batching import Batching
 from energon_lite.storage.read.range_cache import ReadAhead
 
@@ -45,7 +45,7 @@ class ByTokens:
     length_column: str | None = "length"
     length_field: str | None = None
     micro_batches_per_step: int | None = None
-    costs: CostModel | str | os.PathLike[str] | None = None
+    costs: StepCostModel | str | os.PathLike[str] | None = None
     max_images: int | None = None
 
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import UsageError
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder
 from energon_lite.loading.dataset_request import DatasetRequest, find_specs

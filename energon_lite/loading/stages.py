@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.weight_schedule import shared_segments
 from energon_lite.errors import StateMismatchError
 from energon_lite.loading.iterators.identity import Identity

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_lite.batching.capacity import Ints, at_least_one, checked_lengths
+from energon_lite.batching.step_balancer import IMAGES, TOKENS, CostColumns, StepCostModel
 from energon_lite.batching.steps import STEP_VERSION
 from energon_lite.batching.strategy import (
     CHUNK,
@@ -25,10 +26,9 @@ from energon_lite.batching.strategy import (
 from energon_lite.batching.token_lengths import Lengths
 from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.documents import load_yaml
-from energon_lite.errors import DataIndexError, TopologyError, UsageError
-from energon_lite.extras.balance.cost_file import read_cost_model
-from energon_lite.extras.balance.cost_model import IMAGES, TOKENS, CostModel
-from energon_lite.extras.balance.step_costs import CostColumns
+from energon_lite.documents.node import Node
+from energon_lite.entry_points import cost_models, load
+from energon_lite.errors import DataIndexError, TopologyError, UsageError, listed
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.makers.pipeline import Leaf
@@ -53,6 +53,10 @@ _SMALLEST = 1024
 _PLANS = 24
 #: Alternative to a missing column of lengths, for messages.
 _ENCODED = "give length_column=None, so that lengths are taken from encoded samples"
+#: Cost model of documents that name none.
+_DEFAULT_MODEL = "transformer"
+#: Remedy for a missing cost model, for messages.
+_NO_EXTRA = "costs and max_images need energon_lite/extras/balance, which is not there; restore it, or leave them out"
 #: Alternative to a missing column of costs, for messages.
 _NO_COSTS = "leave out costs and max_images, or use a cost model without them"
 
@@ -66,7 +70,7 @@ class TokenBatching:
     plan_chunk: int | None = None
     length_field: str | None = None
     step: int | None = None
-    costs: CostModel | None = None
+    costs: StepCostModel | None = None
     max_images: int | None = None
 
     def settings(self) -> dict[str, Any]:
@@ -121,8 +125,9 @@ def token_batching(
             fix="leave out max_images, or give a strategy whose capacity counts packed_tokens",
         )
     costs = batching.costs
-    model = costs if costs is None or isinstance(costs, CostModel) else read_cost_model(costs)
-    return TokenBatching(strategy, length_column, plan_chunk, length_field, step, model, batching.max_images)
+    if isinstance(costs, (str, os.PathLike)):
+        costs = _cost_model(load_yaml(costs))
+    return TokenBatching(strategy, length_column, plan_chunk, length_field, step, costs, batching.max_images)
 
 
 def _check_costs(batching: ByTokens) -> None:
@@ -135,6 +140,28 @@ def _check_costs(batching: ByTokens) -> None:
     ):
         if getattr(batching, name) is not None and getattr(batching, needed) is None:
             raise UsageError(f"{name} without {needed}", fix=f"{fix}; or leave out {name}")
+
+
+def _cost_model(document: Node | None) -> StepCostModel:
+    """Return the cost model of a document, made by the guest that its key ``model`` names.
+
+    Args:
+        document: the document; None: a model in which nothing costs anything, for a limit of images alone.
+
+    Raises:
+        ConfigError: there is no such guest, or a mistake in the document.
+        UsageError: the same, without a document.
+    """
+    named = None if document is None else document.entries().get("model")
+    name = _DEFAULT_MODEL if named is None else named.string()
+    models = cost_models()
+    if name in models:
+        model: StepCostModel = load(models[name])(document)
+        return model
+    what = f"there is no cost model {name!r}"
+    where = document if named is None else named
+    fix = _NO_EXTRA if name == _DEFAULT_MODEL else f"the models are: {listed(sorted(models), 20)}"
+    raise UsageError(what, fix=fix) if where is None else where.error(what, fix)
 
 
 def plan_by_tokens(
@@ -189,7 +216,7 @@ def plan_by_tokens(
     if key_lengths is not None:
         columns = [(*own, column) for own, column in zip(columns, key_lengths, strict=True)]
     if costs is not None:
-        columns = [(*own, *more.columns.values()) for own, more in zip(columns, costs, strict=True)]
+        columns = [(*own, *more.values()) for own, more in zip(columns, costs.leaves, strict=True)]
     identified = [
         replace(leaf, settings=(*leaf.settings, *map(_fingerprint, own), *([by] if by else [])))
         for leaf, own, by in zip(identity.leaves, columns, less, strict=True)
@@ -197,17 +224,15 @@ def plan_by_tokens(
     return plan, replace(identity, settings=settings, leaves=tuple(identified))
 
 
-def _cost_columns(batching: TokenBatching, leaves: Sequence[Leaf]) -> list[CostColumns] | None:
-    """Return the cost columns of each leaf's samples; None: neither costs nor images are balanced or limited."""
-    model = batching.costs
+def _cost_columns(batching: TokenBatching, leaves: Sequence[Leaf]) -> CostColumns | None:
+    """Return the cost model with its columns; None: neither costs nor images are balanced or limited."""
     most = batching.max_images
-    if model is None and most is None:
+    if batching.costs is None and most is None:
         return None
-    names = [name for name in ([] if model is None else model.needs) if name != TOKENS]
-    names += [IMAGES] if most is not None and IMAGES not in names else []
-    return [
-        CostColumns(model, {name: _column(leaf, name, _NO_COSTS) for name in sorted(names)}, most) for leaf in leaves
-    ]
+    model = _cost_model(None) if batching.costs is None else batching.costs
+    names = {*model.needs} - {TOKENS} | ({IMAGES} if most is not None else set())
+    columns = [{name: _column(leaf, name, _NO_COSTS) for name in sorted(names)} for leaf in leaves]
+    return CostColumns(model, columns, most)
 
 
 class _OfRows:

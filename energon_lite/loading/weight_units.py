@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.weight_schedule import Segment, shared_segments
 from energon_lite.errors import ConfigError, DataIndexError
 from energon_lite.order.block_counts import BLOCK

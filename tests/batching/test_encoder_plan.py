@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import TopologyError, UsageError
 from energon_lite.extras.balance.encoder_plan import EncoderPlan
-from energon_lite.extras.balance.pipeline_order import pipeline_order
+from energon_lite.extras.balance.micro_batch_order import pipeline_order
 
 
 def travelled(plan: EncoderPlan, images: np.ndarray) -> list[list[int]]:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.best_fit import BestFit
 from energon_lite.batching.capacity import Capacity, Ints
-from energon_lite.batching.rank_columns import UNIT, shares_of
 from energon_lite.extras.balance.movable_samples import MovableSamples
+from energon_lite.extras.balance.rank_columns import UNIT, shares_of
 
 LIMIT = 2000
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.best_fit import BestFit
 from energon_lite.batching.capacity import Capacity, Ints
+from energon_lite.batching.step_balancer import CostColumns
 from energon_lite.batching.token_plan import Span, TokenPlan
 from energon_lite.extras.balance.cost_model import CostModel
-from energon_lite.extras.balance.step_costs import CostColumns
 from energon_lite.order import BlendOrder
 from energon_lite.order.shuffle import LeafOrder
 
@@ -42,7 +42,7 @@ def plan_of(count: int, step: int, *, costs: bool = True, seed: int = 0) -> Toke
         [columns["tokens"]],
         seed=seed,
         step=step,
-        costs=[CostColumns(MODEL, others)] if costs else None,
+        costs=CostColumns(MODEL, [others]) if costs else None,
         chunk=1 << 15,
     )
 
@@ -123,7 +123,7 @@ def test_a_limit_of_images_mixes_no_epochs(count: int, most: int, seed: int) -> 
     rng = np.random.default_rng(seed)
     lengths, images = rng.integers(1, 61, count), rng.integers(0, 6, count)
     order = BlendOrder([LeafOrder(count, 1)], [1.0], 0)
-    columns = [CostColumns(None, {"images": images}, most)]
+    columns = CostColumns(CostModel.from_features({}), [{"images": images}], most)
     planned = TokenPlan(order, BestFit(Capacity(100)), [lengths], chunk=2000, costs=columns).make(0, 0)
     for number in range(len(planned)):
         spans = planned.spans(number)

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 from in_time import in_time
 
+from energon_lite.cli.byte_size import parse_bytes
 from energon_lite.cli.main import main
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance import CostModel, Quadratic, capacity_trial, read_cost_model, write_cost_model
 from energon_lite.extras.balance.capacity_trial import Outcome, Trial, run_trial
-from energon_lite.extras.balance.profile_command import parse_bytes
 
 #: A step that takes one MiB for each token, and others.
 MODULE = """

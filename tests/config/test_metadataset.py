@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from energon_lite.config import LeafSpec, is_metadataset, load_metadataset
-from energon_lite.config.metadataset import Step
+from energon_lite.config.leaf_spec import Step
 from energon_lite.config.subset import Subset
 from energon_lite.errors import ConfigError
 

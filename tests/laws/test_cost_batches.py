@@ -6,7 +6,7 @@ import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,14 @@ from hypothesis import strategies as st
 
 from energon_lite import BestFit, ByTokens, Capacity, Chunks, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.batching import SortedWindow
+from energon_lite.batching.capacity import Ints
+from energon_lite.batching.step_balancer import CostColumns, StepBalancer
 from energon_lite.batching.strategy import strategy_from_dict
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
-from energon_lite.errors import StateMismatchError, UsageError
+from energon_lite.documents.node import Node
+from energon_lite.errors import ConfigError, EnergonLiteError, StateMismatchError, UsageError
 from energon_lite.extras.balance.cost_model import CostModel
-from energon_lite.extras.balance.step_costs import CostColumns
+from energon_lite.loading import token_batching
 from energon_lite.order import BlendOrder, ConcatOrder
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -32,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from token_data import CAPACITY, Tokens, length_of, tokens_of
 
 MODEL = CostModel.from_features({"tokens": 10**9, "squared_patches": 10**9, "images": 5 * 10**9, "loss_tokens": 10**9})
+NOTHING = CostModel.from_features({})  # for a limit of images alone
 PER_STEP = 12
 
 
@@ -61,7 +65,7 @@ def plan_of(sizes: list[int], document: dict[str, Any], chunk: int, max_images: 
     if len(sizes) > 1:  # small leaves of an endless blend come round several times in a chunk
         order = BlendOrder([LeafOrder(size, key) for key, size in enumerate(sizes)], [1.0] * len(sizes), 0)
     tables = [columns(size) for size in sizes]
-    costs = [CostColumns(MODEL if even else None, table, max_images) for table in tables]
+    costs = CostColumns(MODEL if even else NOTHING, tables, max_images)
     return TokenPlan(
         order,
         strategy_from_dict(document),
@@ -75,7 +79,7 @@ def plan_of(sizes: list[int], document: dict[str, Any], chunk: int, max_images: 
 
 def pieces(chunk: PlannedChunk, first: int, count: int) -> list[list[Any]]:
     """What micro-batches of a step are made of, evened out or not."""
-    if chunk.costs is None:
+    if chunk.balancer is None:
         return [chunk.spans(number) for number in range(first, first + count)]
     return [list(one) for one in chunk.step_spans(first, count)]
 
@@ -171,6 +175,51 @@ def test_costs_are_part_of_what_a_state_belongs_to(leaf_of: Callable[..., Any], 
     for other in ({"costs": None}, {"costs": CostModel.from_features({"tokens": 1})}, {"max_images": 9}):
         with pytest.raises(StateMismatchError):
             get_savable_loader(dataset_of(leaf_of(120), config, **other)).load_state_dict(state)
+
+
+class Doubled:
+    """A cost model of a guest: tokens alone, in a document without coefficients."""
+
+    needs = ("tokens",)
+    within = CostModel.from_features({"tokens": 2 * 10**9})
+
+    def __init__(self, document: Node | None) -> None:
+        assert document is None or document.entries()["model"].string() == "doubled"
+
+    def by_feature(self) -> dict[str, int]:
+        return {"doubled": 2}
+
+    def balancer(self, sizes: Mapping[str, Ints], max_images: int | None) -> StepBalancer:
+        return self.within.balancer(sizes, max_images)
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_document_names_the_cost_model_of_a_guest(
+    leaf_of: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    path = tmp_path / "costs.yaml"
+    path.write_text("model: doubled\n")
+    with pytest.raises(ConfigError, match=r"no cost model 'doubled'(?s:.*)costs.yaml:1(?s:.*)transformer"):
+        dataset_of(leaf_of(120), config, costs=path)
+    monkeypatch.setattr(token_batching, "cost_models", lambda: {"doubled": f"{__name__}:Doubled"})
+    by_path, by_object = (dataset_of(leaf_of(120), config, costs=costs) for costs in (path, Doubled(None)))
+    assert by_path.identity.settings["costs"] == {"doubled": 2}
+    get_savable_loader(by_object).load_state_dict(get_savable_loader(by_path).state_dict())
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("more", [{"costs": "costs.json"}, {"costs": None, "max_images": 3}])
+def test_costs_without_the_extra_are_refused(
+    leaf_of: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    from energon_lite.extras.balance.cost_file import write_cost_model
+
+    monkeypatch.chdir(tmp_path)
+    write_cost_model("costs.json", MODEL)
+    monkeypatch.setattr(token_batching, "cost_models", dict)
+    with pytest.raises(EnergonLiteError, match=r"no cost model(?s:.*)need energon_lite/extras/balance"):
+        dataset_of(leaf_of(120), WorkerConfig(rank=0, world_size=1, num_workers=0), **more)
 
 
 @pytest.mark.usefixtures("measured")

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.cli.main import main
-from energon_lite.config.metadataset import LeafSpec, WeightUnit, load_metadataset
+from energon_lite.config.leaf_spec import LeafSpec, WeightUnit
+from energon_lite.config.metadataset import load_metadataset
 from energon_lite.config.weight_schedule import blend_shares, constant, schedule, values_at
 from energon_lite.errors import ConfigError, DataIndexError, DatasetError
 from energon_lite.loading import weight_units

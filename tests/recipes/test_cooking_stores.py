@@ -33,6 +33,7 @@ from energon_lite import (
 from energon_lite.errors import ConfigError, FatalSampleError, UsageError
 from energon_lite.extras.media import FileStoreCachePool
 from energon_lite.hooks import HookContext, hook_context
+from energon_lite.loading.makers import metadataset_keys
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.stores import CachePool, FileStore, NoCachePool
 
@@ -176,6 +177,14 @@ def test_what_a_killed_worker_kept_goes_with_the_loader(root: Path) -> None:
         assert len(folders) == 2 and loader.stats()["worker_deaths"] == 1
     assert list((root / "cache").iterdir()) == []
     assert batch.text == next(iter(get_loader(dataset(root, Texts())))).text
+
+
+def test_without_the_extra(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadataset_keys, "metadataset_keys", dict)
+    for encoder, aux, place in ((Texts(), None, "blend.yaml:4"), (Primary(), {}, "own")):
+        with pytest.raises(ConfigError, match="opened by the extra 'media', which is not installed") as error:
+            dataset(root, encoder, aux)
+        assert error.value.where == f"{root}/{place}"
 
 
 def test_lazy_values_in_a_batch(root: Path) -> None:

@@ -24,6 +24,7 @@ from energon_lite.errors import (
     UsageError,
 )
 from energon_lite.extras.energon import traverse_metadataset
+from energon_lite.loading.makers import metadataset_keys
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.index.index_cache import cache_folder
 
@@ -171,6 +172,14 @@ def test_trust(room: Path) -> None:
     document["splits"]["train"]["joiner"] = {"__module__": "joiner_of_these_tests", "__function__": "nothng"}
     with pytest.raises(ConfigError, match="cannot import 'nothng'"):
         texts(document)
+
+
+def test_without_the_extra(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadataset_keys, "metadataset_keys", dict)
+    (room / "joined.yaml").write_text(json.dumps(join(room)))
+    with pytest.raises(ConfigError, match="opened by the extra 'energon', which is not installed") as error:
+        texts(room / "joined.yaml")
+    assert error.value.where == f"{room}/joined.yaml:1"
 
 
 def test_each_once_and_again(room: Path, same: Any) -> None:

@@ -42,7 +42,7 @@ from energon_lite.batching.steps import even_step, rank_slot
 from energon_lite.extras.balance.cost_model import CostModel
 from energon_lite.extras.balance.encoder_plan import EncoderPlan
 from energon_lite.extras.balance.even_costs import even_costs
-from energon_lite.extras.balance.pipeline_order import pipeline_order
+from energon_lite.extras.balance.micro_batch_order import pipeline_order
 from energon_lite.extras.balance.transformer_shape import TransformerShape
 from energon_lite.trainer.training.pipeline_schedule import pipeline_schedule
 

@@ -7,5 +7,5 @@ from .cost_model import CostModel as CostModel
 from .cost_model import Quadratic as Quadratic
 from .encoder_plan import EncoderPlan as EncoderPlan
 from .image_patches import ImagePatches as ImagePatches
-from .pipeline_order import pipeline_order as pipeline_order
+from .micro_batch_order import pipeline_order as pipeline_order
 from .transformer_shape import TransformerShape as TransformerShape

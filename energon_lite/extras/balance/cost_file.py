@@ -11,10 +11,10 @@ from energon_lite.documents import load_yaml, located
 from energon_lite.documents.node import Node
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance.cost_fit import CostFit
-from energon_lite.extras.balance.cost_model import CostModel
+from energon_lite.extras.balance.cost_model import CostModel, Quadratic
 from energon_lite.storage.files.atomic_file import write_bytes
 
-__all__ = ["MeasuredMicroBatches", "read_cost_model", "read_micro_batches", "write_cost_model"]
+__all__ = ["MeasuredMicroBatches", "cost_model", "read_cost_model", "read_micro_batches", "write_cost_model"]
 
 _FORMAT = 1
 
@@ -46,8 +46,14 @@ def read_cost_model(path: str | os.PathLike[str]) -> CostModel:
     Raises:
         ConfigError: the file does not exist, or is no cost model.
     """
-    node = load_yaml(path)
-    entries = node.mapping(["format", "coefficients"], ["unit", "about", "micro_batches", "error", "error_95"])
+    return cost_model(load_yaml(path))
+
+
+def cost_model(node: Node | None) -> CostModel:
+    """Return the cost model of a document; None: one in which nothing costs anything."""
+    if node is None:
+        return CostModel(Quadratic())
+    entries = node.mapping(["format", "coefficients"], ["model", "unit", "about", "micro_batches", "error", "error_95"])
     if entries["format"].integer() != _FORMAT:
         raise entries["format"].error("costs of another format", f"this release reads format {_FORMAT}; fit them again")
     if "unit" in entries and entries["unit"].string() != "attoseconds":

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from energon_lite.batching.capacity import Ints, checked_lengths
+from energon_lite.batching.step_balancer import IMAGES, TOKENS
 from energon_lite.errors import UsageError
+from energon_lite.extras.balance.step_costs import StepCosts
 from energon_lite.extras.balance.transformer_shape import TransformerShape
 
 __all__ = ["IMAGES", "LOSS_TOKENS", "MICRO_BATCH_NUMBERS", "PATCHES", "SQUARED_PATCHES", "TOKENS"]
 __all__ += ["CostModel", "Quadratic"]
 
-#: Names of the sizes of a sample from which its cost is computed. Further sizes may have any other name.
-TOKENS = "tokens"
-IMAGES = "images"
+#: Further names of the sizes of a sample from which its cost is computed. Others may have any other name.
 PATCHES = "patches"
 SQUARED_PATCHES = "squared_patches"
 LOSS_TOKENS = "loss_tokens"
@@ -165,6 +165,11 @@ class CostModel:
                 values = given[name] if name else np.ones(samples, dtype=np.int64)
                 costs[row] += _scaled(coefficient, values, power, name)
         return costs
+
+    def balancer(self, sizes: Mapping[str, Ints], max_images: int | None) -> StepCosts:
+        """See :class:`~energon_lite.batching.step_balancer.StepCostModel`."""
+        images = None if max_images is None else sizes[IMAGES]
+        return StepCosts(self.costs(sizes), sizes[TOKENS], images, max_images)
 
     def image_costs(self, patches: Any) -> Ints:
         """Encoder time for each image, in nanoseconds: int64 ``[images]``.

@@ -1,6 +1,6 @@
 """Entry points of the extra ``balance``."""
 
-from energon_lite.entry_points import Command
+from energon_lite.entry_points import ColumnOption, Columns, Command
 
 _GROUP = "Costs"
 
@@ -11,3 +11,18 @@ COMMANDS = {
         _GROUP,
     ),
 }
+COLUMNS = {
+    "images": Columns(
+        "energon_lite.extras.balance.image_columns:requested",
+        ("images", "image_sizes", "image_patches", "patches", "squared_patches"),
+        {
+            "images": ColumnOption("Add the columns images and image_sizes: number of images, heights and widths."),
+            "patches": ColumnOption(
+                'Rule for the patches of an image: \'{"patch_size": 14, "multiple": 28}\' (also image_size, '
+                "min_pixels, max_pixels). Adds patches, squared_patches, image_patches, and the columns of --images.",
+                "JSON",
+            ),
+        },
+    ),
+}
+COST_MODELS = {"transformer": "energon_lite.extras.balance.cost_file:cost_model"}

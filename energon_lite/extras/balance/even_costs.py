@@ -6,12 +6,11 @@ samples of a step are redistributed over its micro-batches:
 
 1. A sample that takes most of a rank's share by itself gets the cheapest companions
    (:mod:`~energon_lite.extras.balance.outsized_samples`). All others are placed by descending cost, each into the
-   micro-batch
-   with room for it whose load, weighted by the sample's own kinds of cost, is lowest. The load is summed over all
-   columns that a place belongs to (:mod:`~energon_lite.batching.rank_columns`), so micro-batches and the sums of ranks
-   are balanced at once, for every number of ranks.
+   micro-batch with room for it whose load, weighted by the sample's own kinds of cost, is lowest. The load is summed
+   over all columns that a place belongs to (:mod:`~energon_lite.extras.balance.rank_columns`), so micro-batches and the
+   sums of ranks are balanced at once, for every number of ranks.
 2. Single samples are swapped between pairs of micro-batches, all pairs at once, while that improves the balance.
-3. Sets of up to two samples are swapped (:func:`~energon_lite.extras.balance.exchange.best_trade`), since between full
+3. Sets of up to two samples are swapped (:func:`~energon_lite.batching.exchange.best_trade`), since between full
    micro-batches only sets with equal numbers of tokens can be swapped.
 
 Kinds of work that are hard to balance get more weight. All arithmetic is on integers, and a function of the step alone.
@@ -25,9 +24,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from energon_lite.batching.capacity import Ints
-from energon_lite.batching.rank_columns import UNIT, RankColumns, levels_of, loads_of, shares_of
 from energon_lite.extras.balance.movable_samples import MovableSamples
 from energon_lite.extras.balance.outsized_samples import place_outsized
+from energon_lite.extras.balance.rank_columns import UNIT, RankColumns, levels_of, loads_of, shares_of
 
 __all__ = ["arrange_costs", "even_costs", "fit_limits"]
 

@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 
 from energon_lite.batching.capacity import Ints
-from energon_lite.batching.rank_columns import UNIT, RankColumns, column_sums, loads_of
-from energon_lite.extras.balance.exchange import Sets, best_trade, spread
+from energon_lite.batching.exchange import Sets, best_trade, spread
+from energon_lite.extras.balance.rank_columns import UNIT, RankColumns, column_sums, loads_of
 from energon_lite.order.hashing import mix64_array
 
 __all__ = ["MovableSamples"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from energon_lite.batching.capacity import Ints
-from energon_lite.batching.rank_columns import UNIT, levels_of
+from energon_lite.extras.balance.rank_columns import UNIT, levels_of
 
 __all__ = ["place_outsized"]
 
@@ -43,7 +43,7 @@ def place_outsized(shares: Ints, sizes: Ints, limits: Ints, count: int, owner: I
     """Place outsized samples, and the samples that fill their columns.
 
     Args:
-        shares: :func:`~energon_lite.batching.rank_columns.shares_of`, ``[rows, samples]``.
+        shares: :func:`~energon_lite.extras.balance.rank_columns.shares_of`, ``[rows, samples]``.
         sizes: sizes of the samples, ``[limits, samples]``; tokens first.
         limits: most that a micro-batch may hold, ``[limits]``.
         count: number of micro-batches.
@@ -56,7 +56,7 @@ def place_outsized(shares: Ints, sizes: Ints, limits: Ints, count: int, owner: I
         24 micro-batches of 16 tokens, all full, and one document with more attention than two micro-batches on average:
         if there are eight ranks, the other two micro-batches of its rank are filled with the shortest samples.
 
-        >>> from energon_lite.batching.rank_columns import shares_of
+        >>> from energon_lite.extras.balance.rank_columns import shares_of
         >>> lengths = np.array([8] * 30 + [4] * 22 + [16] + [1] * 40)
         >>> place = place_outsized(shares_of(lengths[None] ** 2, 24), lengths[None], np.array([16]), 24)
         >>> place[52:].tolist() == [0] + [8] * 16 + [16] * 16 + [-1] * 8

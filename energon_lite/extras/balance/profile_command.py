@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 import click
 
 from energon_lite.batching.capacity_search import largest_fitting
+from energon_lite.cli.byte_size import parse_bytes
 from energon_lite.errors import UsageError, counted
 from energon_lite.extras.balance.capacity_trial import Outcome, Trial, device_memory, run_trial
 from energon_lite.extras.balance.cost_report import is_measured, report_costs
 
-__all__ = ["command", "parse_bytes"]
-
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+__all__ = ["command"]
 
 
 @click.command(name="profile", context_settings={"help_option_names": ["-h", "--help"]})
@@ -111,22 +108,6 @@ def command(
     fastest = max(candidates, key=lambda capacity: capacity / outcomes[capacity].seconds)
     if fastest / outcomes[fastest].seconds > 1.05 * best / largest.seconds:
         click.echo(f"Faster, token for token, is {fastest:,}: {_speed(fastest, outcomes[fastest])}.")
-
-
-def parse_bytes(text: str) -> int:
-    """Parse an amount of memory, ``6G``, ``500 MiB`` or ``1000``, to bytes.
-
-    Raises:
-        UsageError: the text is no amount of memory.
-
-    Example:
-        >>> parse_bytes("1.5k"), parse_bytes("2 GiB")
-        (1536, 2147483648)
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
-    if not match or not float(match[1]):
-        raise UsageError(f"{text!r} is not an amount of memory", fix="write 6G, or 500M")
-    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _device() -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
-from energon_lite.batching.capacity import Capacity, Ints, checked_lengths
+from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.copies import keep_apart
 from energon_lite.batching.micro_batches import MicroBatches, concatenate
-from energon_lite.batching.token_lengths import Lengths
-from energon_lite.extras.balance.cost_model import IMAGES, TOKENS, CostModel
 from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fit_limits
 
-__all__ = ["CostColumns", "StepCosts", "even_step_costs", "within_image_limit"]
+__all__ = ["StepCosts"]
 
 #: Micro-batches among which images are swapped, so that none exceeds the limit of images.
 _WINDOW = 128
@@ -64,62 +62,38 @@ class StepCosts:
             limits.append(self.max_images)
         return np.stack(sizes), limits
 
+    def even(self, batches: MicroBatches, capacity: Capacity | None, sample: Ints | None) -> MicroBatches:
+        """See :class:`~energon_lite.batching.step_balancer.StepBalancer`. The samples of packed micro-batches are
+        redistributed (:func:`~energon_lite.extras.balance.even_costs.even_costs`); padded ones are only reordered."""
+        if batches.packed and capacity is not None and len(batches.sample):
+            even = _evened(batches, capacity, self, sample)
+            if even is not None:
+                return even
+        return batches.select(np.argsort(arrange_costs(self.of_batches(batches)), kind="stable"))
 
-@dataclass(frozen=True)
-class CostColumns:
-    """Source of the costs of a leaf's samples.
-
-    Args:
-        model: the cost model; None: only the number of images is limited.
-        columns: values of the leaf's samples, by the size names of the model; tokens are the plan's lengths.
-        max_images: limit of images in a micro-batch.
-
-    Example:
-        >>> model = CostModel.from_features({"tokens": 10**9, "images": 5 * 10**9})
-        >>> columns = CostColumns(model, {"images": np.array([2, 0])})
-        >>> columns.rows(np.array([1, 0]), lengths=np.array([30, 40])).tolist()
-        [[30, 40], [0, 10], [0, 0]]
-    """
-
-    model: CostModel | None
-    columns: Mapping[str, Lengths] = field(default_factory=dict)
-    max_images: int | None = None
-
-    def rows(self, index: Ints, lengths: Ints) -> Ints:
-        """Costs of samples ``index`` with these lengths, by kind of work: ``[rows, samples]``."""
-        if self.model is None:
-            return np.zeros((0, len(index)), dtype=np.int64)
-        needed = {name: self.values(name, index) for name in self.model.needs if name != TOKENS}
-        return self.model.costs({TOKENS: lengths, **needed})
-
-    def values(self, name: str, index: Ints) -> Ints:
-        """Values of a column for samples ``index``, ``[samples]``."""
-        return checked_lengths(self.columns[name][index], name)
-
-    def images(self, index: Ints) -> Ints | None:
-        """Numbers of images of samples ``index``, ``[samples]``; None: they are not limited."""
-        return None if self.max_images is None else self.values(IMAGES, index)
-
-
-def even_step_costs(
-    batches: MicroBatches, capacity: Capacity | None, costs: StepCosts, sample: Ints | None = None
-) -> MicroBatches:
-    """Balance all costs over the micro-batches of one step, in an order in which the sums of ranks are balanced, too.
-
-    In turn ``t``, rank ``r`` of ``w`` takes micro-batch ``t * w + r``. The samples of packed micro-batches are
-    redistributed (:func:`~energon_lite.extras.balance.even_costs.even_costs`); padded micro-batches are only reordered.
-
-    Args:
-        batches: the micro-batches of one step.
-        capacity: capacity of a packed micro-batch; None: no samples are swapped.
-        costs: costs of the chunk that the step belongs to.
-        sample: the number of the sample at each position of the chunk; None: no sample repeats.
-    """
-    if batches.packed and capacity is not None and len(batches.sample):
-        even = _evened(batches, capacity, costs, sample)
-        if even is not None:
-            return even
-    return batches.select(np.argsort(arrange_costs(costs.of_batches(batches)), kind="stable"))
+    def within_limits(self, batches: MicroBatches, capacity: Capacity, edges: Sequence[int] = (0,)) -> MicroBatches:
+        """See :class:`~energon_lite.batching.step_balancer.StepBalancer`. Images are swapped for text with neighbours
+        of the same epoch, which stay within the capacity. If all of them have many images, the number of micro-batches
+        grows."""
+        sizes, limits = self.sizes(batches, capacity)
+        if len(limits) < 2 or not batches.packed or not len(batches):
+            return batches
+        home = np.repeat(np.arange(len(batches)), batches.rows())
+        images = np.bincount(home, weights=sizes[1], minlength=len(batches)).astype(np.int64)
+        crowded = (images > limits[1]) & (batches.rows() > 1)
+        stretch = np.searchsorted(edges, batches.sample[batches.offsets[:-1]], side="right")
+        begins = [*np.flatnonzero(np.diff(stretch, prepend=-1)).tolist(), len(batches)]
+        windows = [first for begin, stop in pairwise(begins) for first in range(begin, stop, _WINDOW)]
+        parts = []
+        for first, stop in pairwise([*windows, len(batches)]):
+            part = batches.select(np.arange(first, stop))
+            if crowded[first:stop].any():
+                sizes, limits = self.sizes(part, capacity)
+                home = np.repeat(np.arange(len(part)), part.rows())
+                place = fit_limits(sizes, limits, home, len(part))
+                part = _put(part, place, int(place.max()) + 1)
+            parts.append(part)
+        return replace(concatenate(parts, [0] * len(parts)), counts=batches.counts)
 
 
 def _evened(batches: MicroBatches, capacity: Capacity, costs: StepCosts, sample: Ints | None) -> MicroBatches | None:
@@ -142,41 +116,6 @@ def _evened(batches: MicroBatches, capacity: Capacity, costs: StepCosts, sample:
 
     apart = keep_apart(even, sample, sizes[0], images, fits)
     return apart if len(apart) == len(batches) else None
-
-
-def within_image_limit(
-    batches: MicroBatches, capacity: Capacity, costs: StepCosts, edges: Sequence[int] = (0,)
-) -> MicroBatches:
-    """Micro-batches that keep the limit of images; a sample that exceeds it by itself is alone.
-
-    Images are swapped for text with neighbours of the same epoch, which stay within the capacity. If all of them have
-    many images, the number of micro-batches grows.
-
-    Args:
-        batches: the micro-batches of a chunk.
-        capacity: capacity of a micro-batch.
-        costs: costs of the chunk; without a limit of images, the micro-batches are returned unchanged.
-        edges: boundaries of the chunk's stretches (:class:`~energon_lite.batching.epochs.Stretches`), which stay apart.
-    """
-    sizes, limits = costs.sizes(batches, capacity)
-    if len(limits) < 2 or not batches.packed or not len(batches):
-        return batches
-    home = np.repeat(np.arange(len(batches)), batches.rows())
-    images = np.bincount(home, weights=sizes[1], minlength=len(batches)).astype(np.int64)
-    crowded = (images > limits[1]) & (batches.rows() > 1)
-    stretch = np.searchsorted(edges, batches.sample[batches.offsets[:-1]], side="right")
-    begins = [*np.flatnonzero(np.diff(stretch, prepend=-1)).tolist(), len(batches)]
-    windows = [first for begin, stop in pairwise(begins) for first in range(begin, stop, _WINDOW)]
-    parts = []
-    for first, stop in pairwise([*windows, len(batches)]):
-        part = batches.select(np.arange(first, stop))
-        if crowded[first:stop].any():
-            sizes, limits = costs.sizes(part, capacity)
-            home = np.repeat(np.arange(len(part)), part.rows())
-            place = fit_limits(sizes, limits, home, len(part))
-            part = _put(part, place, int(place.max()) + 1)
-        parts.append(part)
-    return replace(concatenate(parts, [0] * len(parts)), counts=batches.counts)
 
 
 def _put(batches: MicroBatches, place: Ints, count: int) -> MicroBatches:

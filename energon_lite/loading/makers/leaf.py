@@ -10,18 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from energon_lite.config.metadataset import LeafSpec
-from energon_lite.extras.energon.joins.joined_loader import JoinedLoader
-from energon_lite.extras.energon.joins.joined_reader import JoinedReader
-from energon_lite.extras.energon.joins.joined_source import JoinedSource
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.hooks import Cooker
 from energon_lite.loading.makers.columns import LeafFields
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
-from energon_lite.storage.read.sample_reader import SampleReader
-from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.samples.sample_loader import SampleLoader
+from energon_lite.storage.read.sample_reader import Reader
+from energon_lite.storage.samples.sample_loader import Loader, SampleLoader
 from energon_lite.storage.stores.file_store import FileStore
 
 __all__ = [
@@ -51,7 +47,7 @@ class Leaf:
 
     name: str
     source: AnySource
-    loader: SampleLoader | JoinedLoader
+    loader: Loader
     key: int
     cooker: Cooker | None = None
     aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)
@@ -63,15 +59,9 @@ class Leaf:
         return self.loader.parts
 
     @cached_property
-    def reader(self) -> SampleReader | OpenedSource | JoinedReader:
+    def reader(self) -> Reader | OpenedSource:
         """Reader of the bytes of samples."""
-        if isinstance(self.source, OpenedSource):
-            return self.source
-        if isinstance(self.source, JoinedSource) and isinstance(self.loader, JoinedLoader):
-            both = zip(self.source.members, self.loader.members, strict=True)
-            return JoinedReader(self.source, [_sample_reader(source, loader) for source, loader in both])
-        assert isinstance(self.source, WebdatasetSource) and isinstance(self.loader, SampleLoader)
-        return _sample_reader(self.source, self.loader)
+        return self.source if isinstance(self.source, OpenedSource) else self.loader.reader(self.source)
 
     @cached_property
     def fields(self) -> LeafFields | None:
@@ -163,7 +153,3 @@ def leaves_apart(leaves: Sequence[Leaf]) -> Sequence[Leaf]:
     """Return the leaves for another thread; see :meth:`Leaf.apart`."""
     apart: Callable[[], Sequence[Leaf]] | None = getattr(leaves, "apart", None)
     return tuple(leaf.apart() for leaf in leaves) if apart is None else apart()
-
-
-def _sample_reader(source: WebdatasetSource, loader: SampleLoader) -> SampleReader:
-    return SampleReader(source, loader.parts, loader.streamed(source.part_names))

@@ -15,26 +15,24 @@ Other columns (``--column name=...``) are made in the same way; ``*`` stands for
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.balance.image_patches import ImagePatches
-from energon_lite.extras.inspect.part_columns.part_columns import PartColumns, PartField, part_sizes
 from energon_lite.hooks import HookContext, TaskEncoder
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Rejected
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.measured_columns import MeasuredColumns
+from energon_lite.loading.measuring.part_columns import PartColumns, PartField, RequestedColumns, part_sizes
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.values import Costs, Values
 from energon_lite.order.hashing import hash_text
-from energon_lite.storage.index.columns import CHECKSUMS, FAILED, LENGTH, OF_IMAGES, SKIP, check_column_name
+from energon_lite.storage.index.columns import CHECKSUMS, FAILED, LENGTH, SKIP, check_column_name
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
@@ -54,8 +52,7 @@ def measure_parts(
     field: str | None,
     *,
     columns: Mapping[str, str] | None = None,
-    images: bool = False,
-    patches: ImagePatches | None = None,
+    others: Sequence[RequestedColumns] = (),
     name: str = "",
     by: str = "prepare",
     command: str = "",
@@ -73,7 +70,7 @@ def measure_parts(
         field: field of the column ``length``, see the module's table; ``json[meta][tokens]`` means the same as
             ``json.meta.tokens``. None: there is no such column.
         columns: further columns: name, and field; ``checksums`` is ``crc32``, of each part.
-        images, patches: see :class:`~energon_lite.extras.inspect.part_columns.part_columns.PartColumns`.
+        others: columns of guests.
         name: prefix of the columns' names, before a dot.
         by: name of the command that stores them.
         command: command line that stores them again.
@@ -85,8 +82,8 @@ def measure_parts(
     source = WebdatasetSource.open(root, verified=False)
     length = None if field is None else PartField(source, field, "--length-field")
     settings = {"by": by, **({} if length is None else {"length": str(length)})}
-    parts = part_columns(source, columns or {}, images=images, patches=patches)
-    maker = Maker({**settings, **part_settings(columns or {}, images, patches)}, command=command)
+    parts = part_columns(source, columns or {}, others)
+    maker = Maker({**settings, **part_settings(columns or {}, others)}, command=command)
     if parts is None and length is not None and length.by_index:
         return _store_sizes(source, length.part, maker, name)
     pipeline = _PartPipeline(Leaf(root, source, SampleLoader(), hash_text(source.fingerprint)), length, parts)
@@ -104,31 +101,32 @@ def measure_parts(
     )
 
 
-def part_settings(columns: Mapping[str, str], images: bool, patches: ImagePatches | None) -> dict[str, object]:
+def part_settings(columns: Mapping[str, str], others: Sequence[RequestedColumns]) -> dict[str, object]:
     """Return the settings that decide the columns of :func:`part_columns`, as plain data."""
     settings: dict[str, object] = {"columns": dict(columns)} if columns else {}
-    if images or patches is not None:
-        settings["images"] = None if patches is None else asdict(patches)
+    for requested in others:
+        settings |= requested.settings
     return settings
 
 
 def part_columns(
-    source: WebdatasetSource, columns: Mapping[str, str], *, images: bool, patches: ImagePatches | None
+    source: WebdatasetSource, columns: Mapping[str, str], others: Sequence[RequestedColumns]
 ) -> PartColumns | None:
     """Return the columns made of parts; None: none are requested.
 
     Raises:
         UsageError: no sample has such a part, or the name of a column is not allowed.
     """
-    if not columns and not images and patches is None:
+    if not columns and not others:
         return None
+    taken = {LENGTH, SKIP, *(name for requested in others for name in requested.names)}
     for name in columns:
         check_column_name(name)
-        taken = (LENGTH, SKIP, *OF_IMAGES) if images or patches is not None else (LENGTH, SKIP)
         if name in taken or "." in name or (name == CHECKSUMS and columns[name] != CRC32):
             raise UsageError(f"--column {name}: no column can be called so here", fix="use another name, without dots")
     fields = {name: PartField(source, text, f"--column {name}=") for name, text in columns.items() if name != CHECKSUMS}
-    return PartColumns(source, fields, images=images, patches=patches, checksums=CHECKSUMS in columns)
+    readers = [requested.open(source) for requested in others]
+    return PartColumns(source, fields, readers, checksums=CHECKSUMS in columns)
 
 
 def _store_sizes(source: WebdatasetSource, part: str, maker: Maker, name: str) -> MeasureReport:

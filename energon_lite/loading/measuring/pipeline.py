@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.inspect.part_columns.part_columns import PartColumns
 from energon_lite.hooks import HookContext, TaskEncoder, hooks_of
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Outcome, Rejected, Result
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.makers.sample_maker import SampleMaker
+from energon_lite.loading.measuring.part_columns import ColumnReader
 from energon_lite.loading.measuring.values import Costs, Values, columns_of
 from energon_lite.storage.index.columns import FAILED, SKIPPED
 
@@ -36,7 +36,7 @@ class MeasuringPipeline:
         UsageError: a hook is a generator.
     """
 
-    def __init__(self, leaf: Leaf, encoder: TaskEncoder, length: SampleLength, parts: PartColumns | None = None):
+    def __init__(self, leaf: Leaf, encoder: TaskEncoder, length: SampleLength, parts: ColumnReader | None = None):
         hooks = hooks_of(encoder, packing=False, batched=False)
         if hooks.content_decides:
             raise UsageError(
@@ -68,13 +68,12 @@ class MeasuringPipeline:
             self._add_parts(job, self._parts, measured, failures)
         return Result(measured, [failures[place] for place in sorted(failures)])
 
-    def _add_parts(self, job: Job, parts: PartColumns, measured: Values, failures: dict[int, Outcome]) -> None:
+    def _add_parts(self, job: Job, parts: ColumnReader, measured: Values, failures: dict[int, Outcome]) -> None:
         (leaf,) = self.leaves
         first = job.addresses[0][1]
-        part_values = parts.values(first, first + len(job.addresses))
-        measured.columns |= part_values.columns
-        measured.ragged |= part_values.ragged
-        for place, error in part_values.broken.items():
+        broken: dict[int, Exception] = {}
+        parts.add(first, first + len(job.addresses), measured, broken)
+        for place, error in broken.items():
             if place in failures:
                 continue
             try:

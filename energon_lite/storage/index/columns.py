@@ -19,6 +19,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from energon_lite import entry_points
 from energon_lite.errors import DataIndexError, UsageError, counted
 from energon_lite.storage.index.column_file import ColumnFile, Ragged, RaggedFile, write_column_file
 from energon_lite.storage.index.index_cache import first_writable, index_places, open_index
@@ -30,7 +31,6 @@ __all__ = [
     "CHECKSUMS",
     "FAILED",
     "LENGTH",
-    "OF_IMAGES",
     "SKIP",
     "SKIPPED",
     "Column",
@@ -55,9 +55,6 @@ SKIP = "skip"
 SKIPPED = 1
 #: Value of ``skip``: the sample could not be read, decoded or encoded.
 FAILED = 2
-
-#: The columns from the headers of images: see :mod:`energon_lite.extras.inspect.part_columns.image_headers`.
-OF_IMAGES = ("images", "image_sizes", "image_patches", "patches", "squared_patches")
 
 #: The ragged column of the crc32 of each part, as int32. If it exists, parts are verified when they are read.
 CHECKSUMS = "checksums"
@@ -301,8 +298,10 @@ def _again(command: str, root: str, asked: Sequence[str]) -> str:
 
 def _cure(root: str, name: str) -> str:
     """The command that makes a column of that name."""
-    if name in OF_IMAGES:
-        return f"run `energon-lite measure {root} --images`, with --patches JSON for numbers of patches"
+    for guest in entry_points.columns().values():
+        if name in guest.names:
+            options = (f"--{option} {form.metavar}".strip() for option, form in guest.options.items())
+            return f"run `energon-lite measure {root}` with {' or '.join(options)}"
     if name == LENGTH or name.endswith(f".{LENGTH}"):
         return (
             f"run `energon-lite measure {root} --task-encoder module:Class`, or, for lengths that need no encoder, "

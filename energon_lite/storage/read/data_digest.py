@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
-from energon_lite.extras.energon.joins.joined_source import JoinedSource
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import Range, Shard, ShardStore
-from energon_lite.storage.read.opened_source import AnySource, OpenedSource
+from energon_lite.storage.read.opened_source import AnySource
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
 __all__ = ["data_digest", "data_digests"]
 
@@ -42,9 +42,7 @@ def data_digest(source: AnySource) -> str:
     Raises:
         MissingShardError, ShardChangedError, DatasetError: a shard cannot be read.
     """
-    if isinstance(source, OpenedSource):  # its identity distinguishes it from others
-        return hashlib.sha256(source.fingerprint.encode()).hexdigest()
-    if isinstance(source, JoinedSource):
+    if not isinstance(source, WebdatasetSource):  # its fingerprint and its members distinguish it from others
         every = [source.fingerprint, *map(data_digest, source.members)]
         return hashlib.sha256("\n".join(every).encode()).hexdigest()
     choice, store = source.choice, ShardStore()  # a store of its own, which leaves no file open

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,11 +16,11 @@ from energon_lite.errors import (
     UsageError,
     counted,
 )
-from energon_lite.extras.energon.joins.joined_source import JoinedSource
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.kept_samples import DenseExclusion
+from energon_lite.storage.read.range_cache import ReadAhead
 from energon_lite.storage.read.sample_columns import Columns
 from energon_lite.storage.read.source import OpenSource, Source
 from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
@@ -29,6 +29,59 @@ __all__ = ["AnySource", "OpenedSource", "Renaming", "SingleSource"]
 
 #: By the name of a part: the column of the source that it is made of, and the function applied to a sample's value.
 Renaming = Mapping[str, tuple[str, Callable[[Any], Any]]]
+
+
+class AnySource(Protocol):
+    """Source that a leaf reads from: tar shards, a JSONL file, a source of any format, or several that a guest joins.
+
+    Attributes:
+        members: the data sets of tar shards or JSONL files that its bytes come from.
+        fingerprint, contents: the text that decides the order, and the one that identifies the data.
+        skipped: number of samples that are left out, because they were skipped when they were measured.
+
+    The other attributes are those of :class:`~energon_lite.storage.read.webdataset.WebdatasetSource`.
+    """
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def split_part(self) -> str: ...
+
+    @property
+    def members(self) -> tuple[WebdatasetSource, ...]: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def contents(self) -> str: ...
+
+    @property
+    def skipped(self) -> int: ...
+
+    @property
+    def part_names(self) -> frozenset[str]: ...
+
+    @property
+    def mean_bytes(self) -> float: ...
+
+    @property
+    def shard_names(self) -> Sequence[str]: ...
+
+    @property
+    def read_ahead(self) -> ReadAhead | None: ...
+
+    def __len__(self) -> int: ...
+
+    def key(self, index: int) -> str:
+        """The key of a sample."""
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return (position of a sample's shard in ``shard_names``, number of the sample over all shards)."""
+
+    def column(self, name: str) -> Any:
+        """The measured column ``name``: one value for each sample."""
 
 
 class OpenedSource:
@@ -52,6 +105,7 @@ class OpenedSource:
         UsageError: a filter is no condition on columns.
     """
 
+    members: tuple[WebdatasetSource, ...] = ()
     read_ahead = runs = ahead = None
     skipped = 0
     contents = ""
@@ -260,7 +314,5 @@ def _bytes_of(column: Sequence[Any]) -> int:
     return sum([len(value) for value in column if isinstance(value, bytes)])
 
 
-#: A source that a leaf may read from.
-AnySource = WebdatasetSource | OpenedSource | JoinedSource
-#: A source of one data set, with parts of its own; a join is none.
+#: A source of one data set, which has parts of its own; not a source that a guest makes of several.
 SingleSource = WebdatasetSource | OpenedSource

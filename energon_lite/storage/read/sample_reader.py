@@ -31,7 +31,7 @@ from energon_lite.storage.read.run_reader import RunReader
 from energon_lite.storage.read.sample_columns import Columns
 from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 
-__all__ = ["Columns", "SampleReader", "fetch_samples"]
+__all__ = ["Columns", "Reader", "SampleReader", "fetch_samples"]
 
 Ints = NDArray[np.int64]
 #: A sample: the names of its parts, its key, the name of its shard, and the bytes of its parts.
@@ -355,21 +355,27 @@ class _Ahead(Protocol):
     def settings(self) -> ReadAhead: ...
 
 
-class _Reader(Protocol):
+class Reader(Protocol):
+    """Reader of the samples of a source; see :class:`SampleReader`."""
+
     @property
     def ahead(self) -> _Ahead | None: ...
 
     def ranges(self, indices: Sequence[int]) -> list[ShardRange]: ...
 
+    def read(self, indices: Sequence[int]) -> Columns | None: ...
 
-def fetch_samples(samples: Iterable[tuple[_Reader | OpenedSource, int]], *, wait: bool = True) -> None:
+    def sample(self, index: int) -> RawSample: ...
+
+
+def fetch_samples(samples: Iterable[tuple[Reader | OpenedSource, int]], *, wait: bool = True) -> None:
     """Fetch the bytes of these samples before they are read one by one: all missing ranges are requested at the same
     time. Does nothing for sources that are read directly. Never raises; the read itself does.
 
     Args:
         wait: until the bytes have arrived; False: only start to fetch.
     """
-    of_reader: dict[int, tuple[_Reader, list[int]]] = {}
+    of_reader: dict[int, tuple[Reader, list[int]]] = {}
     for reader, index in samples:
         if not isinstance(reader, OpenedSource) and reader.ahead is not None:
             of_reader.setdefault(id(reader), (reader, []))[1].append(index)

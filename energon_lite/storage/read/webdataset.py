@@ -203,6 +203,11 @@ class WebdatasetSource:
         return self._again[1], self._again[3][4]
 
     @property
+    def members(self) -> tuple[WebdatasetSource, ...]:
+        """The data sets that its bytes come from: itself."""
+        return (self,)
+
+    @property
     def index(self) -> PackedIndex:
         """The packed index."""
         return self.choice.index

@@ -4,17 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from energon_lite.errors import DecodeError, FieldAccessError, SampleError
 from energon_lite.samples import CrudeSample, Sample
 from energon_lite.storage.index.jsonl import folder_of_shards
+from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.range_stream import PartRange, StreamedParts
-from energon_lite.storage.read.webdataset import RawSample
+from energon_lite.storage.read.sample_reader import Reader, SampleReader
+from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap
 
-__all__ = ["SampleLoader"]
+__all__ = ["Loader", "SampleLoader"]
+
+
+class Loader(Protocol):
+    """Maker of the samples of a leaf; see :class:`SampleLoader`."""
+
+    @property
+    def sample_type(self) -> type[Sample] | None: ...
+
+    @property
+    def parts(self) -> frozenset[str] | None: ...
+
+    @property
+    def subflavors(self) -> Mapping[str, Any]: ...
+
+    def reader(self, source: AnySource) -> Reader:
+        """Return the reader of the parts that this loader makes samples of."""
+
+    def load(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Any:
+        """Make one sample of its parts."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +70,11 @@ class SampleLoader:
     def streamed(self, part_names: Iterable[str]) -> StreamedParts | None:
         """Return the parts of a data set that need not be read with a sample; None: all have to be."""
         return None if self.decoder is None else self.decoder.streamed(part_names)
+
+    def reader(self, source: AnySource) -> SampleReader:
+        """Return the reader of the parts that samples are made of."""
+        assert isinstance(source, WebdatasetSource)
+        return SampleReader(source, self.parts, self.streamed(source.part_names))
 
     def load(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Sample | CrudeSample:
         """Make one sample.

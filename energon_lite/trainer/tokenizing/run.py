@@ -18,7 +18,6 @@ import numpy as np
 
 from energon_lite.documents.paths import local_path, missing_file_fix
 from energon_lite.errors import DatasetError, EmptyDatasetError, UsageError
-from energon_lite.extras.balance.cost_model import LOSS_TOKENS
 from energon_lite.storage.files.atomic_file import remove_if_there, write_bytes
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.columns import LENGTH, write_column
@@ -47,6 +46,8 @@ WORK_FOLDER = ".tokenize"
 SETTINGS_FILE = "settings.json"
 #: File with the settings and the counts of a finished data set.
 DONE_FILE = "tokenize.json"
+#: Column of the number of tokens that the loss counts, by the name that cost models use.
+LOSS_TOKENS = "loss_tokens"
 #: Version of the format of shards.
 _FORMAT = 3
 #: Version of the results of shards.

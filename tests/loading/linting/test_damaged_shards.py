@@ -15,7 +15,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.extras.inspect.linting.run import lint, spans_of
 from energon_lite.extras.inspect.linting.shard import examine_shard
 from energon_lite.extras.inspect.linting.work import Span, Target

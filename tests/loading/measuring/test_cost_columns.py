@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from kill_steps import killed_at_every_step
 
 from energon_lite import TaskEncoder
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import DataIndexError, FatalSampleError, UsageError
+from energon_lite.extras.balance.image_columns import ImageColumns
 from energon_lite.extras.balance.image_patches import ImagePatches
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength
@@ -29,7 +30,7 @@ from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.values import columns_of
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
-PATCHES = ImagePatches(10)
+PATCHES = ImageColumns(ImagePatches(10))
 
 
 def picture(height: int, width: int, kind: str) -> bytes:
@@ -66,7 +67,7 @@ def values_of(data: Path, name: str) -> list[int]:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_headers_of_images_in_one_pass_with_other_parts(images: Path, workers: int) -> None:
     columns = {"loss": "json.loss", "bytes": "*", "png": "1.png"}
-    report = measure_parts(str(images), None, columns=columns, patches=PATCHES, workers=workers)
+    report = measure_parts(str(images), None, columns=columns, others=[PATCHES], workers=workers)
     assert values_of(images, "images") == [1, 2, 0, 1, 1, 0]
     assert values_of(images, "patches") == [3 * 4, 4 + 9, 0, 5, 6, 0]
     assert values_of(images, "squared_patches") == [144, 16 + 81, 0, 25, 36, 0]
@@ -89,7 +90,7 @@ def test_the_headers_of_images_in_one_pass_with_other_parts(images: Path, worker
 
 
 def test_ragged_columns_follow_a_choice_of_shards_and_samples(images: Path) -> None:
-    measure_parts(str(images), None, images=True, workers=0)
+    measure_parts(str(images), None, others=[ImageColumns()], workers=0)
     whole = WebdatasetSource.open(images).ragged_column("image_sizes")
     source = WebdatasetSource.open(images, shards=["b.tar", "a.tar"], excluded_samples=[("a.tar", "0")])
     part = source.ragged_column("image_sizes")
@@ -102,10 +103,10 @@ def test_ragged_columns_follow_a_choice_of_shards_and_samples(images: Path) -> N
 
 
 def test_what_is_known_is_not_read_again(images: Path) -> None:
-    first = measure_parts(str(images), "json", patches=PATCHES, workers=0)
-    again = measure_parts(str(images), "json", patches=PATCHES, workers=0)
+    first = measure_parts(str(images), "json", others=[PATCHES], workers=0)
+    again = measure_parts(str(images), "json", others=[PATCHES], workers=0)
     assert (first.known, again.known) == (0, 6)
-    more = measure_parts(str(images), "json", patches=ImagePatches(5), workers=0)
+    more = measure_parts(str(images), "json", others=[ImageColumns(ImagePatches(5))], workers=0)
     assert more.known == 0
     assert values_of(images, "patches") == [6 * 9, 16 + 36, 0, 20, 24, 0]
     # What this maker makes no more does not stay; what others made does.
@@ -118,7 +119,7 @@ def test_columns_are_refused_that_would_stand_in_place_of_others(images: Path) -
     with pytest.raises(UsageError, match="no column can be called so"):
         measure_parts(str(images), None, columns={"length": "json"})
     with pytest.raises(UsageError, match="no column can be called so"):
-        measure_parts(str(images), None, columns={"patches": "json"}, images=True)
+        measure_parts(str(images), None, columns={"patches": "json"}, others=[ImageColumns()])
     with pytest.raises(UsageError, match=r"--column one= jsn: no sample has such a part"):
         measure_parts(str(images), None, columns={"one": "jsn"})
 

@@ -21,7 +21,7 @@ from energon_lite import (
     get_val_dataset,
     get_val_datasets,
 )
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import DataIndexError, EmptyDatasetError, StateMismatchError
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength

@@ -17,7 +17,7 @@ import pytest
 from kill_steps import killed_at_every_step
 
 from energon_lite import SkipSample, TaskEncoder
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import DatasetError, FatalSampleError, UsageError, WorkerError
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength

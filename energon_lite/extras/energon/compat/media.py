@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from energon_lite.extras.media import MediaFilterConfig
-from energon_lite.extras.media.media_scan import prepare_media
+if TYPE_CHECKING:
+    from energon_lite.extras.media import MediaFilterConfig
 
 __all__ = ["AVProbeIndex", "prepare_filesystem_dataset"]
 
@@ -76,5 +76,7 @@ def prepare_filesystem_dataset(
         workers: the most processes.
         index_sqlite_tmp_path: a folder in which the database is first written.
     """
+    from energon_lite.extras.media.media_scan import prepare_media
+
     tmp_path = None if index_sqlite_tmp_path is None else os.fspath(index_sqlite_tmp_path)
     return prepare_media(root_path, media_filter, workers=workers, tmp_path=tmp_path).found

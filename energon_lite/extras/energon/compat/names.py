@@ -41,9 +41,10 @@ def _compat(name: str, verdict: Verdict = "same", note: str = "") -> Name:
     return Name(f"energon_lite.extras.energon.compat.{name}", verdict, note)
 
 
-def _command(module: str) -> str:
-    """Target of the command of a module of Energon's, such as ``tools.prepare_media``."""
-    return all_commands()[module.removeprefix("tools.").replace("_", "-")].target
+def _command(module: str) -> Name:
+    """Return the command of a module of Energon's, such as ``tools.prepare_media``."""
+    command = all_commands().get(module.removeprefix("tools.").replace("_", "-"))
+    return _absent("its extra of energon_lite is not installed") if command is None else Name(command.target)
 
 
 def _absent(why: str) -> Name:
@@ -210,10 +211,10 @@ NAMES: dict[str, Name] = {
     "SystemRngState": _compat("rng:SystemRngState"),
     "WorkerRng": _compat("rng:WorkerRng", "other", "hooks use `self.rng`"),
     # -- commands, which have the names of their modules
-    **{f"{module}.command": Name(_command(module)) for module in COMMANDS},
+    **{f"{module}.command": _command(module) for module in COMMANDS},
     "tools.preview.command": Name("energon_lite.extras.inspect.preview.command:in_terminal"),
     "main": Name("energon_lite.cli.main:main", "better", "commands of `energon-lite`"),
-    **{f"{module.removeprefix('tools.')}_command": Name(_command(module)) for module in COMMANDS},
+    **{f"{module.removeprefix('tools.')}_command": _command(module) for module in COMMANDS},
     "preview_command": Name("energon_lite.extras.inspect.preview.command:in_terminal"),
     "MediaFilterConfig": Name("energon_lite.extras.media:MediaFilterConfig"),
     "MediaFilterStrategy": Name("energon_lite.extras.media:MediaFilterStrategy"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.extras.energon.factories.base import BaseCoreDatasetFactory, singles
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.dataset import SavableDataset

@@ -1,1 +1,1 @@
-"""Joined data sets, and stores of auxiliary data sets for cookers."""
+"""Joined data sets."""

@@ -12,10 +12,11 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from energon_lite.config.leaf_spec import Nonmatch
 from energon_lite.errors import DatasetError
 from energon_lite.storage.files.array_file import FileKind, write_arrays
 from energon_lite.storage.files.file_lock import only_one
@@ -25,10 +26,7 @@ from energon_lite.storage.index.key_match import SampleKeys, match_keys
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["JoinTable", "Nonmatch", "join_table"]
-
-#: Treatment of a sample of the first data set that has no match in another one.
-Nonmatch = Literal["error", "skip", "none"]
+__all__ = ["JoinTable", "join_table"]
 
 _TABLE = FileKind(b"ENRGLJOI", 1, "join table", "remove the file: it is made again when the data set is opened")
 

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any, ClassVar
 
 from energon_lite.errors import SampleError
+from energon_lite.extras.energon.joins.joined_reader import JoinedReader
+from energon_lite.extras.energon.joins.joined_source import JoinedSource
 from energon_lite.samples import Sample
+from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap
@@ -44,6 +47,12 @@ class JoinedLoader:
     def sample_type(self) -> type[Sample] | None:
         """The class of the samples; None: the joiner is a function."""
         return self.joiner if isinstance(self.joiner, type) and issubclass(self.joiner, Sample) else None
+
+    def reader(self, source: AnySource) -> JoinedReader:
+        """Return the reader of the parts that samples are made of."""
+        assert isinstance(source, JoinedSource)
+        both = zip(source.members, self.members, strict=True)
+        return JoinedReader(source, [loader.reader(member) for member, loader in both])
 
     def load(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Any:
         """Make one sample.

@@ -72,7 +72,8 @@ class JoinedReader:
     @property
     def settings(self) -> ReadAhead:
         """The settings of the read-ahead."""
-        settings: ReadAhead = self.source.read_ahead
+        settings = self.source.read_ahead
+        assert settings is not None
         return settings
 
     def ranges(self, indices: Sequence[int]) -> list[ShardRange]:

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from energon_lite.config.leaf_spec import Nonmatch
 from energon_lite.errors import DataIndexError, EmptyDatasetError, counted
-from energon_lite.extras.energon.joins.join_table import JoinTable, Nonmatch, join_table
+from energon_lite.extras.energon.joins.join_table import JoinTable, join_table
 from energon_lite.storage.files.stored_array import Numbers
+from energon_lite.storage.read.range_cache import ReadAhead
 from energon_lite.storage.read.webdataset import SampleRange, WebdatasetSource
 
 __all__ = ["JoinedSource"]
@@ -39,7 +41,6 @@ class JoinedSource:
         ConfigError: the subset does not fit.
     """
 
-    runs = None
     skipped = 0
 
     def __init__(
@@ -83,7 +84,7 @@ class JoinedSource:
         return {name: value for name, value in vars(self).items() if name != "_rows"}
 
     @property
-    def read_ahead(self) -> Any:
+    def read_ahead(self) -> ReadAhead | None:
         """The read-ahead settings of the first data set that has any; None: no data set is fetched ahead."""
         return next((member.read_ahead for member in self.members if member.read_ahead is not None), None)
 

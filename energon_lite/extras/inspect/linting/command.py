@@ -15,7 +15,8 @@ import click
 from energon_lite.cli.job_options import job_options, json_object
 from energon_lite.cli.progress import progress, show_share
 from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
-from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import SplitConfig, load_split_config
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, EnergonLiteError, counted

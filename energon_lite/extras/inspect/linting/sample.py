@@ -8,14 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from energon_lite.errors import EnergonLiteError, FatalSampleError, SkipSample
-from energon_lite.extras.energon.joins.joined_source import JoinedSource
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder, hooks_of, returns_its_argument
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Rejected
 from energon_lite.loading.makers.sample_maker import SAMPLE, SampleMaker
 from energon_lite.storage.read.opened_source import OpenedSource
 from energon_lite.storage.read.sample_reader import SampleReader
-from energon_lite.storage.read.webdataset import RawSample
+from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.part_decoder import MediaFile
 from energon_lite.storage.samples.sample_loader import SampleLoader
@@ -46,7 +45,7 @@ class SampleExaminer:
 
     def __post_init__(self) -> None:
         loader = self.leaf.loader
-        assert isinstance(loader, SampleLoader)  # the data sets of a join are examined one by one
+        assert isinstance(loader, SampleLoader)
         own = loader.decoder
         #: Each part is decoded once, also for the sample, if the decoder of the data set decodes images.
         self._shares = own is not None and own.image_decode is not None
@@ -61,8 +60,10 @@ class SampleExaminer:
     def all_parts(self) -> SampleReader | OpenedSource:
         """Reader of all parts of a sample, including parts that it is not made of."""
         source = self.leaf.source
-        assert not isinstance(source, JoinedSource)
-        return source if isinstance(source, OpenedSource) else SampleReader(source)
+        if isinstance(source, OpenedSource):
+            return source
+        assert isinstance(source, WebdatasetSource)  # the data sets of a join are examined one by one
+        return SampleReader(source)
 
     def faults(self, index: int, raw: RawSample, context: HookContext) -> list[Fault]:
         """Return the problems of a sample.

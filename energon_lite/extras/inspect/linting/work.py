@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import DatasetError, EnergonLiteError, FatalSampleError, ShardChangedError
 from energon_lite.extras.inspect.linting.problem import Problem
 from energon_lite.extras.inspect.linting.sample import SampleExaminer

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
-from energon_lite.config.metadataset import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import UnlikeError, UsageError, counted, did_you_mean
 from energon_lite.extras.inspect.preview.run_options import RunOptions

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from energon_lite.cli.sample_text import sample_lines
-from energon_lite.config.metadataset import LeafSpec, is_metadataset
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset
 from energon_lite.errors import ConfigError, EmptyDatasetError, counted
 from energon_lite.extras.inspect.preview.shown_sample import ShownSample
 from energon_lite.extras.inspect.preview.site import Site

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
+from energon_lite.cli.byte_size import parse_bytes
 from energon_lite.cli.dataset_arguments import batching_argument
 from energon_lite.cli.tables import aligned
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import UsageError, counted
-from energon_lite.extras.balance.profile_command import parse_bytes
 from energon_lite.extras.inspect.tuning.memory import available_memory
 from energon_lite.extras.inspect.tuning.search import Bounds, Tuning, tune
 from energon_lite.extras.inspect.tuning.setting import Speed

@@ -1,20 +1,18 @@
-"""Columns made of the stored parts of samples: sizes of parts, values in them, sizes of images."""
+"""Columns made of the stored parts of samples: sizes of parts, values in them, checksums, and columns of guests."""
 
 from __future__ import annotations
 
 import io
 import re
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import SampleError, UsageError, did_you_mean, listed
-from energon_lite.extras.balance.image_patches import ImagePatches
-from energon_lite.extras.inspect.part_columns.image_headers import ImageHeaders
+from energon_lite.loading.measuring.values import Values
 from energon_lite.storage.index.column_file import Ragged
 from energon_lite.storage.index.columns import CHECKSUMS
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -23,7 +21,7 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import Access
 
-__all__ = ["ALL_PARTS", "PartColumns", "PartField", "PartValues", "part_sizes"]
+__all__ = ["ALL_PARTS", "ColumnReader", "PartColumns", "PartField", "RequestedColumns", "part_sizes"]
 
 #: Stands for all parts in place of a part's name.
 ALL_PARTS = "*"
@@ -85,30 +83,44 @@ class PartField:
         return _length(self._access.follow({part: self._decoder.decode(part, data)}), self._access)
 
 
-@dataclass
-class PartValues:
-    """Columns of some neighbouring samples.
+class ColumnReader(Protocol):
+    """Reader of columns of one data set. Workers have copies of it."""
 
-    Attributes:
-        columns, ragged: columns by name.
-        broken: error of each sample that has no values, by its place among them.
-    """
+    def add(self, first: int, stop: int, values: Values, broken: dict[int, Exception]) -> None:
+        """Add the columns of samples ``first`` to ``stop - 1``, all in one shard.
 
-    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
-    ragged: dict[str, Ragged] = field(default_factory=dict)
-    broken: dict[int, Exception] = field(default_factory=dict)
+        Args:
+            values: get the columns: int64 ``[stop - first]``, or ragged ones.
+            broken: gets the error of each sample without values, by its place among them, unless it has one.
+        """
+
+
+class RequestedColumns(Protocol):
+    """Columns of a guest (:class:`energon_lite.entry_points.Columns`), as they were requested."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names that ``--column`` cannot use."""
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """All settings that affect the values, as plain data; the keys are unique among guests."""
+
+    def open(self, source: WebdatasetSource) -> ColumnReader:
+        """Return the reader of a whole data set.
+
+        Raises:
+            UsageError: it has no parts of which such columns are made.
+        """
 
 
 class PartColumns:
-    """Columns by parts, for any neighbouring samples of a data set.
+    """Columns by parts, for any neighbouring samples of a data set: a :class:`ColumnReader`.
 
     Args:
         source: the whole data set.
         fields: the stored numbers, by name of the column. A sample without the part has 0.
-        images: make the columns ``images`` and ``image_sizes``, from the headers of all parts that are images by their
-            names.
-        patches: number of patches of an image, for the columns ``image_patches``, ``patches`` and ``squared_patches``;
-            None: these are not made.
+        readers: readers of further columns.
         checksums: make the column of the crc32 of each part, for which all parts are read.
     """
 
@@ -116,39 +128,26 @@ class PartColumns:
         self,
         source: WebdatasetSource,
         fields: Mapping[str, PartField],
+        readers: Sequence[ColumnReader] = (),
         *,
-        images: bool = False,
-        patches: ImagePatches | None = None,
         checksums: bool = False,
     ):
         self._checksums = checksums
         self._source = source
         self._fields = dict(fields)
-        self._patches = patches
-        self._headers = ImageHeaders(source) if images or patches is not None else None
+        self._readers = readers
 
-    def values(self, first: int, stop: int) -> PartValues:
-        """Return the columns of samples ``first`` to ``stop - 1``, all in one shard."""
-        result = PartValues()
+    def add(self, first: int, stop: int, values: Values, broken: dict[int, Exception]) -> None:
+        """See :class:`ColumnReader`."""
         for name, part_field in self._fields.items():
             if part_field.by_index:
-                result.columns[name] = part_sizes(self._source.index, part_field.part, first, stop)[0]
+                values.columns[name] = part_sizes(self._source.index, part_field.part, first, stop)[0]
             else:
-                result.columns[name] = self._read(part_field, first, stop, result.broken)
-        if self._headers is not None:
-            sizes = self._headers.sizes(first, stop, result.broken)
-            result.columns["images"] = sizes.counts
-            result.ragged["image_sizes"] = sizes
-            if self._patches is not None:
-                patches = self._patches(sizes.values)
-                owner = np.repeat(np.arange(stop - first), sizes.counts)
-                for name, numbers in (("patches", patches), ("squared_patches", patches**2)):
-                    result.columns[name] = np.zeros(stop - first, dtype=np.int64)
-                    np.add.at(result.columns[name], owner, numbers)
-                result.ragged["image_patches"] = Ragged(sizes.counts, patches[:, None])
+                values.columns[name] = self._read(part_field, first, stop, broken)
+        for reader in self._readers:
+            reader.add(first, stop, values, broken)
         if self._checksums:
-            result.ragged[CHECKSUMS] = self._sums(first, stop)
-        return result
+            values.ragged[CHECKSUMS] = self._sums(first, stop)
 
     def _sums(self, first: int, stop: int) -> Ragged:
         index = self._source.index

@@ -1,0 +1,3 @@
+"""Entry points of the extra ``energon``."""
+
+METADATASET_KEYS = {"join": "energon_lite.extras.energon.joins.opening:JOIN"}

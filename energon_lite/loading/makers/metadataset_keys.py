@@ -1,0 +1,97 @@
+"""Keys of metadatasets that guests open: ``join``, joined data sets, and ``aux``, the stores of files for a cooker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from energon_lite.config.leaf_spec import AuxReference, LeafSpec
+from energon_lite.entry_points import load, metadataset_keys
+from energon_lite.errors import ConfigError
+from energon_lite.hooks import Cooker, TaskEncoder, check_stores
+from energon_lite.storage.read.opened_source import AnySource
+from energon_lite.storage.samples.sample_loader import Loader
+from energon_lite.storage.stores.file_store import DecodeFileStore, FileStore
+
+__all__ = ["JoinGuest", "StoreGuest", "join_guest", "stores_of"]
+
+#: By key: its objects, and the extra of this library that opens them, for messages.
+_EXTRAS = {"join": ("joined data sets", "energon"), "aux": ("the stores of a cooker", "media")}
+
+
+class JoinGuest(NamedTuple):
+    """Guest that opens joined data sets: entry ``join`` of the table ``METADATASET_KEYS``.
+
+    Attributes:
+        source: opens the data sets of a leaf, as the source of the joined samples.
+        loader: ``(leaf, its source, encoder, trust_code)``: makes the loader of its samples.
+    """
+
+    source: Callable[[LeafSpec], AnySource]
+    loader: Callable[[LeafSpec, AnySource, TaskEncoder, bool], Loader]
+
+
+class StoreGuest(Protocol):
+    """Guest that opens stores: entry ``aux`` of the table ``METADATASET_KEYS``."""
+
+    def __call__(self, aux: Mapping[str, AuxReference], primary: AnySource | None, /) -> dict[str, FileStore[Any]]:
+        """Return the stores by name.
+
+        Args:
+            aux: the data sets and folders.
+            primary: source of a data set that becomes the store ``primary``; None: there is no such store.
+
+        Raises:
+            ConfigError: a store cannot be opened.
+            UsageError: the samples of ``primary`` cannot be looked up by name.
+        """
+
+
+def join_guest(spec: LeafSpec) -> JoinGuest:
+    """Return the guest for a leaf of joined data sets.
+
+    Raises:
+        ConfigError: its extra is not installed.
+    """
+    guest: JoinGuest = _guest("join", spec.origin)
+    return guest
+
+
+def stores_of(
+    spec: LeafSpec, source: AnySource, cooker: Cooker | None, encoder: TaskEncoder
+) -> Mapping[str, FileStore[Any]]:
+    """Return the stores for the cooker of a leaf, by name, with the encoder's decoder.
+
+    Raises:
+        ConfigError: a store cannot be opened, or the extra is not installed; or stores are given, but the leaf has no
+            cooker to use them.
+        UsageError: the cooker does not accept them, or the leaf's own samples cannot be looked up by name.
+    """
+    origin = next((reference.origin for reference in spec.aux.values()), spec.path)
+    if cooker is None:
+        if spec.aux:
+            raise ConfigError(
+                f"aux is for cookers: the data set {spec.path} has none",
+                file=origin,
+                fix="remove aux; or make the data set a crude one (__class__: CrudeWebdataset in its dataset.yaml), "
+                f"and give {type(encoder).__name__} a cooker for it",
+            )
+        return {}
+    check_stores(cooker, spec.aux, encoder, spec.path)
+    primary = source if cooker.need_primary and "primary" not in spec.aux else None
+    if not spec.aux and primary is None:
+        return {}
+    guest: StoreGuest = _guest("aux", origin)
+    stores = guest(spec.aux, primary)
+    if encoder.decoder is None:
+        return stores
+    return {name: DecodeFileStore(store, decoder=encoder.decoder) for name, store in stores.items()}
+
+
+def _guest(key: str, origin: str) -> Any:
+    target = metadataset_keys().get(key)
+    if target is None:
+        opened, extra = _EXTRAS[key]
+        what = f"{opened} are opened by the extra {extra!r}, which is not installed"
+        raise ConfigError(what, file=origin, fix=f"install energon_lite with energon_lite/extras/{extra}")
+    return load(target)

@@ -1,0 +1,139 @@
+"""Deletion law: without any one guest, all that is left imports; without all of them, the core's tests pass."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import energon_lite
+
+PACKAGE = Path(energon_lite.__file__).parent
+TESTS = Path(__file__).parents[1]
+EXTRAS = sorted(path.name for path in (PACKAGE / "extras").iterdir() if (path / "__init__.py").exists())
+#: Guests by the folder that is deleted.
+GUESTS = ["trainer", *(f"extras/{name}" for name in EXTRAS)]
+#: Folders of the core's quick tests.
+QUICK = ["order", "documents", "config", "hooks", "recipes"]
+#: Packages that are optional, or not installed everywhere: modules that need them may fail to import.
+OPTIONAL = {"torchvision", "lance", "torchtitan", "ray", "verl", "wandb", "mfusepy", "tensordict"}
+
+#: Imports all modules below a package; prints what fails, except for a lack of optional packages.
+IMPORT_ALL = f"""
+import importlib, pkgutil, sys, energon_lite
+found = pkgutil.walk_packages(energon_lite.__path__, "energon_lite.", onerror=lambda name: None)
+names = [module.name for module in found]
+for name in names:
+    if name.endswith("__main__"):
+        continue
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        lacking = (getattr(error.__cause__, "name", None) or error.name or "").partition(".")[0]
+        if lacking not in {sorted(OPTIONAL)}:
+            print(f"{{name}}: {{error}}")
+print(len(names), "modules", file=sys.stderr)
+"""
+#: Uses the core as a newcomer does.
+USE = """
+import sys
+from pathlib import Path
+import webdataset
+from click.testing import CliRunner
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.cli.main import main
+
+folder = Path(sys.argv[1])
+with webdataset.TarWriter(str(folder / "a.tar")) as tar:
+    for number in range(20):
+        tar.write({"__key__": f"{number:03}", "txt": str(number)})
+options = ["--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "TextSample"]
+done = CliRunner().invoke(main, ["prepare", str(folder), *options, "--field-map", '{"text": "txt"}'])
+assert done.exit_code == 0, done.output
+assert CliRunner().invoke(main, ["--help"]).exit_code == 0
+config = WorkerConfig(rank=0, world_size=1, num_workers=2)
+batches = []
+for stop in (5, 10):
+    loader = get_savable_loader(get_train_dataset(folder, batch_size=3, worker_config=config))
+    if batches:
+        loader.restore_state_rank(state)
+    with loader:
+        batches += [batch.__key__ for _, batch in zip(range(stop - len(batches)), loader)]
+        state = loader.save_state_rank()
+again = get_savable_loader(get_train_dataset(folder, batch_size=3, worker_config=config))
+with again:
+    assert batches == [batch.__key__ for _, batch in zip(range(10), again)]
+"""
+
+
+def without(folder: Path, *deleted: str) -> dict[str, str]:
+    """Environment in which a copy of the package, without some of its folders, is found first."""
+    copy = folder / "energon_lite"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in deleted:
+        shutil.rmtree(copy / name)
+    return os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def run(code: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-c", code, str(folder)]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deleted", GUESTS)
+def test_the_rest_imports_without_a_guest(deleted: str, tmp_path: Path) -> None:
+    result = run(IMPORT_ALL, tmp_path, without(tmp_path, deleted))
+    assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr
+
+
+@pytest.mark.slow
+def test_the_core_alone(tmp_path: Path) -> None:
+    environment = without(tmp_path, "extras", "trainer")
+    result = run(IMPORT_ALL, tmp_path, environment)
+    assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr
+    data = tmp_path / "data"
+    data.mkdir()
+    result = run(USE, data, environment)
+    assert result.returncode == 0, result.stderr
+    copied = list(copy_tests(tmp_path))
+    assert len(copied) > 30
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not nightly"]
+    shutil.copy(TESTS.parent / "pyproject.toml", tmp_path)
+    done = subprocess.run(
+        [*command, *map(str, copied)],
+        env=environment | {"HYPOTHESIS_PROFILE": "check"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+
+
+def copy_tests(folder: Path) -> Iterator[Path]:
+    """Copy the tests, and yield the paths of those that use the core only, relative to the folder."""
+    shutil.copytree(TESTS, folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in QUICK:
+        for path in sorted((TESTS / name).glob("test_*.py")):
+            if not needs_guests(path):
+                yield path.relative_to(TESTS.parent)
+
+
+@cache
+def needs_guests(path: Path) -> bool:
+    """True if a test file, or a helper of tests that it imports, imports a guest or names one in a string."""
+    text = path.read_text()
+    if "energon_lite.extras" in text or "energon_lite.trainer" in text:
+        return True
+    imported = [node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    helpers = [TESTS.parent / f"{name.replace('.', '/')}.py" for name in imported if name.startswith("tests.")]
+    conftest = path.with_name("conftest.py")
+    return any(needs_guests(helper) for helper in [*helpers, conftest] if helper.exists() and helper != path)
