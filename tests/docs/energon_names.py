@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from energon_lite.extras.energon.compat.modules import INTERNAL, MODULES, PARTLY  # noqa: E402
+from energon_lite.extras.energon.compat.modules import MODULES, PARTLY  # noqa: E402
 from energon_lite.extras.energon.compat.names import meaning  # noqa: E402
 
 PAGE = ROOT / "docs" / "from-energon.md"
@@ -19,7 +19,7 @@ BEGIN, END = "<!-- made by tests/docs/energon_names.py -->", "<!-- made until he
 
 
 def tables() -> str:
-    """Return the text between the two marks: names that differ, and modules that cannot be imported."""
+    """Return the text between the two marks: names that differ."""
     names = sorted(
         {name for names in (*MODULES.values(), *PARTLY.values()) for name in names.split()} - {"command"},
         key=lambda name: (name.lower(), name),
@@ -37,12 +37,7 @@ def tables() -> str:
         for (one, note), alike in rows.items():
             if one == verdict:
                 lines.append(f"* {', '.join(f'`{name}`' for name in alike)}: {note}")
-    internal = ", ".join(f"`{name}`" for name in INTERNAL)
-    lines += [
-        "",
-        "**Modules** below `megatron.energon` can be imported, except internal ones, whose import is an error",
-    ]
-    lines += [f"that names the replacement: {internal}."]
+    lines += ["", "Modules below `megatron.energon` can be imported, except internal ones: the error names a replacement."]
     return "\n".join(lines)
 
 
