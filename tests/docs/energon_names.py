@@ -37,7 +37,10 @@ def tables() -> str:
         for (one, note), alike in rows.items():
             if one == verdict:
                 lines.append(f"* {', '.join(f'`{name}`' for name in alike)}: {note}")
-    lines += ["", "Modules below `megatron.energon` can be imported, except internal ones: the error names a replacement."]
+    lines += [
+        "",
+        "Modules below `megatron.energon` can be imported, except internal ones: the error names a replacement.",
+    ]
     return "\n".join(lines)
 
 
