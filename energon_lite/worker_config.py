@@ -177,10 +177,8 @@ class WorkerConfig:
         try:
             return str(self.worker_debug_path).format(worker_id=number, pid=os.getpid())
         except (LookupError, ValueError, AttributeError) as error:
-            raise UsageError(
-                f"worker_debug_path {self.worker_debug_path!r} has a field that is not known: {error}",
-                fix="write no other fields than {worker_id} and {pid}",
-            ) from None
+            what = f"worker_debug_path {self.worker_debug_path!r} has a field that is not known: {error}"
+            raise UsageError(what, fix="write no other fields than {worker_id} and {pid}") from None
 
     def debug_files_of_workers(self) -> list[str]:
         """Files of the workers of this rank, if ``worker_debug_path`` names one for each; else an empty list."""
@@ -291,10 +289,8 @@ class WorkerConfig:
 
     def _number_of(self, place: int) -> int:
         if not WorkerConfig._sample_indices:
-            raise UsageError(
-                "no worker config is active",
-                fix="in a hook, ask the task encoder: current_sample_index, current_batch_index, rng",
-            )
+            fix = "in a hook, ask the task encoder: current_sample_index, current_batch_index, rng"
+            raise UsageError("no worker config is active", fix=fix)
         return WorkerConfig._sample_indices[place] * max(self.num_workers, 1) + self.rank_worker_id()
 
     @classmethod
@@ -361,10 +357,8 @@ class WorkerConfig:
         names = mesh.mesh_dim_names or ()
         unknown = [name for name in names if name not in _MESH_DIMENSIONS]
         if unknown or not names:
-            raise TopologyError(
-                f"a mesh with dimensions {list(names) or 'without names'}",
-                fix=f"name the dimensions with mesh_dim_names, among {', '.join(_MESH_DIMENSIONS)}",
-            )
+            fix = f"name the dimensions with mesh_dim_names, among {', '.join(_MESH_DIMENSIONS)}"
+            raise TopologyError(f"a mesh with dimensions {list(names) or 'without names'}", fix=fix)
         coordinates = mesh.get_coordinate()
         if coordinates is None:
             raise TopologyError("this rank is not part of the mesh", fix="build the loader only on ranks of the mesh")

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from energon_lite.extras.inspect.preview.run_options import RunOptions
-from energon_lite.extras.inspect.preview.shown_run import ShownRun
+from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
 from tests.preview.chromium import find_chromium, running
 from tests.preview.samples_to_show import Keep, blend

@@ -12,19 +12,23 @@ from typing import Any
 
 import click
 
+from energon_lite.cli.byte_size import byte_size
 from energon_lite.cli.dataset_arguments import open_dataset, split_config_option, split_part_option
-from energon_lite.cli.dataset_facts import fact_lines, folder_facts
 from energon_lite.cli.tables import aligned
+from energon_lite.config.dataset import load_dataset_config
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
+from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_url, local_path
-from energon_lite.errors import counted
-from energon_lite.loading.blend_facts import LeafFacts, leaf_facts
-from energon_lite.loading.stages import find_stages
-from energon_lite.loading.weight_units import by_samples, mean_of
+from energon_lite.errors import EnergonLiteError, TrustError, counted
+from energon_lite.loading.blend_weights import LeafFacts, by_samples, find_stages, leaf_facts, mean_of
 from energon_lite.order.stages import WeightStage
+from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.index.index_cache import find_index
 from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.nv_meta import INFO_JSON, meta_path, read_info
 from energon_lite.storage.read.opened_source import AnySource
+from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.source import source_opener
 
 __all__ = ["command"]
@@ -82,7 +86,7 @@ def command(
     """
     whole = None
     if not (is_metadataset(path) or is_jsonl(path) or source_opener(path)):
-        whole = folder_facts(_absolute(path), dataset_config, split_config)
+        whole = _folder_facts(_absolute(path), dataset_config, split_config)
     is_empty = whole is not None and samples is None and not _has(whole, split_part)
     leaves = [] if is_empty else open_dataset(path, split_part, split_config)
     once = samples is None and split_part in _READ_ONCE
@@ -93,7 +97,7 @@ def command(
         click.echo(json.dumps({"folder": whole, "data_sets": data_sets}, indent=2))
         return
     if whole is not None and samples is None:
-        for line in fact_lines(whole):
+        for line in _fact_lines(whole):
             click.echo(line)
         return
     facts = leaf_facts(specs, [len(source) for source in sources], samples or 0)
@@ -261,3 +265,73 @@ def _warn(facts: Sequence[LeafFacts], folder: str, run: str, max_epochs: float) 
         click.secho(f"Warning: {shown}", fg="yellow", err=True)
     if len(often) > _SHOWN_WARNINGS:
         click.secho(f"Warning: ... and {counted(len(often) - _SHOWN_WARNINGS, 'more data set')}", fg="yellow", err=True)
+
+
+# -- a prepared folder ----------------------------------------------------------------------------------------------
+
+
+def _folder_facts(path: str, dataset_config: str, split_config: str) -> dict[str, Any]:
+    """Summarize a prepared folder as plain data.
+
+    Args:
+        path: the folder, or its URL.
+        dataset_config, split_config: names of the files in ``.nv-meta``.
+
+    Raises:
+        DatasetError, ConfigError: it is not prepared, or its ``split.yaml`` has a mistake.
+    """
+    meta = local_meta(path)
+    counts = read_info(meta)
+    split = load_split_config(meta_path(meta, split_config))
+    splits = {}
+    for name in split.split_parts:
+        shards = [shard for shard in split.shards(name) if shard in counts]
+        splits[name] = {"shards": len(shards), "samples": sum(counts[shard] for shard in shards)}
+    index = None if is_remote(path) else find_index(path, counts)
+    return {
+        "path": path,
+        "prepared_by": _version(meta),
+        "sample_type": _sample_type(meta_path(meta, dataset_config)),
+        "samples": sum(counts.values()),
+        "shards": len(counts),
+        "bytes": None if index is None else int(index[0].shards[:-1, 0].sum()),
+        "splits": splits,
+        "excluded": len(split.exclude),
+    }
+
+
+def _version(meta: str) -> str:
+    try:
+        with open(meta_path(meta, INFO_JSON), encoding="utf-8") as file:
+            version = str(json.load(file).get("energon_version", "unknown"))
+    except (OSError, ValueError):
+        return "unknown"
+    return version if version.startswith("energon") else f"energon {version}"
+
+
+def _sample_type(path: str) -> str:
+    if not os.path.isfile(path):
+        return f"not said: there is no {os.path.basename(path)}"
+    try:
+        config = load_dataset_config(path)
+    except TrustError:
+        return "made by code, which is not run without trust_code=True"
+    except EnergonLiteError as error:
+        return f"not known: {error}"
+    if config.kind == "crude":
+        return "crude"
+    return config.sample_type if isinstance(config.sample_type, str) else getattr(config.sample_type, "__name__", "?")
+
+
+def _fact_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """Format the facts as lines of text."""
+    size = "" if facts["bytes"] is None else f", {byte_size(facts['bytes'])}"
+    yield f"{facts['path']}: {counted(facts['samples'], 'sample')} in {counted(facts['shards'], 'shard')}{size}"
+    yield f"  prepared by  {facts['prepared_by']}"
+    yield f"  sample type  {facts['sample_type']}"
+    for name, split in facts["splits"].items():
+        share = f"{100 * split['samples'] / max(1, facts['samples']):.4g}%"
+        held = f"{counted(split['samples'], 'sample')} in {counted(split['shards'], 'shard')}"
+        yield f"  split        {name}: {held}, {share}"
+    if facts["excluded"]:
+        yield f"  excluded     {facts['excluded']:,} of shards and samples, by split.yaml"

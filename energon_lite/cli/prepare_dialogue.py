@@ -34,13 +34,8 @@ from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecode
 from energon_lite.storage.samples.field_map import compile_field_map
 
 __all__ = [
-    "ask_again",
-    "ask_dataset_document",
-    "ask_split_ratio",
-    "guess_access",
-    "guess_field_map",
-    "show_samples",
-    "show_scan",
+    *("ask_again", "ask_dataset_document", "ask_split_ratio", "guess_access", "guess_field_map", "show_samples"),
+    *("show_scan",),
 ]
 
 T = TypeVar("T")

@@ -1,13 +1,10 @@
 """User hooks: functions that process each sample and assemble samples into a batch."""
 
 from energon_lite.hooks.augment import AugmentTaskEncoder
-from energon_lite.hooks.base import TaskEncoder
-from energon_lite.hooks.checks import check_hooks, check_stores
-from energon_lite.hooks.context import HookContext, hook_context, running_context
+from energon_lite.hooks.base import DefaultTaskEncoder, PackedSamplesOutput, TaskEncoder
+from energon_lite.hooks.checks import check_hooks, check_stores, place_of
+from energon_lite.hooks.context import HookContext, LendingScope, hook_context, lending, running_context
 from energon_lite.hooks.cooking import Cooker, basic_sample_keys, cook_function, cooker
-from energon_lite.hooks.default import DefaultTaskEncoder
-from energon_lite.hooks.functions import place_of
-from energon_lite.hooks.global_generators import LendingScope, lending
 from energon_lite.hooks.hooks import (
     HOOK_ORDER,
     Hooks,
@@ -18,7 +15,6 @@ from energon_lite.hooks.hooks import (
     returns_its_argument,
     seeded_hooks,
 )
-from energon_lite.hooks.packing import PackedSamplesOutput
 from energon_lite.hooks.stateless import stateless
 
 __all__ = [

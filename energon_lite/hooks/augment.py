@@ -6,9 +6,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Generic
 
 from energon_lite.batching.collate import Padding
-from energon_lite.hooks.base import BatchT, EncodedT, RawBatchT, SampleT, TaskEncoder
+from energon_lite.hooks.base import BatchT, EncodedT, PackedSamplesOutput, RawBatchT, SampleT, TaskEncoder
 from energon_lite.hooks.cooking import Cooker, cook_function
-from energon_lite.hooks.packing import PackedSamplesOutput
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.stores.file_store import FileStore
 

@@ -22,27 +22,53 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, cast
 
 from typing_extensions import TypeVar
 
 from energon_lite.batching.collate import Padding, batch_from_samples, empty_like, generic_batch
 from energon_lite.errors import UsageError, WrongHookError
-from energon_lite.hooks.context import current_context
+from energon_lite.hooks.context import HookGenerator, current_context
 from energon_lite.hooks.cooking import Cooker, given_stores
-from energon_lite.hooks.packing import PackedSamplesOutput
-from energon_lite.hooks.randomness import HookGenerator
 from energon_lite.hooks.stateless import stateless
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.stores.cache_pool import CachePool
 from energon_lite.storage.stores.file_store import FileStore
 
-__all__ = ["BatchT", "EncodedT", "RawBatchT", "SampleT", "TaskEncoder", "fields_of", "fill"]
+__all__ = [
+    *("BatchT", "DefaultTaskEncoder", "EncodedT", "PackedSamplesOutput", "RawBatchT", "SampleT", "TaskEncoder"),
+    *("fields_of", "fill"),
+]
 
+T = TypeVar("T")
 SampleT = TypeVar("SampleT", default=Any)
 EncodedT = TypeVar("EncodedT", default=Any)
 RawBatchT = TypeVar("RawBatchT", default=Any)
 BatchT = TypeVar("BatchT", default=Any)
+
+
+@dataclass(frozen=True)
+class PackedSamplesOutput(Generic[T]):
+    """Packs of a buffer, and samples that are pushed back into it.
+
+    The next buffer starts with the samples that were pushed back, in their order, and is filled up with the samples
+    that follow. So a pack need not be closed half full at the end of a buffer. At the end of a chunk, samples that are
+    the last ones of their buffer move to a later chunk. Others are selected again separately, as long as that makes
+    packs; samples that are pushed back then are dropped, and counted.
+
+    Args:
+        packs: lists of samples.
+        pushback: samples of the buffer, or remainders of them.
+
+    Example:
+        >>> def select_samples_to_pack(self, samples):
+        ...     packs = greedy(samples, 4096)
+        ...     return PackedSamplesOutput(packs[:-1], pushback=packs[-1])
+    """
+
+    packs: Sequence[Sequence[T]]
+    pushback: Sequence[T] = ()
 
 
 class TaskEncoder(Generic[SampleT, EncodedT, RawBatchT, BatchT]):
@@ -245,3 +271,47 @@ def fill(cls: type, value: Any) -> Any:
     if not names:
         raise UsageError(f"{cls.__name__} has no fields", fix="give a dataclass, a named tuple or dict")
     return cls(**{name: given[name] for name in names if name in given})
+
+
+class DefaultTaskEncoder(
+    TaskEncoder[SampleT, EncodedT, RawBatchT, BatchT], Generic[SampleT, EncodedT, RawBatchT, BatchT]
+):
+    """Task encoder that copies fields by name into the given types, stacks tensors and lists everything else.
+
+    Args:
+        encoded_sample_type: dataclass, named tuple or ``dict`` that ``encode_sample`` returns; None: the sample itself.
+        raw_batch_type: type that ``batch`` returns.
+        batch_type: type that ``encode_batch`` returns.
+        padding: treatment of tensors of different shapes: a number to pad with, ``"list"``, or a dict of these by
+            field. None: the attribute of the class, whose default makes them an error.
+
+    Example:
+        >>> DefaultTaskEncoder(padding=0)
+    """
+
+    def __init__(
+        self,
+        *,
+        encoded_sample_type: type | None = None,
+        raw_batch_type: type | None = None,
+        batch_type: type | None = None,
+        padding: Padding = None,
+    ):
+        self.encoded_sample_type = encoded_sample_type
+        self.raw_batch_type = raw_batch_type
+        self.batch_type = batch_type
+        if padding is not None:
+            self.padding = padding
+
+    @stateless
+    def encode_sample(self, sample: SampleT) -> EncodedT | Iterator[EncodedT]:
+        encoded = sample if self.encoded_sample_type is None else fill(self.encoded_sample_type, sample)
+        return cast(EncodedT, encoded)
+
+    @stateless
+    def batch(self, samples: list[EncodedT]) -> RawBatchT | Iterator[RawBatchT]:
+        return cast(RawBatchT, self._batch(samples, self.raw_batch_type))
+
+    @stateless
+    def encode_batch(self, batch: RawBatchT) -> BatchT | Iterator[BatchT]:
+        return cast(BatchT, batch if self.batch_type is None else fill(self.batch_type, batch))

@@ -8,21 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_lite.hooks.augment import AugmentTaskEncoder
-from energon_lite.hooks.base import TaskEncoder
-from energon_lite.hooks.default import DefaultTaskEncoder
+from energon_lite.hooks.base import DefaultTaskEncoder, TaskEncoder
 from energon_lite.hooks.stateless import failure_tolerance_of, restores_seeds
 
 __all__ = [
-    "HOOK_ORDER",
-    "Hooks",
-    "failure_tolerances",
-    "hook_of",
-    "hooks_of",
-    "is_generator",
-    "is_overridden",
-    "own_hooks",
-    "returns_its_argument",
-    "seeded_hooks",
+    *("HOOK_ORDER", "Hooks", "failure_tolerances", "hook_of", "hooks_of", "is_generator", "is_overridden"),
+    *("own_hooks", "returns_its_argument", "seeded_hooks"),
 ]
 
 #: All hooks that process samples, in the order in which they run.

@@ -2,10 +2,10 @@ from .iterators.dataset import SavableDataset as SavableDataset
 from .iterators.lane_dataset import LaneDataset as LaneDataset
 from .iterators.planned_dataset import PlannedDataset as PlannedDataset
 from .loader import DataLoader as DataLoader
-from .metrics_sink import MetricsSink as MetricsSink
 from .options import ByTokens as ByTokens
 from .options import Chunks as Chunks
 from .options import Reading as Reading
+from .progress import MetricsSink as MetricsSink
 from .recipes import get_loader as get_loader
 from .recipes import get_processing_dataset as get_processing_dataset
 from .recipes import get_processing_datasets as get_processing_datasets

@@ -17,10 +17,9 @@ from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import SampleError, UsageError
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.batch_observer import BatchEvent, BatchObserver, ObservedRank, Observers
-from energon_lite.loading.device import DeviceCopy
-from energon_lite.loading.device_prefetch import OneAhead
+from energon_lite.loading.device import DeviceCopy, DevicePrefetcher
+from energon_lite.loading.executors.executor import OnTimeout, PoolOptions, StartMethod
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
-from energon_lite.loading.executors.pool_options import OnTimeout, PoolOptions, StartMethod
 from energon_lite.loading.iterators.collectives import check_place
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.iterator import DatasetIterator, Loop, OneThread, checked_steps
@@ -31,9 +30,7 @@ from energon_lite.loading.iterators.planned_iterator import PlannedIterator
 from energon_lite.loading.makers.pipeline import Result
 from energon_lite.loading.makers.report import Report
 from energon_lite.loading.makers.user_frames import hide_own_frames
-from energon_lite.loading.metrics_sink import MetricsSink
-from energon_lite.loading.progress import Progress, Telling, setup_of, tokens_of
-from energon_lite.loading.rank_stats import gathered_stats
+from energon_lite.loading.progress import MetricsSink, Progress, ReportingOptions, gathered_stats, setup_of, tokens_of
 from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_result
 from energon_lite.loading.sample_address import SampleAddress, sample_addresses
 from energon_lite.storage.stores.cache_pool import CachePool, checked_pool
@@ -111,7 +108,7 @@ class DataLoader:
         if not isinstance(dataset, SavableDataset):
             fix = "give what get_train_dataset or get_val_dataset returned"
             raise UsageError(f"a loader of a {type(dataset).__name__}", fix=fix)
-        self.dataset, runs = dataset, dataset.runs_as
+        self.dataset, runs = dataset, dataset.resolved
         self.worker_config = config = dataset.worker_config
         self._check_peers = check_peers
         trace = config.debug_file() if trace is None else trace
@@ -121,7 +118,7 @@ class DataLoader:
         encoder = dataset.task_encoder
         tolerances = failure_tolerances(encoder)
         self._report = Report(encoder.failure_tolerance, runs.leaves, hooks=tolerances, on_lost=self._observers.on_lost)
-        self._ahead: OneAhead | None = None
+        self._ahead: DevicePrefetcher | None = None
         self._pipeline = runs.pipeline()
         self._pipeline.samples.cache_pool = self._cache_pool = checked_pool(cache_pool)
         self._pipeline.samples.worker_config = config
@@ -133,8 +130,8 @@ class DataLoader:
         self._workers = ExecutorHandle(self._pipeline, config.num_workers, options)
         weakref.finalize(self, self._workers.close)
         setup = setup_of(self._pipeline.samples, self._workers.num_workers, start_method)
-        telling = Telling.checked(log_every, metrics, metrics_every)
-        self._progress = Progress(self._report, self._workers, setup, telling)
+        reporting = ReportingOptions.checked(log_every, metrics, metrics_every)
+        self._progress = Progress(self._report, self._workers, setup, reporting)
         # Not `_iterator`: Lightning knows that name from torch, and sets it to None.
         kind: type[DatasetIterator] = PlannedIterator if isinstance(runs, PlannedDataset) else LaneIterator
         self._dataset_iterator: DatasetIterator = going_through(runs.loops, kind)(
@@ -260,7 +257,7 @@ class DataLoader:
             UsageError: there is no such device.
         """
         copy = DeviceCopy(device)
-        self._ahead = None if copy.device.type == "cpu" else OneAhead(copy, self._take, self._workers.work)
+        self._ahead = None if copy.device.type == "cpu" else DevicePrefetcher(copy, self._take, self._workers.work)
         return self
 
     def _forget_ahead(self) -> None:
@@ -331,7 +328,8 @@ class DataLoader:
         delivered; samples ``skipped``, ``failed`` and ``dropped``, all of these by data set in ``datasets``, and the
         ``reasons``; ``wait_seconds`` spent in ``next()``; ``queue``: results ``ready``, jobs ``pending``, and
         ``bytes_in_flight``; ``worker_deaths``; ``stage_seconds`` and ``dataset_seconds`` of work; ``bytes_read``;
-        ``cache``; the ``bottleneck`` of the run; with ``quarantine``, lines ``written`` and ``lost``; with
+        ``cache``; the ``bottleneck`` of the run; ``fallbacks`` from the fast route, by reason; with ``quarantine``,
+        lines ``written`` and ``lost``; with
         ``batching``, under ``planned``, the samples that the plan dropped, truncated and split: over all ranks
         together, or, if lengths are those of encoded samples, on this rank.
         """

@@ -17,14 +17,13 @@ from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.blend_file import BlendFile, KnownBlend, fits_table, keyed
+from energon_lite.loading.blend_weights import by_samples, find_stages
 from energon_lite.loading.found_leaves import FoundLeaves
 from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.leaf_table import LeafIdentities, LeafOpener, LeafTable
 from energon_lite.loading.leaves import PathOrDict
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.options import Reading
-from energon_lite.loading.stages import find_stages
-from energon_lite.loading.weight_units import by_samples
 from energon_lite.order.stages import WeightStage
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.trust import trusts
@@ -68,7 +67,7 @@ def blend_of_leaves(
     """Return the blend of open leaves.
 
     Raises:
-        ConfigError, DataIndexError: as :func:`~energon_lite.loading.weight_units.by_samples`.
+        ConfigError, DataIndexError: as :func:`~energon_lite.loading.blend_weights.by_samples`.
     """
     specs = by_samples(specs, [leaf.source for leaf in leaves])
     return OpenedBlend(

@@ -1,12 +1,15 @@
-"""Progress of a loader: speed of batches, waiting time and its reason, logged from time to time."""
+"""Progress of a loader: speed of batches, waiting time and its reason, in log lines, as metrics for sinks, and
+of all ranks together."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -14,23 +17,83 @@ from energon_lite.errors import UsageError
 from energon_lite.hooks import own_hooks
 from energon_lite.loading.bottleneck import LEAST_BATCHES, LoaderSetup, Stretch, bottleneck, bottleneck_text
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
+from energon_lite.loading.executors.forks import usable_cores
 from energon_lite.loading.executors.work_seconds import WorkSum
-from energon_lite.loading.forks import usable_cores
-from energon_lite.loading.loader_metrics import loader_metrics
+from energon_lite.loading.iterators.collectives import check_group, gather_plain, is_running
 from energon_lite.loading.makers.leaf import reads_ahead
 from energon_lite.loading.makers.report import Report
-from energon_lite.loading.metrics_sink import MetricsSink
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["Progress", "Telling", "setup_of", "tokens_of"]
+__all__ = ["MetricsSink", "Progress", "ReportingOptions", "gathered_stats", "setup_of", "tokens_of"]
 
 logger = logging.getLogger(__name__)
+
+#: Possible bottlenecks of a run.
+LIMITS = ("storage", "decoding", "hooks", "transport", "trainer")
+#: Entries of the statistics that are plain numbers.
+_PLAIN = ("batches", "samples", "tokens", "skipped", "failed", "dropped", "wait_seconds", "bytes_read", "worker_deaths")
+
+
+def loader_metrics(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of ``loader.stats()``, for a :class:`~energon_lite.loading.MetricsSink`.
+
+    Names begin with ``loader/``; after a second slash comes a stage, a data set, or a bottleneck. ``step`` is the
+    number of batches, ``time`` that of seconds since 1970.
+
+    Args:
+        stats: statistics of the loader.
+
+    Example:
+        >>> loader_metrics(loader.stats())["loader/stage_seconds/decode"]
+        12.25
+    """
+    values: dict[str, Any] = {"step": stats["batches"], "time": time.time()}
+    values |= {f"loader/{name}": stats[name] for name in _PLAIN}
+    values["loader/fallbacks"] = sum(stats["fallbacks"].values())
+    values |= {f"loader/queue_{name}": value for name, value in stats["queue"].items()}
+    values |= {f"loader/cache_{name}": value for name, value in stats["cache"].items()}
+    values |= {f"loader/stage_seconds/{name}": seconds for name, seconds in stats["stage_seconds"].items()}
+    for entry in stats["dataset_seconds"]:
+        values |= {f"loader/{stage}_seconds/{entry['dataset']}": entry[stage] for stage in ("read", "decode", "hooks")}
+    for entry in stats["datasets"]:
+        name = f"loader/dataset_samples/{entry['dataset']}"
+        values[name] = values.get(name, 0) + entry["samples"]
+    bottleneck = stats["bottleneck"]
+    if bottleneck is not None:
+        values["loader/waited"] = bottleneck["waited"]
+        values |= {f"loader/bottleneck/{name}": int(name == bottleneck["limit"]) for name in LIMITS}
+    return values
+
+
+class MetricsSink(Protocol):
+    """Receiver of numbers, at intervals.
+
+    A loader takes sinks as ``metrics=``, and writes to them every ``metrics_every`` batches. A class whose instances
+    are made with the last step that counts (0 for a new run) can be passed to ``Trainer(sinks=...)``; it is
+    instantiated on the main rank when a run starts or resumes, and receives the numbers of each step.
+
+    Example:
+        >>> class Printer:
+        ...     def __init__(self, after: int = 0): ...
+        ...     def write(self, values): print(values["step"], values)
+        ...     def close(self): ...
+        >>> loader = get_savable_loader(dataset, metrics=[Printer()])
+        >>> Trainer(config, sinks=[Printer])
+    """
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Receive the numbers, including ``values["step"]``."""
+
+    def close(self) -> None:
+        """Close the sink after the last numbers."""
+
 
 #: Seconds between two marks; the bottleneck is that of the time since the mark before the last.
 _WINDOW = 30.0
 
 
-class Telling(NamedTuple):
+class ReportingOptions(NamedTuple):
     """Receivers of progress reports, and the intervals between reports.
 
     Args:
@@ -47,7 +110,7 @@ class Telling(NamedTuple):
     sinks_every: int = 100
 
     @classmethod
-    def checked(cls, log_every: int, sinks: Iterable[MetricsSink], sinks_every: int) -> Telling:
+    def checked(cls, log_every: int, sinks: Iterable[MetricsSink], sinks_every: int) -> ReportingOptions:
         if log_every < 0:
             raise UsageError(f"log_every is {log_every}", fix="give a number of batches, or 0 for no lines")
         if sinks_every < 1:
@@ -73,20 +136,20 @@ class Progress:
         report: counts of samples and tokens.
         workers: handle of the executor, with the workers' time.
         setup: properties of the loader that the advice depends on.
-        telling: receivers of the reports.
+        options: receivers of the reports.
     """
 
-    def __init__(self, report: Report, workers: ExecutorHandle, setup: LoaderSetup, telling: Telling):
+    def __init__(self, report: Report, workers: ExecutorHandle, setup: LoaderSetup, options: ReportingOptions):
         self._report = report
         self._workers = workers
         self._setup = setup
-        self._telling = telling
+        self._options = options
         self.batches = 0
         self.wait_seconds = 0.0
         self._now = 0.0  # time of the last delivery
         self._last: _Mark | None = None  # counters at the last line
         self._written: _Mark | None = None  # counters at the last write to the sinks
-        self._sinks = [*telling.sinks]
+        self._sinks = [*options.sinks]
         self._older = self._newer = _Mark(-math.inf)
 
     def waited(self, seconds: float, now: float) -> bool:
@@ -101,10 +164,10 @@ class Progress:
             mark = self._mark()
             self._older = self._newer if self.batches > 1 else mark
             self._newer = mark
-        telling = self._telling
+        options = self._options
         batches = self.batches
-        return bool(telling.log_every and batches % telling.log_every == 0) or bool(
-            telling.sinks and batches % telling.sinks_every == 0
+        return bool(options.log_every and batches % options.log_every == 0) or bool(
+            options.sinks and batches % options.sinks_every == 0
         )
 
     def tell(self, stats: dict[str, Any]) -> None:
@@ -113,9 +176,9 @@ class Progress:
         Args:
             stats: statistics of the loader.
         """
-        if self._telling.log_every and self.batches % self._telling.log_every == 0:
+        if self._options.log_every and self.batches % self._options.log_every == 0:
             self._log()
-        if self._telling.sinks and self.batches % self._telling.sinks_every == 0:
+        if self._options.sinks and self.batches % self._options.sinks_every == 0:
             self._write(stats)
 
     def stats(self, alone: bool = True) -> dict[str, Any]:
@@ -241,3 +304,41 @@ def tokens_of(batch: Any) -> int:
         return int(tokens)
     except (TypeError, ValueError):
         return 0  # a field of the user's that happens to have this name
+
+
+#: Counts that are added up.
+_SUMS = ("batches", "samples", "tokens", "skipped", "failed", "dropped", "bytes_read", "worker_deaths")
+
+
+def gathered_stats(own: Mapping[str, Any], config: WorkerConfig) -> dict[str, Any]:
+    """Return the statistics of all ranks, on each rank. A collective.
+
+    Args:
+        own: statistics of this rank.
+        config: rank and world size of this process.
+
+    Raises:
+        UsageError: there is no process group.
+        TopologyError: the group has another number of ranks.
+    """
+    if config.world_size == 1:
+        ranks = [dict(own)]
+    else:
+        if not is_running():
+            raise UsageError(
+                f"gather_stats on {config.world_size} ranks without a process group to ask the others over",
+                fix="call torch.distributed.init_process_group before, or stats(), which is about this rank",
+            )
+        check_group(world_size=config.world_size, group=config.data_parallel_group)
+        ranks = gather_plain(own, group=config.data_parallel_group)
+    waits = [stats["wait_seconds"] for stats in ranks]
+    slowest = max(range(len(waits)), key=waits.__getitem__)
+    return {
+        **{name: sum(stats[name] for stats in ranks) for name in _SUMS},
+        "fallbacks": dict(sum((Counter(stats["fallbacks"]) for stats in ranks), Counter[str]())),
+        "wait_seconds": waits[slowest],
+        "wait_seconds_mean": sum(waits) / len(waits),
+        "wait_rank": slowest,
+        "bottleneck": ranks[slowest]["bottleneck"],
+        "ranks": ranks,
+    }

@@ -9,7 +9,7 @@ from typing import Any
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import UsageError
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder
-from energon_lite.loading.dataset_request import DatasetRequest, find_specs
+from energon_lite.loading.assembly import DatasetRequest, find_specs
 from energon_lite.loading.energon_compat import called_as, grouped_keywords, loader_arguments, with_decoder
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.leaves import PathOrDict

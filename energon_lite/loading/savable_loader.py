@@ -82,7 +82,7 @@ class SavableDataLoader(DataLoader):
         Example:
             >>> loader.restore_state_rank(loader.state_at(consumed_samples // batch_size))
         """
-        return self.dataset.runs_as.state_at(position)
+        return self.dataset.resolved.state_at(position)
 
     def with_restored_state_rank(self, state: State | None) -> Self:
         """Return the loader itself, after :meth:`restore_state_rank`.

@@ -11,19 +11,9 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "SAMPLE_TYPES",
-    "CaptioningSample",
-    "ChatSample",
-    "ImageClassificationSample",
-    "ImageSample",
-    "InterleavedSample",
-    "MultiChoiceVQASample",
-    "OCRSample",
-    "SimilarityInterleavedSample",
-    "TextSample",
-    "VQAOCRSample",
-    "VQASample",
-    "VidQASample",
+    *("SAMPLE_TYPES", "CaptioningSample", "ChatSample", "ImageClassificationSample", "ImageSample"),
+    *("InterleavedSample", "MultiChoiceVQASample", "OCRSample", "SimilarityInterleavedSample", "TextSample"),
+    *("VQAOCRSample", "VQASample", "VidQASample"),
 ]
 
 #: Audio or video in the form that :class:`~energon_lite.storage.SampleDecoder` gives it:

@@ -16,15 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "BASE_FIELDS",
-    "Batch",
-    "CrudeSample",
-    "RestoreKey",
-    "Sample",
-    "SourceInfo",
-    "add_source_info",
-    "base_fields_of",
-    "edataclass",
+    *("BASE_FIELDS", "Batch", "CrudeSample", "RestoreKey", "Sample", "SourceInfo", "add_source_info"),
+    *("base_fields_of", "edataclass"),
 ]
 
 T = TypeVar("T")

@@ -1,5 +1,5 @@
-from .index.filter_index import build_filter_index as build_filter_index
-from .index.filter_index import build_filter_index_from_shard_indexes as build_filter_index_from_shard_indexes
+from .index.sample_filter import build_filter_index as build_filter_index
+from .index.sample_filter import build_filter_index_from_shard_indexes as build_filter_index_from_shard_indexes
 from .read.range_cache import ReadAhead as ReadAhead
 from .read.range_stream import RangeStream as RangeStream
 from .read.range_stream import open_stream as open_stream

@@ -16,7 +16,7 @@ from energon_lite.batching.epochs import plan_epochs
 from energon_lite.batching.strategy import STRATEGIES, strategy_from_dict
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.order import BlendOrder, ConcatOrder, EpochBlendOrder, Order, WeightStage
-from energon_lite.order.rebase import Rebase
+from energon_lite.order.orders import Rebase
 from energon_lite.order.shuffle import LeafOrder
 
 CAPACITY = 100

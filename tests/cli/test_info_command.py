@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from energon_lite.cli.main import main
 from energon_lite.config import LeafSpec
-from energon_lite.loading.blend_facts import leaf_facts
+from energon_lite.loading.blend_weights import leaf_facts
 
 
 def info(*arguments: object) -> tuple[int, str, str]:

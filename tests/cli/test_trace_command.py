@@ -27,7 +27,7 @@ from energon_lite import (
 from energon_lite.batching import TokenSequence
 from energon_lite.cli.main import main
 from energon_lite.extras.inspect.tracing.command import chrome_events, read_runs
-from energon_lite.loading.makers import stage_timer
+from energon_lite.loading.makers import observers
 from energon_lite.storage.index.columns import write_column
 
 
@@ -241,7 +241,7 @@ def traced(leaf_of: Any, tmp_path: Path) -> Path:
 
 
 def test_the_tables(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage_timer, "time", Clock)
+    monkeypatch.setattr(observers, "time", Clock)
     file = tmp_path / "trace.jsonl"
     with _loader(leaf_of(30), file, "clock", workers=1, start_method="fork") as loader:
         for _ in zip(range(15), loader, strict=False):  # two epochs

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from energon_lite.cli.main import main
 from energon_lite.errors import UsageError
-from energon_lite.extras.inspect.tuning.setting import Setting
+from energon_lite.extras.inspect.tuning.search import Setting
 from energon_lite.extras.inspect.tuning.trials import Trials, What
 
 ENCODERS = """

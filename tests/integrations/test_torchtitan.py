@@ -28,8 +28,14 @@ from energon_lite import WorkerConfig, get_processing_dataset, get_savable_loade
 from energon_lite.batching import PackedBatch, TokenSequence
 from energon_lite.errors import StateError, StateMismatchError, UsageError
 from energon_lite.extras.frameworks import torchtitan as adapter
-from energon_lite.extras.frameworks.torchtitan import LoaderRequest, MakeLoader, TitanLoader, data_loader, model_inputs
-from energon_lite.extras.frameworks.torchtitan_inputs import IGNORED
+from energon_lite.extras.frameworks.torchtitan import (
+    IGNORED,
+    LoaderRequest,
+    MakeLoader,
+    TitanLoader,
+    data_loader,
+    model_inputs,
+)
 
 #: Micro-batches of a step, over all ranks; its divisors are the worlds.
 STEP = 24

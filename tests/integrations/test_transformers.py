@@ -28,8 +28,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.errors import StateError, TopologyError, UsageError
 from energon_lite.extras.frameworks import transformers as adapter
-from energon_lite.extras.frameworks.checkpoint_folder import newest_checkpoint
-from energon_lite.extras.frameworks.transformers import EnergonTrainerMixin, use_loaders
+from energon_lite.extras.frameworks.transformers import EnergonTrainerMixin, newest_checkpoint, use_loaders
 
 Leaf = Callable[[int, str], Path]
 

@@ -130,7 +130,7 @@ def run(pipeline: Pipeline) -> None:
     node, memory = pipeline.node, Memory()
     with refusals():
         datasets = [[node.build(pipeline.config(part, rank)) for rank in range(part.world)] for part in pipeline.parts]
-        kinds = {type(dataset.runs_as) for ranks in datasets for dataset in ranks}
+        kinds = {type(dataset.resolved) for ranks in datasets for dataset in ranks}
         walker = walker_of(node, pipeline.parts[0].world)
         expected = [expected_of(walker, part) for part in pipeline.parts]
     states: Any = None

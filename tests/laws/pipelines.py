@@ -168,7 +168,7 @@ class Base(Node):
         if not self.references or not self.references[0].passes:
             return
         reference = self.references[0]
-        dataset: Any = reference.dataset.runs_as
+        dataset: Any = reference.dataset.resolved
         made = reference.passes[0].made
         if isinstance(dataset, LaneDataset) and not self.hooks.tokens:
             self._check_lanes(dataset, made)

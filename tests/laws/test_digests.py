@@ -27,7 +27,7 @@ from energon_lite import (
 )
 from energon_lite.batching import chain_digest, set_digest
 from energon_lite.errors import FatalSampleError
-from energon_lite.extras.inspect.auditing.plan_check import PlannedSteps, check_steps
+from energon_lite.extras.inspect.auditing.audited_run import PlannedSteps, check_steps
 from energon_lite.extras.inspect.auditing.recorded_steps import RecordedStep, first_difference
 from energon_lite.order.hashing import MASK64
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, rebase_state
 from energon_lite.errors import StateError, StateMismatchError, UsageError
 from energon_lite.extras.balance import CostModel, Quadratic
-from energon_lite.order.rebase import Rebase
+from energon_lite.order.orders import Rebase
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 SIZES = {"a": 7, "b": 50, "c": 120, "d": 3, "e": 500}

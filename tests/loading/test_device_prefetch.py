@@ -21,8 +21,7 @@ from energon_lite import (
     get_val_dataset,
 )
 from energon_lite.errors import UsageError
-from energon_lite.loading.device import Underway
-from energon_lite.loading.device_prefetch import OneAhead
+from energon_lite.loading.device import DevicePrefetcher, Underway
 
 
 class FakeCopy:
@@ -76,7 +75,7 @@ def _loader(path: Any, kind: str, workers: int = 0, *, ahead: bool = True) -> Sa
         dataset = get_train_dataset(path, batch_size=4, virtual_epoch_length=5, worker_config=config)
     loader = get_savable_loader(dataset)
     if ahead:
-        loader._ahead = OneAhead(FakeCopy(), loader._take)
+        loader._ahead = DevicePrefetcher(FakeCopy(), loader._take)
     return loader
 
 

@@ -22,8 +22,8 @@ from effort import nightly_but
 from in_time import in_time
 
 from energon_lite import TaskEncoder, TextSample, WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.hooks import global_generators, running_context
-from energon_lite.hooks.global_generators import LendingScope
+from energon_lite.hooks import context, running_context
+from energon_lite.hooks.context import LendingScope
 
 PACKAGE = str(Path(sys.modules["energon_lite"].__file__ or "").parent)
 #: Behind these Python looks whether a signal has come.
@@ -133,7 +133,7 @@ def _goes_on(build: Build, expected: list[list[str]], number: int, first: int, h
                 found.append(_keys(next(batches)))
         except KeyboardInterrupt:
             pass
-        assert running_context() is None and global_generators._scope.get() is None, "a hook seems to run still"
+        assert running_context() is None and context._scope.get() is None, "a hook seems to run still"
         state = loader.save_state_rank()
         assert state["position"] == len(found)
         if not threads:  # which may be lent them at this moment
@@ -224,7 +224,7 @@ def test_who_is_interrupted_while_it_takes_the_generators_holds_no_lock() -> Non
     """Or its scope knows that it does, and gives them back at its end: else other threads would wait for ever."""
 
     def is_free() -> bool:
-        lock = global_generators._lock
+        lock = context._lock
         return in_time(lambda: lock.acquire(blocking=False) and not lock.release())
 
     points = 0

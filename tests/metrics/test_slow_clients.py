@@ -15,9 +15,8 @@ from in_time import in_time
 
 from energon_lite.extras.inspect import PrometheusEndpoint
 from energon_lite.extras.inspect.metrics import bounded_server
-from energon_lite.extras.inspect.preview.run_options import RunOptions
 from energon_lite.extras.inspect.preview.server import PreviewServer
-from energon_lite.extras.inspect.preview.shown_run import ShownRun
+from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
 
 #: Connections of each client.

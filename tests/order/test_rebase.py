@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
 from energon_lite.order.hashing import hash_ints
-from energon_lite.order.orders import BlendOrder, EpochBlendOrder
-from energon_lite.order.rebase import Rebase, stages_from
+from energon_lite.order.orders import BlendOrder, EpochBlendOrder, Rebase, stages_from
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.order.stages import WeightStage
 

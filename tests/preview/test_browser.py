@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from energon_lite import TaskEncoder
-from energon_lite.extras.inspect.preview.one_file import write_page
-from energon_lite.extras.inspect.preview.run_options import RunOptions
 from energon_lite.extras.inspect.preview.server import PreviewServer
-from energon_lite.extras.inspect.preview.shown_run import ShownRun
-from energon_lite.extras.inspect.preview.site import Site
+from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
+from energon_lite.extras.inspect.preview.site import Site, write_page
 from tests.preview.chromium import NAMES, Chromium, find_chromium, running
 from tests.preview.samples_to_show import Keep, Words, blend, hostile
 from tests.preview.served import serving

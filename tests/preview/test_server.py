@@ -9,9 +9,8 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.inspect.preview.run_options import RunOptions
 from energon_lite.extras.inspect.preview.server import PreviewServer
-from energon_lite.extras.inspect.preview.shown_run import ShownRun
+from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
 from tests.preview.samples_to_show import Keep, blend, hostile, png, sound
 from tests.preview.served import ask, serving

@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from energon_lite import ByTokens, Chunks, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.cli.main import main
 from energon_lite.errors import FatalSampleError, StateMismatchError, UsageError
-from energon_lite.extras.inspect.preview.run_options import RunOptions
-from energon_lite.extras.inspect.preview.shown_run import ShownRun
+from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
 from energon_lite.extras.inspect.preview.steps import Place
 from tests.preview.samples_to_show import BY_TOKENS, Keep, Packer, Words, blend, tokens

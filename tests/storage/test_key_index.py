@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.storage.index import key_hashes
-from energon_lite.storage.index.key_hashes import hash_keys, hash_text
-from energon_lite.storage.index.key_index import KeyIndex
+from energon_lite.storage.index import key_index
+from energon_lite.storage.index.key_index import KeyIndex, hash_keys, hash_text
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import ShardScan
 from tests.effort import examples
@@ -70,7 +69,7 @@ def test_many_keys_and_what_is_not_among_them(cache: Path) -> None:
 
 
 def test_equal_hashes_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_hashes, "_mixed", lambda values: np.full_like(values, 7 << 60))
+    monkeypatch.setattr(key_index, "_mixed", lambda values: np.full_like(values, 7 << 60))
     found = KeyIndex(index_of([f"{number}" for number in range(2000)]))
     assert found.find("1999") == [1999] and found.find("2000") == []
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.storage.index import key_hashes
+from energon_lite.storage.index import key_index
 from energon_lite.storage.index.key_match import SampleKeys, match_keys
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import ShardScan
@@ -48,7 +48,7 @@ def test_it_is_what_a_dict_says(ours: list[str], theirs: list[str], dice: object
 
 
 def test_blocks_and_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_hashes, "_BLOCK", 7)
+    monkeypatch.setattr(key_index, "_BLOCK", 7)
     names = [f"{'long' * (n % 9)}{n}" for n in range(5000)]
     far = list(range(0, 5000, 499))  # so far apart that they are read one by one
     assert match_keys(keys_of(names, far), keys_of(names)).tolist() == far
@@ -56,7 +56,7 @@ def test_blocks_and_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hashes_that_meet_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_hashes, "_factors", lambda count, words: np.ones((words, count), dtype=np.uint64))
+    monkeypatch.setattr(key_index, "_factors", lambda count, words: np.ones((words, count), dtype=np.uint64))
     names = ["ab", "ba", "c", "abc", "cab"]  # anagrams have one hash
     keys = keys_of(names)
     assert keys.twice() == []

@@ -136,12 +136,12 @@ class Counting(ShardStore):
         return super().read(path, identity, offset, size)
 
 
-def test_what_is_foreseen_is_fetched_once(wanted: ShardRange) -> None:
+def test_what_is_prefetched_is_fetched_once(wanted: ShardRange) -> None:
     store = Counting()
     cache = RangeCache(ReadAhead(memory_bytes=8000), store)
     ranges = [wanted._replace(offset=offset, size=1000) for offset in range(0, 9000, 1000)]
-    cache.foresee([ranges[0], *ranges])
-    cache.foresee(ranges)  # there is room for half of the memory
+    cache.prefetch([ranges[0], *ranges])
+    cache.prefetch(ranges)  # there is room for half of the memory
     cache.load(ranges[:3])
     assert sorted(store.asked)[:3] == [0, 1000, 2000] and len(store.asked) <= 4
     cache.load(ranges)
@@ -152,7 +152,7 @@ def test_what_is_foreseen_is_fetched_once(wanted: ShardRange) -> None:
 def test_what_fails_fails_for_those_who_ask(wanted: ShardRange) -> None:
     cache = RangeCache(ReadAhead(), ShardStore())
     beyond = wanted._replace(offset=10_000, size=1000)
-    cache.foresee([wanted, beyond])
+    cache.prefetch([wanted, beyond])
     cache.load([wanted, beyond])
     assert bytes(cache.get(wanted)) == right(wanted)
     for _ in range(2):

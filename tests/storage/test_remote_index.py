@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import MissingShardError, ShardChangedError, ShardFormatError
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.read import remote_index as making
+from energon_lite.storage.read import remote as making
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 

@@ -18,10 +18,9 @@ from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read import range_cache, run_reader
 from energon_lite.storage.read.range_cache import RangeCache, ReadAhead
-from energon_lite.storage.read.run_buffer import Runs
 from energon_lite.storage.read.run_reader import RunReader, read_in_runs
 from energon_lite.storage.read.sample_reader import SampleReader, fetch_samples
-from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 
 
 @pytest.fixture

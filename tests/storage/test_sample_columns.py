@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from energon_lite.storage.tar.member_columns import Member, MemberColumns
+from energon_lite.storage.tar.members import Member, MemberColumns
 from energon_lite.storage.tar.sample_columns import SampleColumns, split_member_name
 
 

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import MissingShardError
-from energon_lite.storage.read import run_buffer, sample_reader
-from energon_lite.storage.read.run_buffer import Runs
+from energon_lite.storage.read import run_reader, sample_reader
 from energon_lite.storage.read.sample_reader import SampleReader
-from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 
 FOREVER = 10**9
 
@@ -61,11 +60,11 @@ def test_the_same_as_one_by_one(
     plain = SampleReader(opened(folder, None), parts)
     reader = SampleReader(opened(folder, Runs(length, window)), parts)
     reader._usage._mean_bytes = 0  # it always pays
-    old, sample_reader.LARGEST = sample_reader.LARGEST, largest
+    old, sample_reader.LARGEST_READ = sample_reader.LARGEST_READ, largest
     try:
         _same(reader, plain, wanted, by_columns)
     finally:
-        sample_reader.LARGEST = old
+        sample_reader.LARGEST_READ = old
 
 
 def _same(reader: SampleReader, plain: SampleReader, wanted: list[list[int]], by_columns: bool) -> None:
@@ -136,13 +135,13 @@ def test_the_runs_of_a_window_are_kept_and_no_more(folder: Path, monkeypatch: py
 def test_where_others_want_most_of_each_run_samples_are_read_one_by_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_buffer, "_WORTH", 2000)  # as if samples were large
+    monkeypatch.setattr(run_reader, "_WORTH", 2000)  # as if samples were large
     reader = SampleReader(opened(folder, Runs(2, 5)), None)
     plain = opened(folder, None)
     for index in [*range(0, 45, 2)] * 6:  # one sample of each run, again and again
         assert reader.sample(index) == SampleReader(plain).sample(index)
     assert reader._runs is None and not reader._kept
-    monkeypatch.setattr(run_buffer, "_WORTH", 1 << 20)
+    monkeypatch.setattr(run_reader, "_WORTH", 1 << 20)
     reader = SampleReader(opened(folder, Runs(2, 5)), None)
     for index in [*range(0, 45)] * 6:
         assert reader.sample(index) == SampleReader(plain).sample(index)

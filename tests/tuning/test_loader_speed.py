@@ -11,11 +11,9 @@ import pytest
 
 from energon_lite import TaskEncoder, WorkerConfig, get_train_dataset, stateless
 from energon_lite.errors import UsageError
-from energon_lite.extras.inspect.tuning.curve import draw_curve
-from energon_lite.extras.inspect.tuning.loader_speed import LoaderSpeed
-from energon_lite.extras.inspect.tuning.memory import available_memory, memory_of
-from energon_lite.extras.inspect.tuning.search import Tuning
-from energon_lite.extras.inspect.tuning.setting import Setting, Speed
+from energon_lite.extras.inspect.tuning.command import draw_curve
+from energon_lite.extras.inspect.tuning.search import Setting, Speed, Tuning
+from energon_lite.extras.inspect.tuning.trials import LoaderSpeed, available_memory, memory_of
 
 
 class Sleeps(TaskEncoder):

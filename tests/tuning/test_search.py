@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.inspect.tuning.search import Bounds, Tuning, tune
-from energon_lite.extras.inspect.tuning.setting import Setting, Speed
+from energon_lite.extras.inspect.tuning.search import Bounds, Setting, Speed, Tuning, tune
 
 GIB = 1 << 30
 

@@ -20,7 +20,7 @@ from common import make_dataset  # type: ignore[import-not-found]
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
 from energon_lite.loading.executors.executor import InlineExecutor
-from energon_lite.loading.makers.job_timer import JobTimer
+from energon_lite.loading.makers.observers import JobTimer
 
 
 class Plain(TaskEncoder):

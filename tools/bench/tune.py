@@ -17,8 +17,7 @@ from typing import Any
 
 from common import machine, make_dataset, spread, table  # type: ignore[import-not-found]
 
-from energon_lite.extras.inspect.tuning.search import Bounds, tune
-from energon_lite.extras.inspect.tuning.setting import Setting
+from energon_lite.extras.inspect.tuning.search import Bounds, Setting, tune
 from energon_lite.extras.inspect.tuning.trials import Trials, What
 
 ENCODERS = '''

@@ -180,7 +180,9 @@ def public_names(module: str) -> list[str]:
     names = [alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     for node in tree.body:
         if isinstance(node, ast.Assign) and _targets(node) == ["__all__"]:
-            names = ast.literal_eval(node.value)
+            entries = node.value.elts if isinstance(node.value, (ast.List, ast.Tuple)) else []
+            groups = [entry.value if isinstance(entry, ast.Starred) else ast.List([entry]) for entry in entries]
+            names = [name for group in groups for name in ast.literal_eval(group)]
     return sorted(names, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name.lower()))
 
 

@@ -22,8 +22,7 @@ import numpy as np
 from energon_lite.errors import DataIndexError, ShardChangedError, ShardFormatError
 from energon_lite.extras.formats.byte_shards import fetch, shard_of
 from energon_lite.storage.files.byte_ranges import missing, read_bytes, size_of
-from energon_lite.storage.files.file_mapping import map_file
-from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.open_file import map_file, open_file
 from energon_lite.storage.files.remote_files import is_remote
 
 __all__ = ["MegatronSource", "open_sequences", "open_source"]

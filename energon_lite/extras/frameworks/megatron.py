@@ -140,9 +140,9 @@ def data_iterators(
         if saved is not None:
             loader.restore_state_rank(saved)
             position = loader.state_dict()["position"]
-            if position != place and loader.dataset.runs_as.is_endless:
+            if position != place and loader.dataset.resolved.is_endless:
                 raise StateMismatchError(f"the saved loader is at micro-batch {position}, and the run at {place}")
-        elif place and (in_training or not isinstance(loader.dataset.runs_as, LaneDataset)):
+        elif place and (in_training or not isinstance(loader.dataset.resolved, LaneDataset)):
             loader.restore_state_rank(loader.state_at(place))
         return DataIterator(loader, cyclic=cyclic)
 

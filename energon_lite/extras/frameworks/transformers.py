@@ -6,19 +6,135 @@ resumes at once, on any number.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import json
+import logging
 import os
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from energon_lite.errors import UsageError
-from energon_lite.extras.frameworks.checkpoint_folder import (
-    STATE_FILE,
-    TRAINER_FILE,
-    newest_checkpoint,
-    read_json,
-    write_state,
-)
-from energon_lite.extras.frameworks.trainer_inputs import TrainerInputs
+from energon_lite.errors import StateError, UsageError
+from energon_lite.extras.frameworks.accelerate import AccelerateLoader
+from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.state import State
+from energon_lite.loading.savable_loader import SavableDataLoader
+from energon_lite.storage.files.atomic_file import write_bytes
+
+__all__ = ["EnergonTrainerMixin", "newest_checkpoint", "use_loaders"]
+
+logger = logging.getLogger(__name__)
+
+
+class TrainerInputs:
+    """Mixin with the methods of ``Trainer`` that make loaders; put it before ``Trainer`` among the base classes.
+
+    They return a loader for each savable loader or data set, and ``Trainer``'s own for other data.
+    """
+
+    _loaders: dict[int, AccelerateLoader] | None = None
+    _taken: set[str] | None = None  # entries of a batch that the model's `forward` accepts
+
+    def get_train_dataloader(self: Any) -> Any:
+        own = self._train_loader()
+        return super().get_train_dataloader() if own is None else own  # type: ignore[misc]
+
+    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> Any:
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        data = self.eval_dataset[data] if isinstance(data, str) else data
+        own = self._own_loader(data, self.args.eval_batch_size)
+        return super().get_eval_dataloader(eval_dataset) if own is None else own  # type: ignore[misc]
+
+    def get_test_dataloader(self: Any, test_dataset: Any) -> Any:
+        own = self._own_loader(test_dataset, self.args.eval_batch_size)
+        return super().get_test_dataloader(test_dataset) if own is None else own  # type: ignore[misc]
+
+    def _train_loader(self: Any) -> AccelerateLoader | None:
+        own: AccelerateLoader | None = self._own_loader(self.train_dataset, self.args.train_batch_size)
+        return own
+
+    def _own_loader(self: Any, data: Any, batch_size: int) -> AccelerateLoader | None:
+        """Return the loader of savable data; None for other data."""
+        if not isinstance(data, (SavableDataset, SavableDataLoader)):
+            return None
+        self._loaders = {} if self._loaders is None else self._loaders
+        if id(data) not in self._loaders:
+            self._loaders[id(data)] = loader = AccelerateLoader(data, convert=self._inputs)
+            rows = loader.batches.rows
+            if rows not in (None, batch_size):
+                raise UsageError(
+                    f"batches have {rows} samples, and the trainer believes that they have {batch_size}",
+                    fix="give the data set batch_size=args.per_device_train_batch_size, or ..._eval_batch_size",
+                )
+        return self._loaders[id(data)]
+
+    def _inputs(self: Any, batch: Any) -> Any:
+        """Return the arguments of the model: the entries of a batch that it accepts."""
+        if dataclasses.is_dataclass(batch):
+            batch = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        if not self.args.remove_unused_columns or not isinstance(batch, Mapping):
+            return batch
+        if self._taken is None:
+            # Trainer's own list has columns before collation, of which some classes list only a part.
+            self._set_signature_columns_if_needed()
+            model = self.accelerator.unwrap_model(self.model)
+            model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of an adapter like LoRA
+            self._taken = {*self._signature_columns, *inspect.signature(model.forward).parameters}
+        return {name: value for name, value in batch.items() if name in self._taken}
+
+
+#: File with the state of the training loader, for any number of processes.
+STATE_FILE = "energon_lite_loader.json"
+#: File that Trainer writes last.
+TRAINER_FILE = "trainer_state.json"
+#: Trainer's mark of a checkpoint that it writes in a hurry before the machine is shut down.
+_MARK = "checkpoint-is-incomplete.txt"
+
+
+def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
+    """Return the complete ``checkpoint-N`` with the largest N, or None if there is none.
+
+    Each skipped checkpoint is reported as a warning.
+    """
+    paths = [path for path in Path(folder).glob("checkpoint-*") if path.name[11:].isdecimal()]
+    checkpoints = {int(path.name[11:]): path for path in paths}
+    for _, path in sorted(checkpoints.items(), reverse=True):
+        why = ""
+        try:
+            read_json(path / TRAINER_FILE)
+        except StateError as error:
+            why = error.what
+        cut = [file.name for file in path.glob("*.pt*") if not zipfile.is_zipfile(file)]
+        why = why or (f"{cut[0]} is cut short" if cut else f"{_MARK} is in it" if (path / _MARK).exists() else "")
+        if not why:
+            return str(path)
+        logger.warning("%s is passed over: %s", path, why)
+    return None
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a checkpoint.
+
+    Raises:
+        StateError: the file is missing or damaged.
+    """
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise StateError(
+            f"the checkpoint cannot be resumed: {error}",
+            where=str(path),
+            fix="give another one; or ignore_data_skip=True among the arguments, to begin the data anew",
+        ) from error
+
+
+def write_state(folder: Path, state: State) -> None:
+    """Write the loader state into a checkpoint atomically, before Trainer marks the checkpoint as complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(str(folder / STATE_FILE), json.dumps(state).encode())
+
 
 try:
     from transformers import trainer as trainer_module

@@ -6,19 +6,67 @@ alone, ``data.custom_cls``; the columns have verl's names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from energon_lite.errors import UsageError
-from energon_lite.extras.frameworks.field_by_address import FieldByAddress
+from energon_lite.errors import UsageError, field_of
 from energon_lite.extras.frameworks.ray import SampleKey, SampleKeys
 from energon_lite.loading.iterators.state import State
 
 __all__ = ["AddressDataset"]
+
+
+class FieldByAddress:
+    """A field of a sample that is read on access, in the process that accesses it.
+
+    It has no length, so numpy and tensordict do not convert it.
+
+    Args:
+        key: key of the sample.
+        name: name of the field.
+    """
+
+    __slots__ = ("key", "name")
+
+    def __init__(self, key: SampleKey, name: str):
+        self.key = key
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FieldByAddress, (self.key, self.name)
+
+    def fetch(self) -> Any:
+        """Return the field. Its dicts and lists are copies; the values in them are shared.
+
+        Raises:
+            UsageError: the sample has no such field.
+        """
+        value = field_of(self.key.fetch(), self.name)
+        if value is None:
+            fix = "have encode_sample return it, or leave it out of data.energon_lite.columns"
+            raise UsageError(f"samples have no {self.name!r}", where=self.key.data.function, fix=fix)
+        return _own(value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.fetch())
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.fetch()[item]
+
+    def get(self, item: Any, default: Any = None) -> Any:
+        """Return an entry of a field that is a dict."""
+        return self.fetch().get(item, default)
+
+
+def _own(value: Any) -> Any:
+    """Copy dicts and lists, with the same values in them."""
+    if isinstance(value, dict):
+        return {name: _own(entry) for name, entry in value.items()}
+    return [_own(entry) for entry in value] if isinstance(value, list) else value
 
 
 class AddressDataset(Dataset[dict[str, Any]]):
@@ -87,7 +135,7 @@ class AddressDataset(Dataset[dict[str, Any]]):
     def _row(self, number: int, key: SampleKey) -> dict[str, Any]:
         leaf = key.address[0]
         if leaf not in self._sources:
-            opened = self.keys.dataset.runs_as.leaves[leaf]
+            opened = self.keys.dataset.resolved.leaves[leaf]
             labels = getattr(opened.loader, "subflavors", None) or {}
             self._sources[leaf] = str(labels.get("data_source") or Path(opened.source.path).name)
         by_address = {name: FieldByAddress(key, name) for name in self.columns}

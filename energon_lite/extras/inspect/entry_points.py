@@ -16,7 +16,7 @@ COMMANDS = {
         _GROUP,
     ),
     "plan": Command(
-        "energon_lite.extras.inspect.planning.command:command",
+        "energon_lite.extras.inspect.planning:command",
         "Compare strategies of batching (token capacity, packing) on the lengths of a data set.",
         _GROUP,
     ),

@@ -1,4 +1,4 @@
-"""Interface of executors, which run jobs, and the simplest executor: this process."""
+"""Interface of executors, which run jobs, their options, and the simplest executor: this process."""
 
 from __future__ import annotations
 
@@ -7,19 +7,65 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from copy import deepcopy
-from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
+from energon_lite.errors import UsageError, check_choice
 from energon_lite.hooks import LendingScope, lending
 from energon_lite.loading.executors.work_seconds import WorkSeconds
 from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
-from energon_lite.loading.makers.job_timer import JobTimer
+from energon_lite.loading.makers.observers import JobTimer
 from energon_lite.loading.makers.outcomes import Result
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.sample_maker import SampleMaker
 
-__all__ = ["Executor", "InlineExecutor", "JobRunner", "Load"]
+__all__ = ["Executor", "InlineExecutor", "JobRunner", "Load", "OnTimeout", "PoolOptions", "StartMethod"]
+
+
+StartMethod = Literal["fork", "forkserver", "spawn", "thread", "main"]
+OnTimeout = Literal["warn", "replace", "raise"]
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """Options of a user for workers.
+
+    Args:
+        start_method: ``fork``, ``forkserver`` or ``spawn`` for processes; the latter two need a pipeline (and hooks)
+            that can be pickled. ``thread``: threads of this process. ``main``: no workers, whatever their number.
+        watchdog_seconds: a longer wait for a micro-batch, in seconds, is reported; None: never.
+        on_timeout: reaction to such a wait: ``warn`` once, ``raise``, or ``replace`` the worker that hangs and run its
+            job again.
+        max_bytes_in_flight: no further job is begun while the results that wait for their turn, and the expected
+            results of running jobs, exceed this size in bytes. The job whose result is requested is begun anyway.
+        trace: results carry timing records.
+        prefetch_factor: jobs that each worker is given before their turn; more if they are tiny.
+
+    Raises:
+        UsageError: an unknown value of a choice, or a number below 1.
+    """
+
+    start_method: StartMethod = "fork"
+    watchdog_seconds: float | None = 60.0
+    on_timeout: OnTimeout = "warn"
+    max_bytes_in_flight: int = 1 << 30
+    trace: bool = False
+    prefetch_factor: int = 2
+
+    def __post_init__(self) -> None:
+        for name, kind in (("start_method", StartMethod), ("on_timeout", OnTimeout)):
+            check_choice(name, getattr(self, name), get_args(kind))
+        if self.prefetch_factor < 1:
+            raise UsageError(f"prefetch_factor is {self.prefetch_factor}", fix="give at least 1")
+        if self.start_method == "thread" and self.on_timeout == "replace":
+            raise UsageError(
+                "on_timeout='replace' with start_method='thread': a thread cannot be ended from outside",
+                fix="use processes, or on_timeout='raise'",
+            )
+        if self.max_bytes_in_flight < 1:
+            raise UsageError(f"max_bytes_in_flight is {self.max_bytes_in_flight}", fix="give a number of bytes")
+
 
 T = TypeVar("T")
 
@@ -151,13 +197,13 @@ class InlineExecutor(Executor):
             self._work.busy += time.monotonic() - began
 
     def results(self, jobs: Iterator[Job], ahead: int) -> Iterator[Result]:
-        return map(self.result, self._foreseen(jobs) if self._pipeline.samples.reads_ahead else jobs)
+        return map(self.result, self._prefetched(jobs) if self._pipeline.samples.reads_ahead else jobs)
 
-    def _foreseen(self, jobs: Iterator[Job]) -> Iterator[Job]:
+    def _prefetched(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """Yield the jobs; slow storage is asked to fetch the samples of each shortly before its turn."""
         near = deque[Job]()
         for job in jobs:
-            self._pipeline.samples.foresee(job.addresses)
+            self._pipeline.samples.prefetch(job.addresses)
             near.append(job)
             if len(near) > _NEAR:
                 yield near.popleft()

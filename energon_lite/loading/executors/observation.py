@@ -20,7 +20,7 @@ from typing import Any
 from energon_lite.loading.executors.segments import MemoryFile
 from energon_lite.loading.makers.outcomes import Address
 
-__all__ = ["Notes"]
+__all__ = ["WorkerCrashLog"]
 
 #: Seconds that a worker has to write its stacks.
 _PATIENCE = 1.0
@@ -32,7 +32,7 @@ _NOTE = 512
 _STACK = 16 << 10
 
 
-class Notes:
+class WorkerCrashLog:
     """Memory that a worker writes and the trainer reads. On systems without ``memfd`` no notes are written.
 
     As an observer of a pipeline it notes each step of each sample.

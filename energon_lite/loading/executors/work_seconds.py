@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from energon_lite.loading.makers.job_timer import Times
+from energon_lite.loading.makers.observers import Times
 from energon_lite.storage.files.read_counts import Reads
 
 __all__ = ["STAGES", "WorkSeconds", "WorkSum"]
 
-#: Stages of a job, see :func:`~energon_lite.loading.makers.stage_timer.stage_of`; "other" is time outside of them.
+#: Stages of a job, see :func:`~energon_lite.loading.makers.observers.stage_of`; "other" is time outside of them.
 STAGES = ("read", "decode", "hooks", "batch", "other")
 
 

@@ -1,33 +1,42 @@
-"""Handle of a worker in its trainer: the process, its pipe and memory, and the jobs that it was given."""
+"""Handle of a worker in its trainer: the process or thread, its pipe and memory, and the jobs that it was given."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from multiprocessing import forkserver, process
+from contextlib import suppress
+from multiprocessing import Pipe, forkserver, process
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
+from queue import SimpleQueue
 from typing import Any
 
 from energon_lite.errors import UsageError
-from energon_lite.loading.executors import fork_server
+from energon_lite.loading.executors import fork_server, torch_worker_info
 from energon_lite.loading.executors.executor import JobRunner
-from energon_lite.loading.executors.observation import Notes
-from energon_lite.loading.executors.parent_watch import can_kernel_watch
+from energon_lite.loading.executors.observation import WorkerCrashLog
 from energon_lite.loading.executors.segments import SegmentReader, Segments
 from energon_lite.loading.executors.transport import Channel
-from energon_lite.loading.executors.worker_process import STOP_SIGNALS, serve
+from energon_lite.loading.executors.worker_process import STOP_SIGNALS, Answer, answer, can_kernel_watch, serve
+from energon_lite.loading.makers.leaf import leaves_apart, reads_ahead
+from energon_lite.loading.makers.observers import JobTimer, StageTimer, Times
+from energon_lite.loading.makers.pipeline import Job
+from energon_lite.tensors import map_tensors
+from energon_lite.worker_config import set_worker_number
 
-__all__ = ["ProcessHandle", "WorkerHandle", "end_workers", "kill_workers"]
+__all__ = ["ProcessHandle", "ThreadHandle", "WorkerHandle", "check_threads", "end_workers", "kill_workers"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +65,7 @@ class WorkerHandle:
         since: time at which the oldest of them was begun, or later.
     """
 
-    def __init__(self, number: int, channel: Channel, notes: Notes, process: Any):
+    def __init__(self, number: int, channel: Channel, notes: WorkerCrashLog, process: Any):
         self.number = number
         self.channel = channel
         self.notes = notes
@@ -102,7 +111,7 @@ class ProcessHandle(WorkerHandle):
     ):
         ours, self._theirs = context.Pipe(duplex=True)
         memory = Segments(segments)
-        notes = Notes()
+        notes = WorkerCrashLog()
         channel = Channel(ours, SegmentReader(memory))
         method = context.get_start_method()
         if method == "forkserver":
@@ -187,3 +196,132 @@ def _outlasting(workers: Sequence[WorkerHandle], seconds: float) -> list[WorkerH
         if worker.process.is_alive() and worker.process is not threading.current_thread():
             worker.process.join(max(0.0, deadline - time.monotonic()))
     return [worker for worker in workers if worker.process.is_alive()]
+
+
+# Reads, and decoding in C, run in parallel with each other and with the trainer. Python code in hooks does not: it
+# holds the interpreter's lock and slows down the trainer.
+
+
+def check_threads(pipeline: JobRunner) -> None:
+    """Check that threads can run a pipeline; warn if its hooks will have to wait for each other.
+
+    Raises:
+        UsageError: threads cannot run it.
+    """
+    if pipeline.samples.seeded_hooks:
+        logger.warning(
+            "start_method='thread': %s of %s are run one at a time, with the global generators (random, numpy.random, "
+            "torch on the CPU) lent to the one that runs; the trainer should not draw from these meanwhile. Mark hooks "
+            "that do not draw from them @stateless(restore_seeds=False), or use processes.",
+            ", ".join(sorted(pipeline.samples.seeded_hooks)),
+            type(pipeline.samples.encoder).__name__,
+        )
+    if reads_ahead(pipeline.samples.leaves):
+        raise UsageError("start_method='thread' with read_ahead: its cache belongs to one thread", fix="use processes")
+
+
+class ThreadHandle(WorkerHandle):
+    """Handle of a worker that is a thread; all of them share the hooks."""
+
+    def __init__(self, number: int, pipeline: JobRunner, *, trace: bool, peers: int):
+        channel = _ThreadChannel()
+        name = f"energon-lite-thread-{number}"
+        args = (channel, _own(pipeline), number, trace, peers)
+        thread = threading.Thread(target=_work, args=args, name=name, daemon=True)
+        super().__init__(number, channel, _ThreadCrashLog(), thread)
+
+    def __str__(self) -> str:
+        return f"thread {self.process.name}"
+
+
+class _ThreadChannel(Channel):
+    """Channel to a thread without pickling; its pipe only wakes the trainer, which polls, when there are answers."""
+
+    def __init__(self) -> None:
+        # The writing end is never closed: its descriptor must not be reused while a thread may still write.
+        self._connection, self._writer = Pipe(duplex=False)
+        os.set_blocking(self.fileno(), False)
+        self._unsent = []
+        self.jobs: SimpleQueue[Sequence[tuple[int, Job]] | None] = SimpleQueue()
+        self._answers: deque[tuple[Any, int]] = deque()
+
+    def send(self, jobs: Sequence[tuple[int, Job]], *, noted: bool) -> None:
+        self.jobs.put(jobs)
+
+    def receive(self) -> tuple[Any, int] | None:
+        with suppress(BlockingIOError):
+            os.read(self.fileno(), 1 << 16)  # an answer is in the queue before its byte is in the pipe
+        return self._answers.popleft() if self._answers else None
+
+    def answer(self, answers: list[Answer], seconds: float, said: list[Times]) -> None:
+        """Send answers; called by the thread."""
+        ((_, ok, value),) = answers
+        self._answers.append(((answers, seconds, said), _size_of(value[0]) if ok else 0))
+        self._tell()
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the trainer has closed the channel."""
+        return self._connection.closed
+
+    def close(self) -> None:
+        self.jobs.put(None)
+        self._tell()
+        self._connection.close()
+
+    def _tell(self) -> None:
+        with suppress(BrokenPipeError):  # the pool is closed
+            os.write(self._writer.fileno(), b"\0")
+
+
+class _ThreadCrashLog(WorkerCrashLog):
+    """Crash log of a thread. The trainer can see its stack; threads do not die alone, so no steps are noted."""
+
+    def __init__(self) -> None:
+        self._is_possible = False
+
+    def stacks(self, worker: Any) -> str:
+        frame = sys._current_frames().get(worker.ident)
+        return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+
+    def close(self) -> None:
+        pass
+
+
+def _work(channel: _ThreadChannel, pipeline: JobRunner, number: int, trace: bool, peers: int) -> None:
+    """Run the jobs of a thread until its channel is closed."""
+    set_worker_number(number, thread=True)
+    torch_worker_info.tell(number, peers, thread=True)
+    if trace:
+        pipeline.samples.observers = (StageTimer(pipeline.samples.leaves, number),)
+    said: list[Times] = []
+    timer = JobTimer(said.append)
+    while (jobs := channel.jobs.get()) is not None:
+        for ticket, job in jobs:
+            if channel.is_closed:
+                return
+            began = time.monotonic()
+            made = answer(pipeline, ticket, job, timer if began >= timer.due else None)
+            channel.answer([made], time.monotonic() - began, said.copy())
+            said.clear()
+
+
+def _own(pipeline: JobRunner) -> JobRunner:
+    """Return a copy of a pipeline for one thread that does not share open files and plans of leaves."""
+    own = copy.copy(pipeline)
+    own.samples = copy.copy(pipeline.samples)
+    own.samples.worker_config = pipeline.samples.worker_config  # the same object: a copy would have no process groups
+    own.samples.leaves = leaves_apart(pipeline.samples.leaves)
+    return own
+
+
+def _size_of(batch: Any) -> int:
+    """Return the size of the tensors in a batch, in bytes."""
+    sizes = [0]
+
+    def add(tensor: Any) -> Any:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    map_tensors(add, batch)
+    return sum(sizes)

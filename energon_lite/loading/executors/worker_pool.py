@@ -18,15 +18,19 @@ from collections import deque
 from multiprocessing.util import Finalize
 
 from energon_lite.errors import UsageError, WorkerError, listed
-from energon_lite.loading.executors.executor import Executor, JobRunner, Load
-from energon_lite.loading.executors.pool_options import PoolOptions
-from energon_lite.loading.executors.thread_handle import ThreadHandle
-from energon_lite.loading.executors.unsendable import raise_of_worker, raise_unpicklable
+from energon_lite.loading.executors.executor import Executor, JobRunner, Load, PoolOptions
+from energon_lite.loading.executors.transport import raise_of_worker, raise_unpicklable
 from energon_lite.loading.executors.work_seconds import WorkSeconds
-from energon_lite.loading.executors.worker_handle import ProcessHandle, WorkerHandle, end_workers, kill_workers
-from energon_lite.loading.makers.outcomes import Result
+from energon_lite.loading.executors.worker_handle import (
+    ProcessHandle,
+    ThreadHandle,
+    WorkerHandle,
+    end_workers,
+    kill_workers,
+)
+from energon_lite.loading.makers.observers import note_transfer
+from energon_lite.loading.makers.outcomes import Failure, Result
 from energon_lite.loading.makers.pipeline import Job
-from energon_lite.loading.makers.stage_timer import note_transfer
 
 __all__ = ["WorkerPool"]
 
@@ -296,8 +300,9 @@ class WorkerPool(Executor):
             worker.since = time.monotonic()
             self._work.received += worker.since - before
             if not answers:
-                if self._pipeline.samples.failures is not None:
-                    self._pipeline.samples.failures.tell(seconds)
+                log = self._pipeline.samples.failures
+                if log is not None:
+                    log.tell(seconds) if isinstance(seconds, Failure) else log.add_fallbacks(seconds)
                 continue
             for times in said:
                 self._work.add(times)

@@ -6,12 +6,15 @@ pipe is closed, or when their trainer has ended. On SIGUSR1 they write their sta
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -23,23 +26,105 @@ from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import LendingScope
 from energon_lite.loading.executors import torch_worker_info
 from energon_lite.loading.executors.executor import JobRunner
-from energon_lite.loading.executors.forked_streams import renew_streams
-from energon_lite.loading.executors.observation import Notes
-from energon_lite.loading.executors.parent_watch import end_with_trainer
+from energon_lite.loading.executors.observation import WorkerCrashLog
 from energon_lite.loading.executors.segments import Segments, SegmentWriter
-from energon_lite.loading.executors.transport import Channel, Message, WholeMessages, pack, receive, send
-from energon_lite.loading.executors.unsendable import unsendable
-from energon_lite.loading.makers.job_timer import JobTimer, Times
-from energon_lite.loading.makers.observer import Observer
+from energon_lite.loading.executors.transport import Channel, Message, WholeMessages, pack, receive, send, unsendable
+from energon_lite.loading.makers.observers import JobTimer, Observer, StageTimer, Times
 from energon_lite.loading.makers.pipeline import Job
-from energon_lite.loading.makers.stage_timer import StageTimer
 from energon_lite.loading.makers.user_frames import hook_traceback, shows_more
 from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.worker_config import set_worker_number
 
-__all__ = ["STOP_SIGNALS", "answer", "serve"]
+__all__ = ["STOP_SIGNALS", "answer", "can_kernel_watch", "renew_streams", "serve"]
 
 logger = logging.getLogger(__name__)
+
+# A fork copies the locks inside of file objects in their present state. If a thread of the parent is writing at that
+# moment, the lock of its stream stays locked in the child for ever, and the first line that the child logs blocks it.
+# (Python renews the locks of logging itself, but not those of the underlying streams.) The fix is a new file object on
+# the same descriptor. It also drops the parent's unflushed data, which the parent will write.
+
+#: The parent's file objects. If they were collected, they would write unflushed data and close the descriptor.
+_left_behind: list[Any] = []
+
+
+def renew_streams() -> None:
+    """Give this process's standard streams and log handlers file objects of their own."""
+    renewed: dict[int, Any] = {}
+    sys.stdout = _renewed(sys.stdout, renewed)
+    sys.stderr = _renewed(sys.stderr, renewed)
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    for handler in (handler for logger in loggers for handler in getattr(logger, "handlers", ())):
+        if isinstance(handler, logging.StreamHandler) and "stream" in vars(handler):
+            handler.stream = _renewed(handler.stream, renewed)
+
+
+def _renewed(stream: Any, renewed: dict[int, Any]) -> Any:
+    """Return a new file object for a stream's descriptor; the stream itself if it has none."""
+    if id(stream) not in renewed:
+        try:
+            settings = {"encoding": stream.encoding, "errors": stream.errors}
+            renewed[id(stream)] = open(stream.fileno(), "w", buffering=1, closefd=False, **settings)  # noqa: SIM115
+            _left_behind.append(stream)
+        except (AttributeError, OSError, ValueError):  # no stream, a closed one, or one in memory
+            renewed[id(stream)] = stream
+    return renewed[id(stream)]
+
+
+# A worker between two jobs sees its pipe close. A worker in a hook that takes minutes, or never returns, does not look.
+
+#: ``PR_SET_PDEATHSIG`` of Linux: sets the signal that a process gets when the thread that started it has ended.
+_SET_PARENT_DEATH_SIGNAL = 1
+#: Seconds between two checks for the trainer, on systems that cannot wait for a process.
+_LOOK = 1.0
+
+
+def end_with_trainer(trainer: int, *, by_kernel: bool) -> None:
+    """End this process when the trainer process has ended.
+
+    Args:
+        trainer: process id of the trainer.
+        by_kernel: the kernel may kill this process (see :func:`can_kernel_watch`), also while a hook holds Python's
+            lock. Otherwise, or if this is not a child of the trainer, a thread waits for the trainer's end.
+    """
+    if by_kernel:
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if not by_kernel or os.getppid() != trainer:
+        threading.Thread(target=_wait_and_end, args=(trainer,), name="energon-lite-parent-watch", daemon=True).start()
+
+
+def can_kernel_watch(start_method: str) -> bool:
+    """Return whether the kernel can end a process that the calling thread is about to start.
+
+    The signal is sent when the *thread* that started the process ends, so that has to be the main thread. With a fork
+    server it is the server's thread; the server ends shortly after its trainer, unless other processes use it, too.
+    """
+    in_main_thread = start_method == "forkserver" or threading.get_native_id() == os.getpid()
+    return sys.platform == "linux" and in_main_thread
+
+
+def _wait_and_end(trainer: int) -> None:
+    try:
+        ended = select.poll()
+        ended.register(os.pidfd_open(trainer), select.POLLIN)
+        ended.poll()
+    except ProcessLookupError:
+        pass
+    except (AttributeError, OSError):  # not Linux, or forbidden
+        while _is_there(trainer):
+            time.sleep(_LOOK)
+    os._exit(1)
+
+
+def _is_there(trainer: int) -> bool:
+    try:
+        os.kill(trainer, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
 
 #: Signals that end a trainer, but not its workers.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -48,14 +133,15 @@ _TOGETHER = 1e-3
 
 
 #: A ticket, whether the job succeeded, and the parts of the result, or the error. In addition to answers, a worker
-#: sends each failure immediately: a message without answers, with a Failure in place of the seconds.
+#: sends each failure immediately: a message without answers, with a Failure in place of the seconds. Fallbacks are sent
+#: in the same way, before the answers of their jobs.
 Answer = tuple[int, bool, Any]
 
 
 def serve(
     connection: Connection,
     segments: Segments,
-    notes: Notes,
+    notes: WorkerCrashLog,
     pipeline: JobRunner,
     trainer: int,
     by_kernel: bool,
@@ -92,9 +178,9 @@ def serve(
     torch.set_num_threads(1)
     torch_worker_info.tell(own_number, peers)
     observers: tuple[Observer, ...] = (StageTimer(pipeline.samples.leaves, own_number),) if trace else ()
-    if pipeline.samples.failures is not None:
-        log = pipeline.samples.failures
-        pipeline.samples.failures = log.sending(lambda failure: send(connection, pack(((), failure, ()))))
+    log = pipeline.samples.failures
+    if log is not None:
+        pipeline.samples.failures = log = log.sending(lambda failure: send(connection, pack(((), failure, ()))))
     LendingScope().__enter__()  # only hooks draw random numbers in this process, so the scope never ends
     try:
         COUNTS.take()  # drop the counts that the trainer had before the fork
@@ -106,6 +192,8 @@ def serve(
             jobs, observe = orders.next()
             pipeline.samples.observers = (*observers, notes) if observe else observers
             for message in _run(pipeline, jobs, timer, said):
+                if log is not None and (fallbacks := log.take_fallbacks()):
+                    send(connection, pack(((), fallbacks, ())))
                 send(connection, message, writer)
     except (EOFError, ConnectionError):
         code = 0  # the trainer closed the pipe, or has ended
@@ -141,7 +229,7 @@ class _Orders:
             if self._peek is not None and not observe:
                 with suppress(Exception):  # the job itself will report the error
                     for _, job in jobs:
-                        self._pipeline.samples.foresee(job.addresses)
+                        self._pipeline.samples.prefetch(job.addresses)
         return self._here.popleft()
 
 

@@ -18,7 +18,7 @@ from energon_lite.loading.iterators.state import Numbers, State, damaged, make_s
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.pipeline import Pipeline
-from energon_lite.order.rebase import Rebase
+from energon_lite.order.orders import Rebase
 from energon_lite.order.stages import WeightStage
 from energon_lite.worker_config import WorkerConfig
 
@@ -84,7 +84,7 @@ class SavableDataset:
     once: bool = False
 
     @property
-    def runs_as(self) -> SavableDataset:
+    def resolved(self) -> SavableDataset:
         """The data set that a loader runs: this one, or the one that a wrapper is resolved to."""
         return self
 
@@ -136,7 +136,7 @@ class SavableDataset:
         ranks = None if self.limit is None else cursor.ranks or self.worker_config.world_size
         return make_state(kind, cursor, place, identity, self.rebase, ranks)
 
-    def behind_begun(self, state: State) -> Moved:
+    def next_chunk_boundary(self, state: State) -> Moved:
         """Return the first position from a state's on at which another blend can begin: after all begun chunks."""
         raise NotImplementedError
 

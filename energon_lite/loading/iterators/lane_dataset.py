@@ -16,9 +16,9 @@ from energon_lite.loading.iterators.batch_size import BATCH_SIZE, saved_batch_si
 from energon_lite.loading.iterators.dataset import Moved, SavableDataset
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, check_topology, lanes_of, read_lanes
 from energon_lite.loading.iterators.state import State, checked, damaged, saved_settings
+from energon_lite.loading.makers.chunk_bundles import BundlesByTokens, TokenBundling
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Place
 from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
-from energon_lite.loading.makers.token_chunks import BundlesByTokens, TokenBundling
 
 __all__ = ["PUSHBACK", "LaneDataset"]
 
@@ -168,7 +168,7 @@ class LaneDataset(SavableDataset):
         """Return the state of a cursor, as plain data."""
         return self._make_state("lanes", cursor, cursor.to_plain(), self.identity)
 
-    def behind_begun(self, state: State) -> Moved:
+    def next_chunk_boundary(self, state: State) -> Moved:
         """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`. Lanes that lag behind skip the chunks
         before that position."""
         cursor = self.cursor(state, whole=True)

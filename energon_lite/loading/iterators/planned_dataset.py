@@ -210,7 +210,7 @@ class PlannedDataset(SavableDataset):
         """Return the identity at a place: of its samples, and of those before it in their plan chunks."""
         return self.identity.at((place[0] + any(place[1:])) * self.plan.chunk)
 
-    def behind_begun(self, state: State) -> Moved:
+    def next_chunk_boundary(self, state: State) -> Moved:
         """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`."""
         cursor = self.cursor(state)
         chunk, *inside = cursor.place

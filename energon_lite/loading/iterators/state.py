@@ -13,8 +13,8 @@ from typing import Any
 from energon_lite.errors import StateError, StateMismatchError
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.order import ORDER_VERSION
+from energon_lite.order.orders import Rebase
 from energon_lite.order.permutation import MAX_LENGTH
-from energon_lite.order.rebase import Rebase
 
 __all__ = [
     "FORMAT",

@@ -1,16 +1,35 @@
-"""Bundles: the items of a chunk that make up each of its batches, by a fixed number or by group."""
+"""Bundles: the items of a chunk that make up each of its batches, by a fixed number, by group or by tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from energon_lite.errors import FatalSampleError
+import numpy as np
+
+from energon_lite.batching.epochs import plan_epochs
+from energon_lite.batching.micro_batches import MicroBatches
+from energon_lite.batching.strategy import Strategy
+from energon_lite.errors import FatalSampleError, UsageError
+from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.makers.chunk_job import Carried, Item, Place
 from energon_lite.loading.makers.chunk_run import BEHIND, ChunkRun, dropped, origins_of
+from energon_lite.loading.makers.outcomes import Mark, Rejected
+from energon_lite.loading.makers.sample_length import SampleLength, as_planned
+from energon_lite.order.hashing import hash_ints
 
-__all__ = ["Bundle", "Bundler", "BundlesByCount", "BundlesByGroup", "begin_of"]
+__all__ = [
+    "DEFAULT_CHUNK",
+    "Bundle",
+    "Bundler",
+    "BundlesByCount",
+    "BundlesByGroup",
+    "BundlesByTokens",
+    "TokenBundling",
+    "begin_of",
+]
+
 
 #: Tag that separates the hashes of this purpose from those of others.
 _GROUP = 15
@@ -145,3 +164,128 @@ def _remainder(rest: list[list[Item]], first: Place, run: ChunkRun, chunk: int) 
         number = first.bundle + place
         begin = begin_of(number, run) if place else first
         yield Bundle(items, chunk, begin, None if place + 1 == len(rest) else Place(*run.job.end, number + 1))
+
+
+#: Samples that are encoded and then planned together. A worker holds them all in memory, and a run that is resumed in
+#: the middle of a chunk makes them again; with fewer samples, more of the last batches of chunks are not full.
+DEFAULT_CHUNK = 1024
+
+# Tags that separate the hashes of different purposes.
+#: Randomness of ``sample_length``.
+_LENGTH = 19
+#: Randomness of the plan.
+_PLAN = 32
+
+
+@dataclass(frozen=True)
+class TokenBundling:
+    """Settings for making batches by tokens of a chunk's samples.
+
+    Args:
+        strategy: rule that groups the samples.
+        field: the field of an encoded sample that has its length; None: see
+            :class:`~energon_lite.loading.makers.sample_length.SampleLength`.
+    """
+
+    strategy: Strategy
+    field: str | None = None
+
+
+class BundlesByTokens:
+    """Bundles by the lengths of encoded samples.
+
+    Args:
+        bundling: the settings.
+        encoder: the user's hooks.
+    """
+
+    def __init__(self, bundling: TokenBundling, encoder: TaskEncoder):
+        self._strategy = bundling.strategy
+        self._length = SampleLength(encoder, bundling.field)
+        key = getattr(bundling.strategy, "key", None)
+        self._key_length = None if key is None else SampleLength(encoder, key)
+
+    def bundles(self, items: Iterator[Item], run: ChunkRun) -> Iterator[Bundle]:
+        kept = list[Item]()
+        lengths = list[tuple[int, int]]()
+        for item in items:
+            measured = self._measured(item, run)
+            if measured is not None:
+                kept.append(item)
+                lengths.append(measured)
+        if not kept:
+            return
+        plan = self._plan(kept, lengths, run)
+        _count_cuts(plan, kept, run)
+        run.at = BEHIND  # errors from here on are raised again if the chunk is run again
+        for number in range(run.job.first.bundle, len(plan)):
+            pieces = list(_pieces(plan, number, kept, lengths, run))
+            if pieces:
+                following = None if number + 1 == len(plan) else Place(*run.job.end, number + 1)
+                yield Bundle(pieces, run.job.number, begin_of(number, run), following)
+
+    def _measured(self, item: Item, run: ChunkRun) -> tuple[int, int] | None:
+        """Return the length of a sample, and that by the strategy's key; None: it is skipped or fails."""
+        address = item.origins[0] or (0, 0, 0)
+        name = _name(item.value) or f"sample {address[1]}"
+        with run.of_sample(_LENGTH, address, item.result or 0):
+            try:
+                leaf = run.samples.leaves[address[0]].name
+                return run.samples.guarded("sample_length", leaf, name, item.value, self._lengths, item.value)
+            except Rejected as rejected:
+                run.fail(rejected.failure, item.origins)
+                return None
+
+    def _lengths(self, value: Any) -> tuple[int, int]:
+        return self._length(value), 0 if self._key_length is None else self._key_length(value)
+
+    def _plan(self, items: list[Item], lengths: list[tuple[int, int]], run: ChunkRun) -> MicroBatches:
+        columns = np.array(lengths, dtype=np.int64).T
+        seed = hash_ints(run.samples.seed, _PLAN, run.job.pass_number, run.job.number)
+        rows = [item.origins[0] or (0, place, 0) for place, item in enumerate(items)]
+        leaf, index, epoch = np.array([row[:3] for row in rows], dtype=np.int64).T
+        # Without ends, epochs are mixed within batches; so is a blend of leaves.
+        ascending = len(run.samples.leaves) == 1 and bool((np.diff(epoch) >= 0).all())
+        ends: list[int] = (np.flatnonzero(np.diff(epoch)) + 1).tolist() if ascending else []
+        try:
+            samples = (leaf, index, epoch)
+            keys = None if self._key_length is None else columns[1]
+            return plan_epochs(self._strategy, columns[0], samples, ends=ends, seed=seed, key_lengths=keys)[0]
+        except UsageError as error:
+            raise FatalSampleError(error.what, where=error.where or "batching", fix=error.fix) from None
+
+
+def _count_cuts(plan: MicroBatches, items: list[Item], run: ChunkRun) -> None:
+    kept = np.zeros(len(items), dtype=bool)
+    kept[plan.sample] = True
+    for number in np.flatnonzero(~kept).tolist():
+        run.fail(dropped("plan", "it does not fit into a batch", name="a sample"), items[number].origins)
+    run.mark(Mark.TRUNCATED, plan.counts.truncated_samples)
+    run.mark(Mark.SPLIT, plan.counts.split_samples)
+
+
+def _pieces(
+    plan: MicroBatches, number: int, items: list[Item], lengths: list[tuple[int, int]], run: ChunkRun
+) -> Iterator[Item]:
+    """Yield the samples, or pieces of samples, of a micro-batch."""
+    first, stop = plan.offsets[number : number + 2].tolist()
+    columns = (column[first:stop].tolist() for column in (plan.sample, plan.start, plan.length))
+    for sample, start, length in zip(*columns, strict=True):
+        item = items[sample]
+        if start == 0 and length == lengths[sample][0]:
+            yield item
+            continue
+        try:
+            value = run.samples.guarded("plan", "*", "a sample", item.value, as_planned, item.value, start, length, 1)
+        except Rejected as rejected:
+            run.fail(rejected.failure, item.origins)
+            continue
+        # A sample counts once, with its first piece.
+        counted, more_of = ((), item.origins) if start else (item.origins, item.more_of)
+        yield replace(item, value=value, origins=counted, more_of=more_of)
+
+
+def _name(value: Any) -> str | None:
+    """Return the key of a sample, or None."""
+    name = value.get("__key__") if isinstance(value, dict) else getattr(value, "__key__", None)
+    return name if isinstance(name, str) else None

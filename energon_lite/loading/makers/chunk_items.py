@@ -110,7 +110,7 @@ class ChunkItems:
             else:
                 values = self._yielded(address, rows, at, key, run)
         if values:
-            run.fine()
+            run.reset()
         return values
 
     def _yielded(self, address: Address, rows: Rows, at: int, key: tuple[Any, ...], run: ChunkRun) -> list[Any]:

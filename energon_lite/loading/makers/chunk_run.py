@@ -166,7 +166,7 @@ class ChunkRun:
         if self.at >= self._told:
             self._outcomes += [mark] * times
 
-    def fine(self) -> None:
+    def reset(self) -> None:
         """Record that a sample went well, which ends a row of failures."""
         last = self._read[-1][1] if self._read else self._outcomes[-1] if self._outcomes else None
         if isinstance(last, Failure) and self._unit is not None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from energon_lite.batching.address_list import AddressList
 from energon_lite.batching.collate import Padding, collate_entry
 from energon_lite.hooks import TaskEncoder, is_overridden, returns_its_argument
+from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.samples import BASE_FIELDS, Sample, SourceInfo
 from energon_lite.storage.read.sample_reader import Columns
 from energon_lite.storage.read.webdataset import RawSample
@@ -92,13 +93,15 @@ class Rows:
     Args:
         leaf: the leaf.
         indices: indices of the samples.
+        log: log that counts the errors that are not raised here; None: they are not counted.
 
     Attributes:
         columns: the parts that were read; None: each sample has to be read by itself.
     """
 
-    def __init__(self, leaf: Leaf, indices: Sequence[int]):
+    def __init__(self, leaf: Leaf, indices: Sequence[int], log: FailureLog | None = None):
         self.leaf = leaf
+        self._log = log
         self.indices = indices
         self.columns: Columns | None = None
         self._steps: list[tuple[list[bytes], Callable[[bytes], Any] | None, list[tuple[str, Access | None]]]] = []
@@ -107,7 +110,9 @@ class Rows:
             if leaf.open is not None:
                 self.leaf = leaf = leaf.open()
             self.columns = columns = leaf.reader.read(indices)
-        except Exception:
+        except Exception as error:
+            if log is not None:
+                log.fell_back("read_together", (leaf.name,), error)
             return  # the error is raised again, and reported, when each sample is read by itself
         fields = leaf.fields
         if fields is not None and columns is not None and fields.parts.issubset(columns.names):
@@ -144,20 +149,22 @@ class Rows:
                 for name, access in named:
                     given[name] = value if access is None else access.follow({access.part: value})
             return fields.kind(**given)
-        except Exception:
+        except Exception as error:
+            if self._log is not None:
+                self._log.fell_back("decode", (self.leaf.name,), error)
             return None  # the sample loader runs into the same error and reports it
 
-    def samples(self, restore_keys: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return all samples as objects, decoded now.
+    def samples(self, restore_keys: Sequence[tuple[Any, ...]]) -> list[Any] | None:
+        """Return all samples as objects, decoded now; None: they need a sample loader.
 
         Raises:
-            Exception: they need a sample loader, which reports the error.
+            Exception: the sample loader runs into the same error and reports it.
         """
         fields = self.leaf.fields
         columns = self.columns
         values = self.fields()
         if fields is None or columns is None or not values:
-            raise LookupError
+            return None
         names = ("__key__", "__restore_key__", "__sources__", *values)
         sources = zip(self._sources or self._all_sources(columns), strict=True)  # a tuple of length 1 for each sample
         every = zip(columns.keys, restore_keys, sources, *values.values(), strict=True)

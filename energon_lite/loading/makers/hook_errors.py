@@ -12,15 +12,17 @@ from energon_lite.errors import EnergonLiteError, FatalSampleError
 from energon_lite.hooks import place_of
 from energon_lite.loading.makers.outcomes import Failure, where_of
 from energon_lite.loading.makers.user_frames import chain_of, hook_traceback, is_foreign, place_in_hook
+from energon_lite.samples import CrudeSample, SourceInfo
 
 __all__ = [
     "FATAL",
     "NEVER_A_RESULT",
+    "as_infrastructure_error",
     "failure_of",
-    "nobodys_fault",
     "note_where",
     "returned_beside_yield",
     "returned_nothing",
+    "sources_of",
     "wrong_result",
 ]
 
@@ -79,7 +81,7 @@ def failure_of(error: Exception, stage: str, leaf: str, key: str) -> Failure:
     )
 
 
-def nobodys_fault(error: BaseException, stage: str, leaf: str, key: str) -> FatalSampleError | None:
+def as_infrastructure_error(error: BaseException, stage: str, leaf: str, key: str) -> FatalSampleError | None:
     """Return the error that ends the iteration if no sample caused it: the machine is out of memory or file
     descriptors, there is no GPU, or the user quit the debugger. None: the sample caused it.
 
@@ -179,3 +181,14 @@ def _is_shortage(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         type(error) is RuntimeError and any(words in str(error) for words in _NO_MEMORY)
     )
+
+
+def sources_of(subject: Any) -> tuple[SourceInfo, ...] | None:
+    """Return the sources of a sample, or of a list of samples, for the user's error handler; None: it has none."""
+    if isinstance(subject, SourceInfo):
+        return (subject,)
+    if isinstance(subject, CrudeSample):
+        return subject.get("__sources__")
+    if isinstance(subject, list):
+        return tuple(source for sample in subject for source in sources_of(sample) or ()) or None
+    return getattr(subject, "__sources__", None)

@@ -16,7 +16,7 @@ from energon_lite.hooks import HOOK_ORDER
 __all__ = [
     "Address",
     "Failure",
-    "InARow",
+    "FailureStreak",
     "Mark",
     "Outcome",
     "Reasons",
@@ -141,7 +141,7 @@ class Result:
         batch: the result of the hooks.
         outcomes: the outcomes of its samples, in their order.
         tokens: tokens that were planned for it, if they were planned.
-        trace: timing record, if requested; see :mod:`energon_lite.loading.makers.stage_timer`.
+        trace: timing record, if requested; see :mod:`energon_lite.loading.makers.observers`.
         digest: digest of the samples in it; see :mod:`energon_lite.batching.digests`.
     """
 
@@ -163,7 +163,7 @@ class Rejected(Exception):
         self.failure = failure
 
 
-class InARow:
+class FailureStreak:
     """Counter of failures in a row: of samples, and of the hooks that have a tolerance of their own.
 
     Args:
@@ -178,7 +178,7 @@ class InARow:
         self._early = self._late = 0  # samples lost in hooks of single samples, and in later hooks
         self._calls = dict.fromkeys(hooks, 0)
 
-    def fine(self, mark: Mark | None = None) -> None:
+    def reset(self, mark: Mark | None = None) -> None:
         """Note that a sample was delivered, or, with ``Mark.FINE``, that it passed the hooks of single samples."""
         self._early = 0
         if mark is None:

@@ -22,7 +22,7 @@ from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import (
     Address,
     Failure,
-    InARow,
+    FailureStreak,
     Mark,
     Outcome,
     Rejected,
@@ -133,7 +133,7 @@ class Pipeline:
             if result.batch is not None:
                 result.outcomes = [*columns_of(job.addresses)[0]]
                 return addresses
-        row: InARow | None = None
+        row: FailureStreak | None = None
         attempt = 0
         while True:
             samples, places = self._samples(addresses, attempt, result.outcomes, context, job.number)
@@ -170,11 +170,12 @@ class Pipeline:
             fields = self.samples.fields_of(rows)
             self.samples.tell("batch", "*", f"{len(job.addresses)} samples")
             return batch_of_rows(rows, fields, places, job.key, self.samples.encoder.padding)
-        except Exception:
+        except Exception as error:
+            self.samples.fell_back("collate", job.addresses, error)
             return None  # the error is raised again when each sample is made, and reported with its sample
 
-    def _in_a_row(self) -> InARow:
-        return InARow(self.samples.encoder.failure_tolerance, self._tolerances)
+    def _in_a_row(self) -> FailureStreak:
+        return FailureStreak(self.samples.encoder.failure_tolerance, self._tolerances)
 
     def _samples(
         self, addresses: Sequence[Address], attempt: int, outcomes: list[Outcome], context: HookContext, number: int
@@ -196,7 +197,7 @@ class Pipeline:
         batch_index = number if self.batched else None
         for address, made in zip(addresses, self.samples.make(addresses, context, first, batch_index), strict=True):
             tried = first
-            row: InARow | None = None
+            row: FailureStreak | None = None
             while type(made) is Rejected:
                 outcomes.append(made.failure.at(self.samples.replacement(address, tried)))
                 if not self.refill:

@@ -9,7 +9,7 @@ from typing import Any
 
 from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.outcomes import Failure, InARow, Mark, Outcome, Reasons
+from energon_lite.loading.makers.outcomes import Failure, FailureStreak, Mark, Outcome, Reasons
 
 __all__ = ["Report"]
 
@@ -46,7 +46,7 @@ class Report:
     ):
         self._leaves = leaves
         self._on_lost = on_lost
-        self._in_a_row = InARow(tolerance, hooks or {})
+        self._in_a_row = FailureStreak(tolerance, hooks or {})
         self.batches = 0
         self.tokens = 0
         self.dropped = 0
@@ -75,11 +75,11 @@ class Report:
         """
         if _KINDS.isdisjoint(map(type, outcomes)):
             if outcomes:
-                self._in_a_row.fine()
+                self._in_a_row.reset()
             return
         for outcome in outcomes:
             if not isinstance(outcome, Failure):
-                self._in_a_row.fine(outcome if isinstance(outcome, Mark) else None)
+                self._in_a_row.reset(outcome if isinstance(outcome, Mark) else None)
             elif not outcome.dropped and (end := self._in_a_row.add(outcome)) is not None:
                 raise end
 
@@ -129,6 +129,7 @@ class Report:
             "skipped": self.skipped,
             "failed": self.failed,
             "dropped": self.dropped,
+            "fallbacks": self.log.fallbacks(),
             "datasets": self._by_leaf(),
             "reasons": [
                 {"dataset": leaf, "stage": stage, "reason": reason, "skipped": skipped, "count": count}

@@ -30,20 +30,20 @@ from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.hook_errors import (
     FATAL,
     NEVER_A_RESULT,
+    as_infrastructure_error,
     failure_of,
-    nobodys_fault,
     note_where,
     returned_nothing,
+    sources_of,
     wrong_result,
 )
 from energon_lite.loading.makers.leaf import Leaf, largest_mean_bytes, reads_ahead
-from energon_lite.loading.makers.observer import Observer
+from energon_lite.loading.makers.observers import Observer
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
-from energon_lite.loading.makers.planned_sample import as_planned
+from energon_lite.loading.makers.sample_length import as_planned
 from energon_lite.loading.makers.sample_names import SampleNames
 from energon_lite.loading.makers.user_frames import hook_traceback
 from energon_lite.order.hashing import hash_ints
-from energon_lite.samples import CrudeSample, SourceInfo
 from energon_lite.storage.read.sample_reader import fetch_samples
 from energon_lite.storage.stores.cache_pool import CachePool
 from energon_lite.worker_config import ErrorHandler, WorkerConfig
@@ -74,7 +74,7 @@ class SampleMaker:
         observers: observers of each step. Without observers, notifications cost nothing.
         cache_pool: the ``self.cache`` of hooks; None: a pool that keeps nothing.
         worker_config: configuration of the loader; None: there is none.
-        reads_ahead: at least one of the leaves is on slow storage; see :meth:`foresee`.
+        reads_ahead: at least one of the leaves is on slow storage; see :meth:`prefetch`.
     """
 
     def __init__(
@@ -147,8 +147,12 @@ class SampleMaker:
             for number, leaf_rows in rows.items():
                 if self.observers:
                     self._tell_columns(leaf_rows)
-                made.append(leaf_rows.samples(keys[number]))
-        except Exception:
+                samples = leaf_rows.samples(keys[number])
+                if samples is None:
+                    return None
+                made.append(samples)
+        except Exception as error:
+            self.fell_back("decode_together", addresses, error)
             return None  # the error is raised again when each sample is made, and reported with its sample
         return made[0] if len(made) == 1 else in_order(made, places)
 
@@ -189,7 +193,7 @@ class SampleMaker:
         }
         return [(address, *where[place]) for place, address in enumerate(addresses)]
 
-    def foresee(self, addresses: Sequence[Address]) -> None:
+    def prefetch(self, addresses: Sequence[Address]) -> None:
         """Start to fetch samples from slow storage that will be made soon. Does not wait; changes no sample."""
         if self.reads_ahead:
             leaves = self.leaves
@@ -214,8 +218,13 @@ class SampleMaker:
             leaf_indices = indices if len(mine) == len(indices) else [indices[place] for place in mine]
             if self.observers:
                 self.tell("read", self.leaves[number].name, f"{len(leaf_indices)} samples")
-            rows[number] = Rows(self.leaves[number], leaf_indices)
+            rows[number] = Rows(self.leaves[number], leaf_indices, self.failures)
         return rows, places
+
+    def fell_back(self, route: str, addresses: Sequence[Address], error: Exception) -> None:
+        """Count an error on the fast route, see :meth:`FailureLog.fell_back`."""
+        if self.failures is not None:
+            self.failures.fell_back(route, (self.leaves[leaf].name for leaf, *_ in addresses), error)
 
     def fields_of(self, rows: Mapping[int, Rows]) -> dict[int, dict[str, list[Any]]]:
         """Return the fields of the rows, by leaf."""
@@ -319,7 +328,7 @@ class SampleMaker:
         """Run one step.
 
         Args:
-            stage, leaf, key: see :class:`~energon_lite.loading.makers.observer.Observer`. In place of the key, the
+            stage, leaf, key: see :class:`~energon_lite.loading.makers.observers.Observer`. In place of the key, the
                 addresses of samples, from which the key is made if it is needed.
             subject: argument for the user's error handler if the step fails.
 
@@ -349,10 +358,10 @@ class SampleMaker:
             note_where(error, stage, self._whose(key, leaf))
             raise
         except Exception as error:
-            if (end := nobodys_fault(error, stage, leaf, f"{self.names(key)}")) is not None:
+            if (end := as_infrastructure_error(error, stage, leaf, f"{self.names(key)}")) is not None:
                 raise end from (None if end.details else error)
             if self.error_handler is not None:
-                sources = _sources_of(subject)
+                sources = sources_of(subject)
                 self.error_handler(error, subject, None if sources is None else list(sources))
             failure = failure_of(error, stage, leaf, f"{self.names(key)}")
             if self.failures is not None:
@@ -378,16 +387,6 @@ class SampleMaker:
             raise returned_nothing(stage, function, whose=whose)
         if (error := wrong_result(value, stage, function, whose)) is not None:
             raise error
-
-
-def _sources_of(subject: Any) -> tuple[SourceInfo, ...] | None:
-    if isinstance(subject, SourceInfo):
-        return (subject,)
-    if isinstance(subject, CrudeSample):
-        return subject.get("__sources__")
-    if isinstance(subject, list):
-        return tuple(source for sample in subject for source in _sources_of(sample) or ()) or None
-    return getattr(subject, "__sources__", None)
 
 
 def set_restore_key(value: Any, key: tuple[Any, ...]) -> None:

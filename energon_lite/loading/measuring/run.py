@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.executors.executor import Executor, InlineExecutor
 from energon_lite.loading.executors.worker_pool import WorkerPool
-from energon_lite.loading.makers.outcomes import Failure, InARow, Reasons
+from energon_lite.loading.makers.outcomes import Failure, FailureStreak, Reasons
 from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.measuring.chunks import Chunk, ChunkWork, Measured, chunks_of
 from energon_lite.loading.measuring.measured_columns import MeasuredColumns
@@ -135,7 +135,7 @@ def _measure(
     """Measure chunks in the workers of the loader."""
     workers = min(workers, len(chunks))
     earlier = work.find(chunks)
-    in_a_row = InARow(pipeline.encoder.failure_tolerance, failure_tolerances(pipeline.encoder))
+    in_a_row = FailureStreak(pipeline.encoder.failure_tolerance, failure_tolerances(pipeline.encoder))
     executor: Executor = WorkerPool(pipeline, workers) if workers else InlineExecutor(pipeline)
     with closing(executor):
         jobs = (Job(0, chunk.start, [(0, sample, 0) for sample in range(chunk.start, chunk.stop)]) for chunk in chunks)
@@ -152,12 +152,12 @@ def _measure(
             _check_failures(in_a_row, flags, failures)
 
 
-def _check_failures(in_a_row: InARow, flags: NDArray[np.uint8], failures: Sequence[Failure]) -> None:
+def _check_failures(in_a_row: FailureStreak, flags: NDArray[np.uint8], failures: Sequence[Failure]) -> None:
     """End the measuring after too many failures in a row. Skips do not count, because they are to be measured."""
     failed = iter([failure for failure in failures if not failure.skipped])
     for flag in flags.tolist():
         if flag != FAILED:
-            in_a_row.fine()
+            in_a_row.reset()
         elif (end := in_a_row.add(next(failed))) is not None:
             raise end
 

@@ -12,8 +12,7 @@ from energon_lite.loading.iterators.dataset import Moved, SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.states.merge import merged
-from energon_lite.order.orders import BlendOrder, EpochBlendOrder
-from energon_lite.order.rebase import Rebase
+from energon_lite.order.orders import BlendOrder, EpochBlendOrder, Rebase
 
 __all__ = ["RebaseReport", "RebasedLeaf", "rebase_state"]
 
@@ -115,7 +114,7 @@ def rebase_state(
     before = old.at(state)
     order = _blend_of(before)
     sizes = _batch_sizes(old, new)
-    moved = _resized(before.behind_begun(state), before, new, give_up)
+    moved = _resized(before.next_chunk_boundary(state), before, new, give_up)
     if moved.given_up and not give_up:
         raise UsageError(
             f"the chunks of {counted(before.plan.chunk, 'sample')} that were begun have "

@@ -27,18 +27,8 @@ from energon_lite.storage.files.remote_files import file_size, is_remote, read_r
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
 __all__ = [
-    "LocalFile",
-    "Range",
-    "Shard",
-    "ShardIdentity",
-    "ShardRange",
-    "ShardStore",
-    "changed_shard",
-    "explained",
-    "file_version",
-    "head_checksum",
-    "shared_store",
-    "version_number",
+    *("LocalFile", "Range", "Shard", "ShardIdentity", "ShardRange", "ShardStore", "changed_shard", "explained"),
+    *("file_version", "head_checksum", "shared_store", "version_number"),
 ]
 
 #: Bytes of a shard's first block, the header of a tar.

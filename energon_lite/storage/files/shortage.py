@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from energon_lite.errors import FatalStorageError
 
-__all__ = ["SHORTAGES", "out_of", "patiently"]
+__all__ = ["SHORTAGES", "out_of", "retry_on_exhaustion"]
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ SHORTAGES = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 _RETRIES = (0.05, 0.2, 0.5, 1.0, 2.0)
 
 
-def patiently(step: Callable[[], T], where: str) -> T:
+def retry_on_exhaustion(step: Callable[[], T], where: str) -> T:
     """Return the result of ``step``; retry it for some seconds while descriptors or memory are short.
 
     Args:
@@ -33,7 +33,7 @@ def patiently(step: Callable[[], T], where: str) -> T:
         FatalStorageError: the shortage lasts.
 
     Example:
-        >>> file = patiently(lambda: open("a.tar", "rb"), "a.tar")
+        >>> file = retry_on_exhaustion(lambda: open("a.tar", "rb"), "a.tar")
     """
     for wait in (*_RETRIES, None):
         try:

@@ -34,7 +34,7 @@ from energon_lite.errors import DataIndexError, DatasetError, FatalStorageError,
 from energon_lite.storage.files.array_file import ALIGN, BLOCK, FileKind, Head, read_head
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum, shared_store
-from energon_lite.storage.files.shortage import patiently
+from energon_lite.storage.files.shortage import retry_on_exhaustion
 
 __all__ = ["FileBody", "MemoryArray", "Numbers", "StoredArray", "open_arrays", "whole_or_none"]
 
@@ -113,7 +113,7 @@ def open_arrays(path: str, kind: FileKind) -> tuple[dict[str, StoredArray], Any]
         >>> arrays["values"][2:4], meta
         (array([2, 3]), {'name': 'a'})
     """
-    with patiently(lambda: open(path, "rb", opener=open_file), path) as file:
+    with retry_on_exhaustion(lambda: open(path, "rb", opener=open_file), path) as file:
         head = read_head(file, path, kind)
         file.seek(0)
         body = FileBody(head, file.read(head.end) if head.end <= BLOCK else None)

@@ -28,20 +28,8 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import Int64
 
 __all__ = [
-    "CHECKSUMS",
-    "FAILED",
-    "LENGTH",
-    "SKIP",
-    "SKIPPED",
-    "Column",
-    "RaggedColumn",
-    "check_column_name",
-    "column_folders",
-    "column_path",
-    "find_column",
-    "stored_columns",
-    "writable_folder",
-    "write_column",
+    *("CHECKSUMS", "FAILED", "LENGTH", "SKIP", "SKIPPED", "Column", "RaggedColumn", "check_column_name"),
+    *("column_folders", "column_path", "find_column", "stored_columns", "writable_folder", "write_column"),
 ]
 
 #: Folder of the columns in ``.nv-meta``.

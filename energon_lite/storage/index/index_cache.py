@@ -20,10 +20,9 @@ from energon_lite.errors import DataIndexError, EnergonLiteError, ShardChangedEr
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.stored_array import whole_or_none
-from energon_lite.storage.index.jsonl import check_there, is_jsonl, scan_jsonl
+from energon_lite.storage.index.jsonl import check_there, is_jsonl, remote_version, scan_jsonl, scan_remote_jsonl
 from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, read_info, read_uuid
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.index.remote_jsonl import remote_version, scan_remote_jsonl
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
 
 __all__ = ["cache_folder", "check_count", "find_index", "first_writable", "index_places", "open_index", "shard_counts"]
@@ -70,7 +69,7 @@ def open_index(root: str, counts: Mapping[str, int] | None = None) -> tuple[Pack
     """
     if is_jsonl(root) and is_remote(root):
         version = remote_version(root)
-        return _find_or_make(root, lambda index: index.uuid == version, partial(_make_of_remote_file, root, version))
+        return _find_or_make(root, lambda index: index.uuid == version, partial(_make_of_file, root, version))
     if is_jsonl(root):
         check_there(root)
         return _find_or_make(root, partial(_is_of_file, root), partial(_make_of_file, root))
@@ -181,18 +180,12 @@ def _fitting(path: str, fits: _Fits) -> PackedIndex | None:
     return index
 
 
-def _make_of_file(path: str) -> PackedIndex:
-    scan = scan_jsonl(path)
+def _make_of_file(path: str, version: str | None = None) -> PackedIndex:
+    """Make the index of a JSONL file, of this version if it is remote."""
+    scan = scan_jsonl(path) if version is None else scan_remote_jsonl(path)
     for note in scan.notes:
         _log.warning("%s: %s", path, note)
-    return PackedIndex.from_scans([scan])
-
-
-def _make_of_remote_file(url: str, version: str) -> PackedIndex:
-    scan = scan_remote_jsonl(url)
-    for note in scan.notes:
-        _log.warning("%s: %s", url, note)
-    return PackedIndex.from_scans([scan], uuid=version)
+    return PackedIndex.from_scans([scan], uuid=version or "")
 
 
 def _make(root: str, counts: Mapping[str, int]) -> PackedIndex:

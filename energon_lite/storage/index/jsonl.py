@@ -7,19 +7,26 @@ its name as prefix: ``chats.jsonl.energon_lite.idx``, and ``chats.jsonl.idx``, w
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
-from energon_lite.errors import DatasetError, NotPreparedError, counted
+from energon_lite.errors import DatasetError, NotPreparedError, ShardChangedError, counted
+from energon_lite.storage.files.byte_ranges import RangedFile
+from energon_lite.storage.files.remote_files import file_info, read_file, read_range, version_of
+from energon_lite.storage.files.shard_store import head_checksum
+from energon_lite.storage.tar.tar_headers import BLOCK
 from energon_lite.storage.tar.tar_scan import Int64, ShardScan, unchanged_file
 
 __all__ = [
     *("BOM", "PART", "check_there", "folder_and_name", "folder_of_shards", "is_jsonl"),
-    *("line_keys", "scan_jsonl", "scan_lines"),
+    *("remote_version", "scan_jsonl", "scan_remote_jsonl"),
 ]
+
+_log = logging.getLogger(__name__)
 
 #: The name of the only part of each sample.
 PART = "json"
@@ -86,14 +93,14 @@ def scan_jsonl(path: str) -> ShardScan:
     check_there(path)
     try:
         with open(path, "rb") as file, unchanged_file(file.fileno(), path) as identity:
-            return scan_lines(file, os.path.basename(path), identity)
+            return _scan_stream(file, os.path.basename(path), identity)
     except OSError as error:
         raise DatasetError(
             f"the JSONL file cannot be read: {error.strerror or error}", where=path, fix="check permissions and storage"
         ) from error
 
 
-def scan_lines(file: Stream, name: str, found: Mapping[str, Any]) -> ShardScan:
+def _scan_stream(file: Stream, name: str, found: Mapping[str, Any]) -> ShardScan:
     """Find the lines of an open file; see :func:`scan_jsonl`.
 
     Args:
@@ -116,7 +123,13 @@ def scan_lines(file: Stream, name: str, found: Mapping[str, Any]) -> ShardScan:
         many_odd, lines = many_odd + len(strange), lines + len(stops)
     headers, rows = np.concatenate(starts), np.concatenate(parts)
     headers[:1] = 0  # as in Energon's index
-    key_offsets, keys = line_keys(len(rows))
+    notes = (f"{counted(many_odd, 'line')} without a JSON object, such as line {odd[0]}",) if odd else ()
+    return _scan(name, headers, rows, found, notes)
+
+
+def _scan(name: str, headers: Int64, rows: Int64, found: Mapping[str, Any], notes: tuple[str, ...] = ()) -> ShardScan:
+    """The scan of lines that start at ``headers``, with texts at ``rows``; keys are the numbers of the lines."""
+    keys = [b"%d" % number for number in range(len(rows))]
     return ShardScan(
         name=name,
         end=found["size"],
@@ -124,17 +137,11 @@ def scan_lines(file: Stream, name: str, found: Mapping[str, Any]) -> ShardScan:
         first_part=np.arange(len(rows) + 1, dtype=np.int64),
         parts=rows,
         part_names=(PART,),
-        key_offsets=key_offsets,
-        keys=keys,
-        notes=(f"{counted(many_odd, 'line')} without a JSON object, such as line {odd[0]}",) if odd else (),
+        key_offsets=np.cumsum([0, *map(len, keys)], dtype=np.int64),
+        keys=b"".join(keys),
+        notes=notes,
         **found,
     )
-
-
-def line_keys(count: int) -> tuple[Int64, bytes]:
-    """Return the keys of ``count`` lines, which are their numbers: the offset of each, and the keys as one text."""
-    keys = [b"%d" % number for number in range(count)]
-    return np.cumsum([0, *map(len, keys)], dtype=np.int64), b"".join(keys)
 
 
 def _buffers(file: Stream) -> Iterator[tuple[int, bytes, Int64]]:
@@ -170,3 +177,77 @@ def _lines(buffer: bytes, stops: Int64, is_first: bool) -> tuple[Int64, Int64, I
         if text and not (text.startswith(b"{") and text.endswith(b"}")):
             strange.append(line)
     return starts, texts, ends - texts, strange
+
+
+# -- files behind a URL ---------------------------------------------------------------------------------------------
+
+
+def remote_version(url: str) -> str:
+    """Return the version of a file as one text, from the store's record of it.
+
+    Raises:
+        NotPreparedError: there is no such file.
+        DatasetError: the store does not answer.
+    """
+    return " ".join(version_of(_info(url)))
+
+
+def scan_remote_jsonl(url: str) -> ShardScan:
+    """Scan the lines of a file behind a URL by its ``.idx``, which either library writes; if there is none that fits,
+    the file is read once from beginning to end.
+
+    Raises:
+        NotPreparedError: there is no such file.
+        ShardChangedError: it was written to during the scan.
+        DatasetError: the store failed.
+    """
+    info = _info(url)
+    size = int(info.get("size") or 0)
+    head = read_range(url, 0, min(size, BLOCK)) if size else b""
+    identity = {"size": size, "head": head_checksum(head), "mtime_ns": 0}
+    name = folder_and_name(url)[1]
+    starts = _starts(url, size)
+    if starts is None:
+        _log.warning("%s has no .idx that fits: reading all of its %.0f MiB, once", url, size / 2**20)
+        stream = RangedFile(size, lambda offset, count: read_range(url, offset, count) if count else b"")
+        scan = _scan_stream(stream, name, identity)
+    else:
+        scan = _indexed(url, name, starts, head, identity)
+    if _info(url) != info:
+        raise ShardChangedError(
+            "the file was written to while it was read", where=url, fix="run again when its writer has finished"
+        )
+    return scan
+
+
+def _info(url: str) -> Mapping[str, Any]:
+    try:
+        return file_info(url)
+    except FileNotFoundError:
+        raise NotPreparedError("there is no such JSONL file", where=url, fix="check the path") from None
+
+
+def _starts(url: str, size: int) -> Int64 | None:
+    """Start of each line, and the end of the file; None: there is no ``.idx``, or it belongs to another file."""
+    try:
+        data = read_file(f"{url}.idx")
+    except FileNotFoundError:
+        return None
+    starts = np.frombuffer(data[: len(data) // 8 * 8], dtype="<u8").astype(np.int64)
+    if len(data) % 8 or not len(starts) or starts[-1] != size or starts[0] < 0 or (np.diff(starts) <= 0).any():
+        _log.warning("%s.idx does not belong to the file as it is", url)
+        return None
+    return starts
+
+
+def _indexed(url: str, name: str, starts: Int64, head: bytes, found: Mapping[str, Any]) -> ShardScan:
+    """Make the scan from an ``.idx``. A line ends with a line feed; the last one may lack it."""
+    size = int(found["size"])
+    texts, sizes = starts[:-1].copy(), np.diff(starts) - 1
+    if len(texts):
+        sizes[-1] += read_range(url, size - 1, 1) != b"\n"
+        if head[starts[0] :].startswith(BOM):
+            texts[0] += len(BOM)
+            sizes[0] -= len(BOM)
+    rows = np.stack([texts, np.maximum(sizes, 0), np.zeros_like(sizes)], axis=1)
+    return _scan(name, starts[:-1], rows, found)

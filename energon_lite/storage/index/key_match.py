@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from energon_lite.storage.index.key_hashes import hash_keys
+from energon_lite.storage.index.key_index import hash_keys
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import Int64
 

@@ -32,23 +32,9 @@ from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.tar.tar_scan import ShardScan
 
 __all__ = [
-    "DATASET_YAML",
-    "INFO_JSON",
-    "INFO_YAML",
-    "META_FOLDER",
-    "PACKED_INDEX",
-    "SPLIT_YAML",
-    "SQLITE_INDEX",
-    "SQLITE_KEPT",
-    "UUID_FILE",
-    "is_prepared",
-    "meta_path",
-    "read_info",
-    "read_uuid",
-    "shard_index_path",
-    "write_info",
-    "write_meta",
-    "write_shard_index",
+    *("DATASET_YAML", "INFO_JSON", "INFO_YAML", "META_FOLDER", "PACKED_INDEX", "SPLIT_YAML", "SQLITE_INDEX"),
+    *("SQLITE_KEPT", "UUID_FILE", "is_prepared", "meta_path", "read_info", "read_uuid", "shard_index_path"),
+    *("write_info", "write_meta", "write_shard_index"),
 ]
 
 META_FOLDER = ".nv-meta"

@@ -11,21 +11,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import repeat
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import numpy as np
 
-from energon_lite.errors import DatasetError
-from energon_lite.storage.files.atomic_file import flush_files
+from energon_lite.errors import DatasetError, listed
+from energon_lite.storage.files.atomic_file import flush_files, remove_if_there, temporary_path
+from energon_lite.storage.index.nv_meta import SQLITE_INDEX, SQLITE_KEPT
 from energon_lite.storage.tar.tar_scan import ShardScan
 
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["build_sqlite_index", "carry_over", "find_duplicate_keys", "open_read_only", "tables_of_others"]
+__all__ = ["build_sqlite_index", "find_duplicate_keys", "made_database", "open_read_only", "tables_of_others"]
 
 #: The tables that this module writes.
 _OURS = ("samples", "sample_parts")
@@ -42,6 +43,8 @@ CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, con
 CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset,
                                                    content_byte_size);
 """
+#: Duplicate keys that are named; further ones are only counted.
+_NAMED = 1000
 
 
 def find_duplicate_keys(scans: Sequence[ShardScan]) -> Iterator[tuple[str, str, str]]:
@@ -123,7 +126,7 @@ def tables_of_others(path: str) -> list[str]:
     return [name for name, _ in rows if name not in (*_OURS, *virtual) and not name.startswith(parts)]
 
 
-def carry_over(path: str, earlier: str) -> list[str]:
+def _copy_tables(path: str, earlier: str) -> list[str]:
     """Copy the tables of other programs from an earlier database into a new one that is not in use yet.
 
     A table with a column ``entry_key`` names members as ``<key>.<part>``. Of such a table, only rows about members of
@@ -200,3 +203,62 @@ def _part_rows(number: int, scan: ShardScan) -> Iterator[tuple[int, int, str, in
     offsets, sizes, names = (column.tolist() for column in scan.parts.T)
     texts = map(scan.part_names.__getitem__, names)
     return zip(repeat(number), samples.tolist(), texts, offsets, sizes, strict=False)
+
+
+# -- replacement of the earlier file --------------------------------------------------------------------------------
+
+
+@contextmanager
+def made_database(path: str, scans: Sequence[ShardScan], warnings: list[str], *, wanted: bool) -> Iterator[list[str]]:
+    """Make ``index.sqlite`` if it is wanted and possible; it gets its name when the block ends.
+
+    Tables of other programs are carried over from the earlier file (``SQLITE_KEPT`` if that was moved away). Gives the
+    paths of the files that are made: one or none.
+    """
+    temporary, kept = temporary_path(path), path.removesuffix(SQLITE_INDEX) + SQLITE_KEPT
+    earlier = path if tables_of_others(path) else kept
+    is_carried = False
+    try:
+        made = wanted and build_sqlite_index(temporary, scans)
+        if wanted and not made:
+            warnings += _why_no_database(scans)
+        if made and os.path.exists(earlier):
+            is_carried = _carry_over(temporary, earlier, warnings)
+        elif os.path.exists(kept):
+            warnings.append(f"index.sqlite had tables of others in it; until there is a new one they are in {kept}")
+        yield [path] if made else []
+        if made:
+            if earlier == path and not is_carried:
+                os.replace(path, kept)
+            os.replace(temporary, path)
+        if is_carried:
+            remove_if_there(kept)
+    finally:
+        remove_if_there(temporary)
+
+
+def _carry_over(path: str, earlier: str, warnings: list[str]) -> bool:
+    import sqlite3
+
+    try:
+        warnings += _copy_tables(path, earlier)
+        return True
+    except sqlite3.Error as error:
+        what = f"index.sqlite had tables of others that cannot be read ({error}); the file is kept as {SQLITE_KEPT}"
+        warnings.append(what)
+        return False
+
+
+def _why_no_database(scans: Sequence[ShardScan]) -> list[str]:
+    duplicates = [*find_duplicate_keys(scans)]
+    if not duplicates:
+        return ["no index.sqlite: a key is not valid UTF-8. Energon's look-ups by key need it, we do not"]
+    named = [f"{later}: {key}" + (f" (as in {first})" if first != later else "") for key, first, later in duplicates]
+    having = "1 sample has" if len(named) == 1 else f"{len(named):,} samples have"
+    key, first, second = duplicates[0]
+    place = f"{first} and {second}" if first != second else f"{first} (its parts do not stand together?)"
+    return [
+        f"{having} the key of another one: {listed(named, _NAMED)}",
+        f"no index.sqlite: key {key!r} appears twice, in {place}. Loading works, here and in Energon; only Energon's "
+        "look-ups by key (auxiliary data, joins) need unique keys",
+    ]

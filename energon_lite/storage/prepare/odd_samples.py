@@ -9,10 +9,8 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import listed
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.index.sqlite_index import find_duplicate_keys
-from energon_lite.storage.tar.tar_scan import ShardScan
 
-__all__ = ["duplicate_notes", "odd_sample_notes", "usual_parts"]
+__all__ = ["odd_sample_notes", "usual_parts"]
 
 #: Samples of a kind that are named; further ones are only counted.
 _NAMED = 1000
@@ -54,7 +52,8 @@ def odd_sample_notes(index: PackedIndex) -> Iterator[str]:
         rows = (np.searchsorted(index.shards[:, 3], samples, side="right") - 1).tolist()
         names = [f"{index.key(sample)}.{index.part_names[part]}" for sample, part in zip(samples, parts, strict=True)]
         named = [f"{index.shard_names[row]}: {name}" for row, name in zip(rows, names, strict=True)]
-        yield f"{_samples(len(pairs))} {what}: {listed(named, _NAMED, len(pairs))}"
+        having = "1 sample has" if len(pairs) == 1 else f"{len(pairs):,} samples have"
+        yield f"{having} {what}: {listed(named, _NAMED, len(pairs))}"
 
 
 def _odd(
@@ -81,15 +80,3 @@ def _odd(
     doubled = both[1:][both[1:] == both[:-1]]
     if len(doubled):
         yield "a part more than once", np.stack(np.divmod(doubled, len(known)), 1)
-
-
-def duplicate_notes(scans: Sequence[ShardScan]) -> Iterator[str]:
-    """List the keys that more than one sample has, with the places of the later samples."""
-    duplicates = find_duplicate_keys(scans)
-    named = [f"{later}: {key}" + (f" (as in {first})" if first != later else "") for key, first, later in duplicates]
-    if named:
-        yield f"{_samples(len(named))} the key of another one: {listed(named, _NAMED)}"
-
-
-def _samples(count: int) -> str:
-    return "1 sample has" if count == 1 else f"{count:,} samples have"

@@ -29,8 +29,7 @@ from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import check_count, open_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.splits import collapse_names, divide, parse_pattern, split_notes
-from energon_lite.storage.index.sqlite_index import tables_of_others
-from energon_lite.storage.prepare.database import made_database
+from energon_lite.storage.index.sqlite_index import made_database, tables_of_others
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, count_parts, find_shards, merge_scans
 from energon_lite.storage.prepare.odd_samples import odd_sample_notes
 from energon_lite.storage.prepare.prepare_url import remote_folder
@@ -104,7 +103,7 @@ def _write(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> PrepareRep
     if choice:
         warnings += split_notes(splits, scan.shard_names, choice.may_be_empty)
         written += _write_choice(root, choice, warnings)
-    with made_database(database, scan, warnings, wanted=sqlite) as made:
+    with made_database(database, scan.scans, warnings, wanted=sqlite) as made:
         written += made
         if choice:
             # The database gets its name right after this, since Energon misinterprets a folder that has it but no

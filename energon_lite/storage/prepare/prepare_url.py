@@ -16,11 +16,18 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from energon_lite.errors import DataIndexError, DatasetError, ShardFormatError, counted
+from energon_lite.errors import DataIndexError, DatasetError, ShardFormatError, UsageError, counted
 from energon_lite.storage.files.atomic_file import remove_leftovers
 from energon_lite.storage.files.file_lock import only_one
-from energon_lite.storage.files.remote_files import Listing, copy_file, file_size, list_files, version_of
-from energon_lite.storage.files.remote_writes import check_writable, put_file, remove_file
+from energon_lite.storage.files.remote_files import (
+    Listing,
+    copy_file,
+    file_size,
+    file_system,
+    list_files,
+    tried,
+    version_of,
+)
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import cache_folder
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -28,7 +35,7 @@ from energon_lite.storage.prepare.dataset_scan import DatasetScan, chosen_shards
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, scan_remote_shard
 
-__all__ = ["RemoteFolder", "remote_folder"]
+__all__ = ["RemoteFolder", "check_writable", "put_bytes", "put_file", "remote_folder", "remove_file"]
 
 #: Shards whose headers are read, and files that are uploaded, at the same time.
 _TOGETHER = 32
@@ -36,6 +43,8 @@ _TOGETHER = 32
 _MARK = "energon_lite.unfinished"
 #: Files that make a data set count as prepared, in the order of their upload.
 _LAST = (nv_meta.SQLITE_INDEX, nv_meta.INFO_YAML, nv_meta.INFO_JSON)
+#: Schemes of servers that cannot be written to.
+_READ_ONLY = ("http", "https")
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,8 @@ class RemoteFolder:
 
     def find_shards(self, exclude: str | None) -> list[str]:
         """Find the shards; see :func:`~energon_lite.storage.prepare.dataset_scan.find_shards`."""
-        return chosen_shards(self.url, [name for name in self.there if not _is_hidden(name)], exclude)
+        is_hidden = {name: any(part.startswith(".") for part in name.split("/")[:-1]) for name in self.there}
+        return chosen_shards(self.url, [name for name in self.there if not is_hidden[name]], exclude)
 
     def scan(self, shards: list[str], *, rescan: bool, progress: Progress | None) -> DatasetScan:
         """Scan these shards; the results are kept in the local folder.
@@ -188,5 +198,62 @@ def remote_folder(url: str, tmp_path: str | None = None) -> Iterator[RemoteFolde
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in name.split("/")[:-1])
+# -- files in the store, each written atomically --------------------------------------------------------------------
+
+
+def check_writable(url: str, name: str) -> None:
+    """Write an empty file, to detect missing permissions before long work; the caller removes it.
+
+    Raises:
+        UsageError: nothing can be written there.
+        DatasetError: the store does not answer.
+    """
+    scheme = url.partition("://")[0]
+    what = f"nothing can be written behind {scheme}://"
+    fix = "prepare a local copy and upload .nv-meta and the .tar.idx files with the shards, or give the store's own URL"
+    if scheme in _READ_ONLY:
+        raise UsageError(what, where=url, fix=fix)
+    try:
+        put_bytes(url, name, b"")
+    except DatasetError as error:
+        raise UsageError(f"nothing can be written there: {error.what}", where=url, fix=fix) from error
+
+
+def put_bytes(url: str, name: str, data: bytes) -> None:
+    """Write the file ``name`` below ``url``.
+
+    Raises:
+        DatasetError: the store refuses, or fails repeatedly.
+    """
+    fs, base = file_system(url)
+    tried(lambda: fs.pipe_file(f"{base}/{name}", data), url, name)
+
+
+def put_file(url: str, name: str, source: str) -> None:
+    """Write the file ``name`` below ``url`` with the contents of a local file.
+
+    Raises:
+        DatasetError: the store refuses, fails repeatedly, or has another number of bytes afterwards.
+    """
+    fs, base = file_system(url)
+
+    def put() -> None:
+        fs.put_file(source, f"{base}/{name}")
+        fs.invalidate_cache()
+        size, there = os.path.getsize(source), fs.info(f"{base}/{name}").get("size")
+        if there is not None and int(there) != size:
+            raise OSError(f"{there} bytes have arrived instead of {size}")
+
+    tried(put, url, name)
+
+
+def remove_file(url: str, name: str) -> None:
+    """Remove a file if it exists.
+
+    Raises:
+        DatasetError: the store refuses, or fails repeatedly.
+    """
+    folder, _, file = name.rpartition("/")
+    if file in list_files(url, folder):
+        fs, base = file_system(url)
+        tried(lambda: fs.rm_file(f"{base}/{name}"), url, name)

@@ -17,13 +17,7 @@ from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
 
 __all__ = [
-    "CRUDE",
-    "SAMPLE_LOADER",
-    "check_parts",
-    "find_sample_type",
-    "is_required",
-    "sample_document",
-    "sample_fields",
+    *("CRUDE", "SAMPLE_LOADER", "check_parts", "find_sample_type", "is_required", "sample_document", "sample_fields"),
 ]
 
 #: The class name of crude data sets, as in Energon.

@@ -26,7 +26,7 @@ from typing import Any
 from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.storage.files.atomic_file import replacing
 from energon_lite.storage.files.file_lock import only_one
-from energon_lite.storage.files.file_mapping import map_file
+from energon_lite.storage.files.open_file import map_file
 from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.storage.files.remote_files import is_remote, reads_in_loop
 from energon_lite.storage.files.shard_store import ShardRange, ShardStore, explained, shared_store
@@ -106,7 +106,7 @@ class RangeCache:
             self._folder = _Folder(settings.folder, settings.folder_bytes)
             self._fetches = Fetches(self._from_folder, settings.requests, is_hedged=False)
 
-    def foresee(self, ranges: Iterable[ShardRange]) -> None:
+    def prefetch(self, ranges: Iterable[ShardRange]) -> None:
         """Start to fetch the ranges that will be loaded next, as far as there is room for them. Does not wait."""
         self._after_fork()
         room = self.settings.memory_bytes // 2 - self._coming_bytes

@@ -2,29 +2,70 @@
 
 The small files of ``.nv-meta`` (the packed index is the largest) are copied once into the user's cache, and again when
 they change. Shards are never copied as a whole: only ranges of them are read. For a data set that Megatron-Energon
-prepared, the packed index is made on this machine (:mod:`energon_lite.storage.read.remote_index`). Requests are those
-of :mod:`energon_lite.storage.files.remote_files`.
+prepared, the packed index is made on this machine (:func:`remote_index`). Requests are those of
+:mod:`energon_lite.storage.files.remote_files`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from energon_lite.errors import NotPreparedError
-from energon_lite.storage.files.atomic_file import replacing, write_bytes
+import numpy as np
+
+from energon_lite.errors import MissingShardError, NotPreparedError
+from energon_lite.storage.files.atomic_file import (
+    remove_if_there,
+    remove_leftovers,
+    replacing,
+    temporary_path,
+    write_bytes,
+)
 from energon_lite.storage.files.file_lock import only_one
-from energon_lite.storage.files.remote_files import Listing, copy_file, is_remote, list_files, version_of
-from energon_lite.storage.index.index_cache import cache_folder
+from energon_lite.storage.files.remote_files import (
+    Listing,
+    copy_file,
+    file_size,
+    is_remote,
+    list_files,
+    read_range,
+    version_of,
+)
+from energon_lite.storage.files.shard_store import head_checksum
+from energon_lite.storage.index.index_cache import cache_folder, check_count, find_index
 from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.index.nv_meta import META_FOLDER
+from energon_lite.storage.index.nv_meta import META_FOLDER, SQLITE_INDEX, read_uuid
+from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.storage.index.sqlite_index import open_read_only
+from energon_lite.storage.tar.sample_columns import split_member_name
+from energon_lite.storage.tar.tar_headers import BLOCK
+from energon_lite.storage.tar.tar_scan import ShardScan, scan_remote_shard
 
-__all__ = ["local_meta", "shard_sizes"]
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = ["local_meta", "remote_index", "shard_sizes"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 #: Endings of files in ``.nv-meta`` that are not read, and so not copied.
 _UNUSED = (".sqlite", ".sqlite-journal", ".sqlite-shm", ".sqlite-wal", ".lock", ".tmp")
+#: Requests at the same time, and shards whose headers are read at the same time.
+_TOGETHER = 32
+#: Seconds after which an index of an earlier version is removed; until then a run may still use it.
+_OLD = 7 * 86400.0
+#: Bytes behind the last sample, at most: the zeros that tar writers append, and members that are no samples.
+_TRAILER = 1 << 20
 
 
 def local_meta(path: str) -> str:
@@ -40,7 +81,8 @@ def local_meta(path: str) -> str:
     root = os.path.join(cache_folder(), "remote", f"{os.path.basename(path.rstrip('/'))}-{name}")
     folder = os.path.join(root, META_FOLDER)
     os.makedirs(folder, exist_ok=True)
-    there = {name: info for name, info in list_files(path, META_FOLDER).items() if _is_used(name)}
+    listed = list_files(path, META_FOLDER).items()
+    there = {name: info for name, info in listed if "/" not in name and not name.endswith(_UNUSED)}
     if not there:
         raise NotPreparedError(
             f"there is no prepared data set (no {META_FOLDER} folder)",
@@ -80,8 +122,230 @@ def shard_sizes(there: Listing) -> dict[str, int | None]:
         there: all its files, from :func:`~energon_lite.storage.files.remote_files.list_files`: one listing instead of
             a request for each shard.
     """
-    return {name: None if info.get("size") is None else int(info["size"]) for name, info in there.items()}
+    return {name: _size(info) for name, info in there.items()}
 
 
-def _is_used(name: str) -> bool:
-    return "/" not in name and not name.endswith(_UNUSED)
+def _size(info: Mapping[str, Any]) -> int | None:
+    size = info.get("size")
+    return None if size is None else int(size)
+
+
+# -- index of a data set that has none ------------------------------------------------------------------------------
+#
+# Made from the files that Megatron-Energon wrote. ``index.sqlite`` has the places of all samples. For shards that it
+# lacks, or for which it is wrong, the headers are read by ranges, many shards at the same time. The index is kept in
+# the user's cache, under a name that contains the versions of all shards: when the data set is uploaded again, its
+# index has another name. One process makes it, the others wait.
+
+
+def remote_index(root: str, meta: str, counts: Mapping[str, int], there: Listing) -> tuple[PackedIndex, str]:
+    """Return the packed index of a remote data set, and the local file that holds it.
+
+    Args:
+        root: the URL of the data set.
+        meta: the folder with the copy of its ``.nv-meta``.
+        counts: number of samples by shard.
+        there: the store's listing of all its files.
+
+    Raises:
+        MissingShardError, ShardChangedError, ShardFormatError: a shard is missing or damaged, and the index had to be
+            made.
+        DatasetError: the store failed.
+        OSError: the cache cannot be written.
+    """
+    existing = find_index(meta, counts)
+    if existing is not None:
+        return existing
+    missing = next((name for name in counts if name not in there), None)
+    if missing is not None:
+        raise MissingShardError(
+            "a shard of the data set does not exist", where=f"{root}/{missing}", fix="upload it, or prepare again"
+        )
+    path = _place(root, meta, counts, there)
+    with suppress(FileNotFoundError):
+        return PackedIndex.open(path), path
+    with only_one(path):
+        with suppress(FileNotFoundError):
+            return PackedIndex.open(path), path
+        _remove_older(path)
+        index = PackedIndex.from_scans(_scans(root, os.path.dirname(path), counts, there), uuid=read_uuid(meta))
+        index.write(path)
+    return PackedIndex.open(path), path
+
+
+def _place(root: str, meta: str, counts: Mapping[str, int], there: Listing) -> str:
+    versions = [[name, count, version_of(there[name])] for name, count in counts.items()]
+    digest = hashlib.sha256(json.dumps([read_uuid(meta), versions]).encode()).hexdigest()[:16]
+    place = hashlib.sha256(root.encode()).hexdigest()[:16]
+    return os.path.join(cache_folder(), "index", f"{os.path.basename(root)}-{place}-{digest}.idx")
+
+
+def _remove_older(path: str) -> None:
+    """Remove indexes of earlier versions of the data set that are a week old, and files that killed processes left."""
+    folder, name = os.path.split(path)
+    remove_leftovers(folder)
+    prefix = name.rpartition("-")[0] + "-"
+    for other in os.listdir(folder):
+        old = os.path.join(folder, other)
+        with suppress(OSError):
+            if other.startswith(prefix) and other.endswith(".idx") and time.time() - os.stat(old).st_mtime > _OLD:
+                os.unlink(old)
+
+
+def _scans(root: str, folder: str, counts: Mapping[str, int], there: Listing) -> list[ShardScan]:
+    _log.warning("%s has no packed index: making one of what is beside its %d shards", root, len(counts))
+    with ThreadPoolExecutor(_TOGETHER, "energon-lite-index") as pool:
+
+        def each(work: Callable[[U], T], units: Iterable[U]) -> list[T]:
+            try:
+                return list(pool.map(work, units))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+        def size_of(name: str) -> int:
+            listed = _size(there[name])
+            return file_size(f"{root}/{name}") if listed is None else listed
+
+        sizes = dict(zip(counts, each(size_of, counts), strict=True))
+        scans: dict[str, ShardScan] = {}
+        if f"{META_FOLDER}/{SQLITE_INDEX}" in there:
+            blocks = each(lambda name: read_range(f"{root}/{name}", 0, min(BLOCK, sizes[name])), counts)
+            shards = {
+                name: RemoteShard(sizes[name], block, counts[name]) for name, block in zip(counts, blocks, strict=True)
+            }
+            scans = _from_database(root, folder, shards, there)
+        left = [name for name in counts if name not in scans]
+        if left:
+            _log.warning("%s: reading the headers of %d shards", root, len(left))
+        scans |= {scan.name: scan for scan in each(lambda name: scan_remote_shard(root, name, sizes[name]), left)}
+    for name, count in counts.items():
+        check_count(root, name, scans[name].samples, count)
+    return [scans[name] for name in counts]
+
+
+def _from_database(root: str, folder: str, shards: Mapping[str, RemoteShard], there: Listing) -> dict[str, ShardScan]:
+    name = f"{META_FOLDER}/{SQLITE_INDEX}"
+    # A temporary file that is used only here; if the process is killed, the next one removes it.
+    temporary = temporary_path(os.path.join(folder, "energon.sqlite"))
+    try:
+        copy_file(root, name, temporary, _size(there[name]))
+        return {scan.name: scan for scan in energon_scans(temporary, shards)}
+    finally:
+        remove_if_there(temporary)
+
+
+# -- places of samples from ``index.sqlite`` ------------------------------------------------------------------------
+#
+# They save reading the headers of the shards. All contents of the database are checked: a shard with impossible
+# entries, or with entries that do not fit its size, its first block or its number of samples, is left out, and its
+# headers are read instead.
+
+
+class RemoteShard(NamedTuple):
+    """Facts about a shard that are known before it is scanned.
+
+    Attributes:
+        size: bytes in it.
+        block: its first 512 bytes.
+        samples: number of its samples according to ``.info.json``.
+    """
+
+    size: int
+    block: bytes
+    samples: int
+
+
+def energon_scans(path: str, shards: Mapping[str, RemoteShard]) -> Iterator[ShardScan]:
+    """Make the scans of the shards that the database describes completely and plausibly, in order.
+
+    Args:
+        path: a local copy of ``index.sqlite``.
+        shards: all shards of the data set by name, in the order of ``.info.json``.
+
+    Example:
+        >>> scans = {scan.name: scan for scan in energon_scans("index.sqlite", shards)}
+    """
+    import sqlite3
+
+    try:
+        with closing(open_read_only(path)) as connection:
+            kinds = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
+            for name in ("samples", "sample_parts"):
+                if not str(kinds.get(name, "")).upper().startswith("CREATE TABLE"):
+                    return
+            for number, (name, shard) in enumerate(shards.items()):
+                scan = _scan(connection, number, name, shard)
+                if scan is not None:
+                    yield scan
+    except (sqlite3.Error, UnicodeError):
+        return
+
+
+def _scan(connection: sqlite3.Connection, number: int, name: str, shard: RemoteShard) -> ShardScan | None:
+    samples = connection.execute(
+        "SELECT sample_key, sample_index, byte_offset, byte_size FROM samples WHERE tar_file_id = ? "
+        "ORDER BY sample_index LIMIT ?",
+        (number, shard.samples + 1),
+    ).fetchall()
+    parts = connection.execute(
+        "SELECT sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts WHERE "
+        "tar_file_id = ? ORDER BY sample_index, content_byte_offset",
+        (number,),
+    ).fetchall()
+    if len(samples) != shard.samples or not samples or not parts:
+        return None
+    try:
+        keys = [key.encode() for key, *_ in samples]
+        table = np.array([row[1:] for row in samples], dtype=np.int64)
+        numbers: dict[str, int] = {}
+        rows = np.array(
+            [(index, offset, size, numbers.setdefault(part, len(numbers))) for index, part, offset, size in parts],
+            dtype=np.int64,
+        )
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None
+    if not all(isinstance(part, str) and part for part in numbers):
+        return None
+    counts = np.bincount(np.clip(rows[:, 0], 0, len(samples)), minlength=len(samples))
+    headers, stops = table[:, 1], table[:, 1] + table[:, 2]
+    owner = np.clip(rows[:, 0], 0, len(samples) - 1)
+    starts, ends = rows[:, 1], rows[:, 1] + rows[:, 2]
+    end = int(stops[-1])
+    is_sound = (
+        np.array_equal(table[:, 0], np.arange(len(samples)))
+        and rows[:, 0].min() >= 0
+        and len(counts) == len(samples)
+        and (counts > 0).all()
+        and headers[0] >= 0
+        and (headers % BLOCK == 0).all()
+        and (headers[1:] >= stops[:-1]).all()
+        and (rows[:, 2] >= 0).all()
+        and (starts >= headers[owner] + BLOCK).all()
+        and (starts % BLOCK == 0).all()
+        and (ends <= stops[owner]).all()
+        and end <= shard.size <= end + _TRAILER
+        and _is_first(shard.block, (keys[0].decode(), parts[0][1]), int(headers[0]))
+    )
+    if not is_sound:
+        return None
+    return ShardScan(
+        name=name,
+        size=shard.size,
+        head=head_checksum(shard.block),
+        end=end,
+        headers=headers.copy(),
+        first_part=np.append(0, np.cumsum(counts)).astype(np.int64),
+        parts=rows[:, 1:].copy(),
+        part_names=tuple(numbers),
+        key_offsets=np.append(0, np.cumsum([len(key) for key in keys])).astype(np.int64),
+        keys=b"".join(keys),
+    )
+
+
+def _is_first(block: bytes, member: tuple[str, str], header: int) -> bool:
+    """Return False if the first block of a shard contradicts its first member (key, part) at offset ``header``."""
+    if header or len(block) < BLOCK or block[156:157] not in (b"0", b"\0") or block[345]:
+        return len(block) == BLOCK
+    name = block[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
+    return split_member_name(name) == member

@@ -18,10 +18,9 @@ from energon_lite.errors import DatasetError
 from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity
 from energon_lite.storage.index.column_file import ColumnFile, RaggedFile
 from energon_lite.storage.index.columns import CHECKSUMS, SKIPPED, Column, RaggedColumn, find_column, stored_columns
-from energon_lite.storage.index.filter_index import read_filter_index
 from energon_lite.storage.index.jsonl import folder_of_shards
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.index.sample_filter import SampleFilter
+from energon_lite.storage.index.sample_filter import SampleFilter, read_filter_index
 from energon_lite.storage.read.kept_samples import DenseExclusion, KeptSamples, SparseExclusion
 from energon_lite.storage.tar.tar_scan import Int64
 

@@ -26,10 +26,9 @@ from energon_lite.storage.files.shard_store import LocalFile, Range, Shard, Shar
 from energon_lite.storage.read.opened_source import OpenedSource
 from energon_lite.storage.read.range_cache import ReadAhead, shared_range_cache
 from energon_lite.storage.read.range_stream import PartRange, StreamedParts
-from energon_lite.storage.read.run_buffer import LARGEST, Runs, Usage, fetch_neighbours
-from energon_lite.storage.read.run_reader import RunReader
+from energon_lite.storage.read.run_reader import LARGEST_READ, RunReader, Usage, fetch_neighbours
 from energon_lite.storage.read.sample_columns import Columns
-from energon_lite.storage.read.webdataset import RawSample, WebdatasetSource
+from energon_lite.storage.read.webdataset import RawSample, Runs, WebdatasetSource
 
 __all__ = ["Columns", "Reader", "SampleReader", "fetch_samples"]
 
@@ -272,7 +271,7 @@ class SampleReader:
             size = max(stops[-1].tolist(), default=0) - min(starts[0].tolist(), default=0)
             shard = self.source.store.open(*choice.shards[place])
             sparse = int((stops - starts).sum()) * _SPARSE < size
-            if sparse or size > LARGEST or not isinstance(shard, LocalFile):
+            if sparse or size > LARGEST_READ or not isinstance(shard, LocalFile):
                 return None
             data = fetch_neighbours(shard, starts, stops)
             if data is None:
@@ -385,4 +384,4 @@ def fetch_samples(samples: Iterable[tuple[Reader | OpenedSource, int]], *, wait:
             wanted.setdefault(reader.ahead.settings, []).extend(reader.ranges(indices))
     for settings, ranges in wanted.items():
         cache = shared_range_cache(settings)
-        cache.load(ranges) if wait else cache.foresee(ranges)
+        cache.load(ranges) if wait else cache.prefetch(ranges)

@@ -17,13 +17,11 @@ from energon_lite.storage.index.jsonl import folder_of_shards, is_jsonl
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.range_cache import ReadAhead
-from energon_lite.storage.read.remote import local_meta
-from energon_lite.storage.read.remote_index import remote_index
-from energon_lite.storage.read.run_buffer import Runs
+from energon_lite.storage.read.remote import local_meta, remote_index
 from energon_lite.storage.read.sample_choice import SampleChoice, excluded_positions
 from energon_lite.storage.read.shard_checks import check_files, check_known, split_words
 
-__all__ = ["RawSample", "SampleRange", "WebdatasetSource"]
+__all__ = ["RawSample", "Runs", "SampleRange", "WebdatasetSource"]
 
 
 class RawSample(NamedTuple):
@@ -38,6 +36,23 @@ class RawSample(NamedTuple):
     key: str
     parts: dict[str, Any]
     source: SourceInfo
+
+
+class Runs(NamedTuple):
+    """Length and window of the runs in which the samples of a source are read.
+
+    Attributes:
+        length: samples in a run.
+        window: samples of the source that are mixed with each other.
+    """
+
+    length: int
+    window: int = 0
+
+    @property
+    def kept(self) -> int:
+        """Runs to keep: those of the current window, the ones that it cuts at either end, and two of margin."""
+        return self.window // self.length + 4
 
 
 class SampleRange(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.storage.tar.member_columns import Bytes2D, Int64, MemberColumns
+from energon_lite.storage.tar.members import Bytes2D, Int64, MemberColumns
 
 __all__ = ["SampleColumns", "split_member_name"]
 

@@ -14,10 +14,8 @@ from collections.abc import Iterator
 from itertools import islice
 
 from energon_lite.errors import ShardFormatError
-from energon_lite.storage.files.range_file import RangeFile
-from energon_lite.storage.tar.member_columns import Member, MemberColumns
-from energon_lite.storage.tar.pax_records import SPARSE, pax_records, text_of
-from energon_lite.storage.tar.plain_headers import PlainHeaders
+from energon_lite.storage.files.byte_ranges import RangeFile
+from energon_lite.storage.tar.members import SPARSE, Member, MemberColumns, PlainHeaders, pax_records, text_of
 
 __all__ = ["BLOCK", "Member", "TarHeaders", "is_header"]
 
@@ -89,14 +87,10 @@ class TarHeaders:
         self.notes: list[str] = []
 
     def __iter__(self) -> Iterator[Member]:
-        return self._members(0)
+        return self.members_from(0)
 
     def members_from(self, position: int) -> Iterator[Member]:
         """Iterate over the members from the header at ``position`` on; there has to be a header."""
-        return self._members(position)
-
-    def _members(self, position: int) -> Iterator[Member]:
-        """Iterate over the members whose headers start at ``position`` or behind it."""
         first = position
         extended: dict[str, str] = {}  # records of the extended headers of the next member
         while True:
@@ -150,7 +144,7 @@ class TarHeaders:
                     break
                 yield run
                 one_by_one = 1 if len(run) >= _WORTH_A_RUN else one_by_one
-            members = list(islice(self._members(position), one_by_one))
+            members = list(islice(self.members_from(position), one_by_one))
             if members:
                 yield MemberColumns.from_members(members)
                 position = members[-1].offset + _padded(members[-1].size)

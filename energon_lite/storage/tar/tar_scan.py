@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import Any
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError, ShardFormatError
+from energon_lite.storage.files.byte_ranges import RangeFile
 from energon_lite.storage.files.open_file import open_file
-from energon_lite.storage.files.range_file import RangeFile
 from energon_lite.storage.files.shard_store import head_checksum
-from energon_lite.storage.files.shortage import patiently
-from energon_lite.storage.tar.member_columns import Int64
+from energon_lite.storage.files.shortage import retry_on_exhaustion
+from energon_lite.storage.tar.members import Int64
 from energon_lite.storage.tar.sample_columns import SampleColumns
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 
@@ -95,7 +95,7 @@ def scan_shard(root: str, name: str) -> ShardScan:
     path = os.path.join(root, name)
     check_is_file(path)
     try:
-        fd = patiently(lambda: open_file(path, os.O_RDONLY), path)
+        fd = retry_on_exhaustion(lambda: open_file(path, os.O_RDONLY), path)
     except FileNotFoundError:
         raise MissingShardError(
             "the shard does not exist",

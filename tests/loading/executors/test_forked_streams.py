@@ -12,7 +12,7 @@ from typing import IO
 
 import pytest
 
-from energon_lite.loading.executors.forked_streams import renew_streams
+from energon_lite.loading.executors.worker_process import renew_streams
 
 
 @contextmanager

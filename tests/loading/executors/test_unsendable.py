@@ -10,8 +10,7 @@ import torch
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import FatalSampleError, UsageError
-from energon_lite.loading.executors.transport import pack
-from energon_lite.loading.executors.unsendable import raise_unpicklable, unsendable
+from energon_lite.loading.executors.transport import pack, raise_unpicklable, unsendable
 
 
 def _loader(path: Any, encoder: TaskEncoder, method: str = "fork", **arguments: Any) -> Any:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.loading.executors.work_seconds import STAGES, WorkSeconds
-from energon_lite.loading.makers.job_timer import Times
+from energon_lite.loading.makers.observers import Times
 
 #: Seconds of a job by stage.
 PARTS = st.tuples(*[st.integers(0, 1000)] * len(STAGES)).filter(any)

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.extras.inspect.linting.checks import examine_shard
 from energon_lite.extras.inspect.linting.run import lint, spans_of
-from energon_lite.extras.inspect.linting.shard import examine_shard
 from energon_lite.extras.inspect.linting.work import Span, Target
 from energon_lite.storage.prepare.prepare import index_again
 from tests.conftest import write_dataset

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from energon_lite.loading.executors.work_seconds import WorkSeconds
-from energon_lite.loading.makers import job_timer
-from energon_lite.loading.makers.job_timer import JobTimer, Times
+from energon_lite.loading.makers import observers
+from energon_lite.loading.makers.observers import JobTimer, Times
 from energon_lite.storage.files.read_counts import COUNTS, Reads
 
 
@@ -18,7 +18,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 100.0
-        monkeypatch.setattr(job_timer.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(observers.time, "monotonic", lambda: self.now)
 
 
 class Samples:

@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from energon_lite.errors import EmptyDatasetError, NotPreparedError
-from energon_lite.extras.formats.file_set import find_files
+from energon_lite.extras.formats.tables import find_files
 
 NAMES = [
     "train-00000-of-00002.parquet",

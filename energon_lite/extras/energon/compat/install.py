@@ -13,10 +13,9 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.energon.compat.ahead import AHEAD, AHEAD_MODULES
 from energon_lite.extras.energon.compat.modules import INTERNAL, MODULES, PACKAGE, PARTLY
-from energon_lite.extras.energon.compat.names import meaning
-from energon_lite.loading.executors import own_watchdog, torch_worker_info
+from energon_lite.extras.energon.compat.names import AHEAD, AHEAD_MODULES, meaning
+from energon_lite.loading.executors import executor_handle, torch_worker_info
 from energon_lite.trust import trust_by_default
 
 __all__ = ["install", "is_installed", "uninstall"]
@@ -163,7 +162,7 @@ def install(*, trust_code: bool = True) -> None:
             fix="call energon_lite.extras.energon.install() before anything imports it, or run "
             "python -m energon_lite.extras.energon",
         )
-    own_watchdog.on_hang = lambda: resolve("WatchdogDataset")._watchdog_trigger()
+    executor_handle.on_hang = lambda: resolve("WatchdogDataset")._watchdog_trigger()
     torch_worker_info.is_told = True
     sys.meta_path.insert(0, _finder)
     sys.meta_path.append(_parent)

@@ -24,7 +24,7 @@ class _LengthAsThere(loader.DataLoader):
         try:
             return super().__len__()
         except UnknownLengthError:
-            dataset = self.dataset.runs_as
+            dataset = self.dataset.resolved
             rows = getattr(dataset.plan, "batch_size", None)
             if rows is None or self.dataset is not dataset:
                 raise

@@ -17,7 +17,7 @@ from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.assembly import Chunking, assembled
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
-from energon_lite.loading.leaves import open_source
+from energon_lite.loading.leaves import open_leaves, open_source
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.order.hashing import hash_ints, hash_text
 from energon_lite.order.orders import BlendOrder, ConcatOrder, Order
@@ -26,9 +26,18 @@ from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.read.data_digest import data_digest
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.samples.sample_loader import SampleLoader
+from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["BaseCoreDatasetFactory", "DatasetFactory", "SampleT", "singles"]
+__all__ = [
+    "BaseCoreDatasetFactory",
+    "DatasetFactory",
+    "JoinedWebdatasetFactory",
+    "LeafFactory",
+    "SampleT",
+    "singles",
+]
+
 
 SampleT = TypeVar("SampleT", default=Any)
 
@@ -180,3 +189,63 @@ def singles(
         task_encoder=TaskEncoder[Any, Any, Any, Any](),
         worker_config=worker_config,
     )
+
+
+class LeafFactory(BaseCoreDatasetFactory):
+    """Factory for a leaf of a metadataset.
+
+    Args:
+        spec: specification of the leaf, from the documents.
+        training: True for an endless, shuffled data set; False for each sample once, in order.
+        worker_config: configuration of this rank.
+        shuffle_over_epochs: number of epochs to mix.
+        trust_code: True if its documents may name code.
+    """
+
+    def __init__(
+        self,
+        spec: LeafSpec,
+        *,
+        training: bool,
+        worker_config: WorkerConfig,
+        shuffle_over_epochs: int | None = 1,
+        trust_code: bool | None = None,
+        **ignored: Any,
+    ):
+        self.spec = spec
+        self.training = training
+        self.worker_config = worker_config
+        self.shuffle_over_epochs = shuffle_over_epochs
+        self._trusts = trusts(trust_code)
+        self.subflavors = dict(spec.subflavors)
+        self.paths = [EPath(path) for path in getattr(spec, "folders", None) or [spec.path]]
+
+    @cached_property
+    def _opened(self) -> tuple[Leaf, LeafIdentity]:
+        (leaf,), (identity,) = open_leaves([self.spec], TaskEncoder[Any, Any, Any, Any](), self._trusts)
+        return leaf, identity
+
+    def __len__(self) -> int:
+        return len(self._opened[0].source)
+
+    def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
+        """Build the data set; see :class:`~energon_lite.extras.energon.factories.base.BaseCoreDatasetFactory`."""
+        epochs = self.shuffle_over_epochs
+        return singles(*self._opened, self.worker_config, training=self.training, epochs=epochs)
+
+
+class JoinedWebdatasetFactory(BaseCoreDatasetFactory[SampleT]):
+    """Raises an error: it would need an index that Energon makes ahead. A ``join`` in a metadataset needs none."""
+
+    def __init__(self, inner_datasets: Any, *, joiner: Any, join_index: Any = None, **kwargs: Any):
+        raise UsageError(
+            "JoinedWebdatasetFactory takes an index of Energon's",
+            fix="write the join in a metadataset (`join:` with `joiner:`), as a file or as a dict, and give that to "
+            "get_train_dataset",
+        )
+
+    def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError

@@ -16,9 +16,8 @@ from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.subset import Subset
 from energon_lite.documents import load_yaml
 from energon_lite.errors import ConfigError, UsageError
-from energon_lite.extras.energon.factories.base import BaseCoreDatasetFactory, DatasetFactory
+from energon_lite.extras.energon.factories.base import BaseCoreDatasetFactory, DatasetFactory, LeafFactory
 from energon_lite.extras.energon.factories.jsonl import DefaultCrudeJsonlDatasetFactory
-from energon_lite.extras.energon.factories.leaf import LeafFactory
 from energon_lite.extras.energon.factories.webdataset import CrudeWebdataset, StandardWebdatasetFactory
 from energon_lite.loading.leaves import dataset_config_of, find_leaves
 from energon_lite.samples import SAMPLE_TYPES

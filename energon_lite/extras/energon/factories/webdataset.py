@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import re
+import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
@@ -14,7 +15,7 @@ from energon_lite.brace_patterns import expand_braces
 from energon_lite.errors import UsageError
 from energon_lite.extras.energon.factories.base import DatasetFactory, SampleT
 from energon_lite.extras.energon.factories.contents import iter_tar_contents
-from energon_lite.samples import CrudeSample, Sample
+from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.factory_loader import FactoryLoader
@@ -334,3 +335,35 @@ class CrudeWebdataset(DefaultDecoderWebdatasetFactory[CrudeSample]):
 
     def load_sample(self, sample: Any) -> Any:
         return CrudeSample({**self._decoded(sample), "__subflavors__": dict(self.subflavors)})
+
+
+class _Typed(DefaultDecoderWebdatasetFactory[Sample]):
+    """Base class of factories for samples of ``__sample_type__``."""
+
+    def __init__(self, path: str | os.PathLike[str], **kwargs: Any):
+        warnings.warn(
+            f"{type(self).__name__} is deprecated: use StandardWebdatasetFactory(sample_type="
+            f"{self.__sample_type__.__name__}), in dataset.yaml `sample_type: {self.__sample_type__.__name__}`",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        super().__init__(path, **kwargs)
+
+
+def _typed(sample_type: type[Sample]) -> type[_Typed]:
+    name = sample_type.__name__.replace("Sample", "Webdataset")
+    about = {"__sample_type__": sample_type, "__module__": __name__, "__doc__": f"Samples are {sample_type.__name__}."}
+    return type(name, (_Typed,), about)
+
+
+CaptioningWebdataset = _typed(SAMPLE_TYPES["CaptioningSample"])
+ImageClassificationWebdataset = _typed(SAMPLE_TYPES["ImageClassificationSample"])
+ImageWebdataset = _typed(SAMPLE_TYPES["ImageSample"])
+InterleavedWebdataset = _typed(SAMPLE_TYPES["InterleavedSample"])
+MultiChoiceVQAWebdataset = _typed(SAMPLE_TYPES["MultiChoiceVQASample"])
+OCRWebdataset = _typed(SAMPLE_TYPES["OCRSample"])
+SimilarityInterleavedWebdataset = _typed(SAMPLE_TYPES["SimilarityInterleavedSample"])
+TextWebdataset = _typed(SAMPLE_TYPES["TextSample"])
+VidQAWebdataset = _typed(SAMPLE_TYPES["VidQASample"])
+VQAOCRWebdataset = _typed(SAMPLE_TYPES["VQAOCRSample"])
+VQAWebdataset = _typed(SAMPLE_TYPES["VQASample"])

@@ -1,10 +1,13 @@
-"""Wrappers that put items together: in batches of a number, in batches of groups, in packs."""
+"""Wrappers that put items together: in batches of a number, of groups, in packs; and concatenation of batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any
+
+import torch
 
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import UsageError
@@ -19,7 +22,15 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["BatchDataset", "GroupBatchDataset", "MixBatchDataset", "PackingDataset"]
+__all__ = [
+    "BatchDataset",
+    "GroupBatchDataset",
+    "MixBatchDataset",
+    "PackingDataset",
+    "concat_pad",
+    "generic_concat",
+    "homogeneous_concat_mix",
+]
 
 
 class BatchDataset(WrapperDataset):
@@ -57,12 +68,12 @@ class BatchDataset(WrapperDataset):
     leaves_out_last: bool
 
     @cached_property
-    def runs_as(self) -> ItemsDataset:
+    def resolved(self) -> ItemsDataset:
         inner = parts_of(self.dataset, type(self).__name__)
         return self.planned(inner, batch_size=self.batch_size, batcher=self.batcher, drop_last=self.leaves_out_last)
 
     def parts(self) -> Parts:
-        batches = self.runs_as
+        batches = self.resolved
         inner = parts_of(self.dataset, type(self).__name__)
         return Parts(PlanStream(batches.plan.count(0)), [Branch(batches)], depends_on_ranks=inner.depends_on_ranks)
 
@@ -164,7 +175,7 @@ class _ByContent(WrapperDataset):
     """A data set of single samples, wrapped by hooks that make the batches content-decided."""
 
     def _in_chunks(self, encoder: TaskEncoder, batch_size: int | None, chunking: Chunking) -> SavableDataset:
-        inner = self.dataset.runs_as
+        inner = self.dataset.resolved
         plan = inner.plan
         if not isinstance(inner, PlannedDataset) or isinstance(inner, ItemsDataset) or not isinstance(plan, FixedPlan):
             name = type(self).__name__
@@ -194,7 +205,7 @@ class _ByContent(WrapperDataset):
         )
 
     def parts(self) -> Parts:
-        return parts_of(self.runs_as, type(self).__name__)
+        return parts_of(self.resolved, type(self).__name__)
 
 
 class GroupBatchDataset(_ByContent):
@@ -228,7 +239,7 @@ class GroupBatchDataset(_ByContent):
     call: tuple[Any, ...]
 
     @cached_property
-    def runs_as(self) -> SavableDataset:
+    def resolved(self) -> SavableDataset:
         size, key, batcher, drop_last = self.call
         encoder = _Grouping(self.dataset.task_encoder, key, batcher)
         return self._in_chunks(encoder, size, Chunking(drop_last=drop_last))
@@ -268,8 +279,57 @@ class PackingDataset(_ByContent):
     call: tuple[Any, ...]
 
     @cached_property
-    def runs_as(self) -> SavableDataset:
+    def resolved(self) -> SavableDataset:
         size, select, pack, encode = self.call
         inner = self.dataset.task_encoder
         encoder = _Packing(inner, select, pack) if encode is None else _PackingLate(inner, select, pack, encode)
         return self._in_chunks(encoder, None, Chunking(packing_buffer_size=size))
+
+
+def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Concatenate tensors along the first dimension; the other dimensions are padded with zeros to the largest size.
+
+    Args:
+        batch: tensors ``[rows, ...]`` of the same number of dimensions.
+
+    Example:
+        >>> concat_pad([torch.ones(1, 2), torch.ones(2, 1)])
+        tensor([[1., 1.],
+                [1., 0.],
+                [1., 0.]])
+    """
+    sizes = [max(tensor.shape[axis] for tensor in batch) for axis in range(1, batch[0].dim())]
+    made = batch[0].new_zeros((sum(len(tensor) for tensor in batch), *sizes))
+    row = 0
+    for tensor in batch:
+        made[(slice(row, row + len(tensor)), *(slice(size) for size in tensor.shape[1:]))] = tensor
+        row += len(tensor)
+    return made
+
+
+def generic_concat(batch: Sequence[Any]) -> Any:
+    """Concatenate batches: tensors by :func:`concat_pad`; dicts, dataclasses and named tuples field by field; other
+    values as a list of the values in the batches."""
+    first = batch[0]
+    if isinstance(first, torch.Tensor):
+        return concat_pad(batch)
+    if isinstance(first, dict):
+        return {key: generic_concat([part[key] for part in batch]) for key in first}
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in dataclasses.fields(first)]
+        return type(first)(**{name: generic_concat([getattr(part, name) for part in batch]) for name in names})
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*(generic_concat(values) for values in zip(*batch, strict=True)))
+    return batch
+
+
+def homogeneous_concat_mix(samples: Sequence[Any]) -> Any:
+    """Apply :func:`generic_concat` to batches of one type, for ``MixBatchDataset``.
+
+    Raises:
+        UsageError: the batches have different types.
+    """
+    kinds = {type(sample).__name__ for sample in samples}
+    if len(kinds) > 1:
+        raise UsageError(f"batches of different types: {', '.join(sorted(kinds))}", fix="give a batch_mix_fn of yours")
+    return generic_concat(samples)

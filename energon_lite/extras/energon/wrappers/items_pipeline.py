@@ -13,8 +13,8 @@ from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.hook_errors import FATAL, failure_of
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.observer import Observer
-from energon_lite.loading.makers.outcomes import Address, Failure, InARow, Result, of_each
+from energon_lite.loading.makers.observers import Observer
+from energon_lite.loading.makers.outcomes import Address, Failure, FailureStreak, Result, of_each
 from energon_lite.loading.makers.pipeline import Job, Pipeline
 from energon_lite.loading.makers.sample_maker import set_restore_key
 from energon_lite.order.hashing import MASK64, hash_ints
@@ -90,9 +90,9 @@ class _Samples:
         """True if slow storage is asked to fetch samples ahead."""
         return any(maker.reads_ahead for maker in self._all)
 
-    def foresee(self, addresses: Sequence[Address]) -> None:
+    def prefetch(self, addresses: Sequence[Address]) -> None:
         """Start to fetch samples from slow storage; each sample maker knows the leaves of all."""
-        self._all[0].foresee(addresses)
+        self._all[0].prefetch(addresses)
 
     @property
     def cache_pool(self) -> CachePool | None:
@@ -213,7 +213,7 @@ class ItemsPipeline:
     def _item(self, number: int, part: Job, job: Job) -> Result:
         """Make an item of a branch and apply its functions; in training, replace an item that they lose."""
         branch = self.branches[number]
-        row = InARow(0, {})
+        row = FailureStreak(0, {})
         attempt = 0
         lost = list[Any]()
         while True:
@@ -230,7 +230,7 @@ class ItemsPipeline:
                 return result
             lost += of_each(failure, part.addresses)
             if attempt == 0:
-                row = InARow(branch.functions[0].tolerance, {})
+                row = FailureStreak(branch.functions[0].tolerance, {})
             if not branch.dataset.refills:
                 return replace(result, batch=None, outcomes=lost, tokens=0)
             attempt += 1

@@ -54,7 +54,7 @@ class RepeatDataset(WrapperDataset):
         return Parts(RepeatStream(inner.stream, self.repeats), inner.branches, depends_on_ranks=inner.depends_on_ranks)
 
     @cached_property
-    def runs_as(self) -> SavableDataset:
+    def resolved(self) -> SavableDataset:
         if not is_by_content(self.dataset):
             return self.planned(self.parts())
         times = int(self.repeats or 0)
@@ -104,7 +104,7 @@ class LimitDataset(WrapperDataset):
         return Parts(limit, inner.branches, depends_on_ranks=True)
 
     @cached_property
-    def runs_as(self) -> SavableDataset:
+    def resolved(self) -> SavableDataset:
         if is_by_content(self.dataset):
             return looped(self, Loop("limit", self.length))
         inner = parts_of(self.dataset, "LimitDataset")
@@ -143,7 +143,7 @@ class EpochizeDataset(WrapperDataset):
         return Parts(LimitStream(inner.stream, length, goes_on=True), inner.branches, depends_on_ranks=True)
 
     @cached_property
-    def runs_as(self) -> SavableDataset:
+    def resolved(self) -> SavableDataset:
         if is_by_content(self.dataset):
             return looped(self, Loop("epoch", self.length))
         inner = parts_of(self.dataset, "EpochizeDataset")

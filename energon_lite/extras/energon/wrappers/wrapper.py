@@ -95,21 +95,21 @@ class WrapperDataset(SavableDataset):
         """Return the items of this data set, for a wrapper around it."""
 
     @cached_property
-    def runs_as(self) -> SavableDataset:
+    def resolved(self) -> SavableDataset:
         """The data set that a loader runs."""
         return self.planned(self.parts())
 
     @property
     def leaves(self) -> Any:
-        return self.runs_as.leaves
+        return self.resolved.leaves
 
     @property
     def plan(self) -> Any:
-        return self.runs_as.plan
+        return self.resolved.plan
 
     @property
     def identity(self) -> Identity:
-        return self.runs_as.identity
+        return self.resolved.identity
 
     def planned(
         self,
@@ -160,23 +160,23 @@ class WrapperDataset(SavableDataset):
     # -- as a data set ------------------------------------------------------------------------------------------------
 
     def pipeline(self) -> Any:
-        return self.runs_as.pipeline()
+        return self.resolved.pipeline()
 
     def state(self, cursor: Any) -> Any:
-        return self.runs_as.state(cursor)
+        return self.resolved.state(cursor)
 
     def restore_sample(self, key: Any, pipeline: Any) -> Any:
-        return self.runs_as.restore_sample(key, pipeline)
+        return self.resolved.restore_sample(key, pipeline)
 
-    def behind_begun(self, state: Any) -> Any:
-        return self.runs_as.behind_begun(state)
+    def next_chunk_boundary(self, state: Any) -> Any:
+        return self.resolved.next_chunk_boundary(state)
 
     @cached_property
     def is_endless(self) -> bool:
-        return is_endless(self.runs_as.loops, self.runs_as.is_endless)
+        return is_endless(self.resolved.loops, self.resolved.is_endless)
 
     def __len__(self) -> int:
-        inner = self.runs_as
+        inner = self.resolved
 
         def inside(loops: int) -> int | None:
             if inner.is_endless and not inner.loop_length:
@@ -243,13 +243,13 @@ def parts_of(dataset: SavableDataset, wrapper: str) -> Parts:
 
 def is_by_content(dataset: SavableDataset) -> bool:
     """Return whether the items of a data set have no numbers."""
-    inner = dataset.runs_as
+    inner = dataset.resolved
     return isinstance(inner, LaneDataset) or (isinstance(inner, PlannedDataset) and inner.plan.rows is None)
 
 
 def looped(wrapper: WrapperDataset, loop: Loop) -> SavableDataset:
     """Return a data set with batches by hooks or tokens, with another loop around its own."""
-    inner = wrapper.dataset.runs_as
+    inner = wrapper.dataset.resolved
     loops = (*inner.loops, loop)
     settings = dict(inner.identity.settings)
     settings["loops"] = [[inner_loop.kind, inner_loop.count] for inner_loop in loops]

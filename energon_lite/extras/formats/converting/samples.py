@@ -1,4 +1,5 @@
-"""Reading of the samples to convert: those of a data set of any format, in order, in portions."""
+"""Reading of the samples to convert: those of a data set of any format, in order, in portions; and conversion of
+their values."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import json
 import os
 from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_url, local_path
@@ -17,8 +20,10 @@ from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.source import source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.samples.decoding import SampleDecoder
 
-__all__ = ["Sample", "open_samples", "read_samples"]
+__all__ = ["Sample", "as_file", "as_json", "as_value", "is_file_struct", "open_samples", "read_samples"]
+
 
 #: A key, and the parts by name: bytes of files, or values.
 Sample = tuple[str, dict[str, Any]]
@@ -84,3 +89,132 @@ def _fields(line: bytes, path: str, number: int) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise UsageError(f"line {number} is no JSON object", where=path, fix="correct or remove the line")
     return fields
+
+
+# A part is the bytes of a file, whose kind is given by its name (``jpg``, ``txt``, ``json``), or a value. In tables and
+# MDS, text and numbers should be readable by other programs, so ``txt`` becomes text there, and ``cls`` a number; in a
+# tar, a value becomes a file whose decoding gives the value back.
+
+#: Extensions of text. Parts of these and the next are decoded if values are wanted; others stay bytes.
+_TEXTS = frozenset(["txt", "text", "transcript"])
+_NUMBERS = frozenset(["cls", "cls2", "index", "inx", "id"])
+_DECODED = _TEXTS | _NUMBERS | {"npy"}
+_JSON = frozenset(["json", "jsn"])
+_DECODER = SampleDecoder(image_decode=None)
+
+
+def extension_of(name: str) -> str:
+    """Return the extension of a part's name, which selects its decoder."""
+    return name.rpartition(".")[2]
+
+
+def is_file_struct(value: Any) -> bool:
+    """Return True if a value is a file in the form of Hugging Face's data sets: its bytes and its path."""
+    return isinstance(value, dict) and value.keys() == {"bytes", "path"} and isinstance(value["bytes"], bytes)
+
+
+def as_value(name: str, value: Any) -> Any:
+    """Return a part as text, number or array if its name says that it is one; otherwise unchanged.
+
+    Raises:
+        DecodeError: the bytes do not fit the name.
+    """
+    if isinstance(value, bytes) and extension_of(name) in _DECODED:
+        return _DECODER.decode(name, value)
+    return value
+
+
+def as_json(name: str, value: Any, where: str) -> Any:
+    """Return a part as a JSON value: bytes of text and JSON are decoded, arrays become lists.
+
+    Raises:
+        UsageError: JSON cannot hold the value.
+    """
+    if isinstance(value, bytes):
+        if extension_of(name) not in _DECODED | _JSON:
+            raise UsageError(
+                f"part {name!r} is of bytes, which JSON does not have",
+                where=where,
+                fix=f"leave it out (--without {name}), or convert to tar, mds or parquet",
+            )
+        value = _DECODER.decode(name, value)
+    if isinstance(value, dict):
+        return {key: as_json(str(key), element, where) for key, element in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(name, element, where) for element in value]
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else _plain(name, value, where)
+
+
+def _plain(name: str, value: Any, where: str) -> Any:
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if type(value).__name__ in ("Decimal", "datetime", "date", "time", "timedelta", "UUID"):
+        return str(value)
+    raise UsageError(
+        f"part {name!r} is a {type(value).__name__}, which has no place there",
+        where=where,
+        fix=f"leave it out: --without {name}",
+    )
+
+
+def as_file(name: str, value: Any, where: str) -> tuple[str, bytes]:
+    """Return name and bytes of the file that a part becomes in a tar.
+
+    Raises:
+        UsageError: no kind of file can hold the value.
+    """
+    if isinstance(value, bytes):
+        return name, value
+    if is_file_struct(value):
+        ending = os.path.splitext(value["path"] or "")[1].lower() or _sniffed(value["bytes"])
+        return _with_extension(name, {ending[1:]}, ending[1:]) if ending else name, value["bytes"]
+    if isinstance(value, str):
+        return _with_extension(name, _TEXTS, "txt"), _utf8(value, name, where)
+    if isinstance(value, np.ndarray):
+        import io
+
+        stream = io.BytesIO()
+        np.save(stream, value, allow_pickle=False)
+        return _with_extension(name, {"npy"}, "npy"), stream.getvalue()
+    if isinstance(value, int) and not isinstance(value, bool) and extension_of(name) in _NUMBERS:
+        return name, str(value).encode()
+    if hasattr(value, "getbands"):  # an image of Pillow
+        import io
+
+        stream = io.BytesIO()
+        value.save(stream, format="PNG")
+        return _with_extension(name, {"png"}, "png"), stream.getvalue()
+    if _has_bytes(value):
+        import msgpack
+
+        return _with_extension(name, {"mp", "msg", "msgpack"}, "mp"), msgpack.packb(value)
+    text = json.dumps(as_json(name, value, where), ensure_ascii=False)
+    # Unpaired surrogates, which UTF-8 cannot encode, are written as JSON escapes.
+    return _with_extension(name, _JSON, "json"), text.encode(errors="backslashreplace")
+
+
+def _utf8(text: str, name: str, where: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"part {name!r} has {error.object[error.start]!r}, which no file of text can have",
+            where=where,
+            fix=f"repair the sample, or leave the part out: --without {name}",
+        ) from None
+
+
+def _with_extension(name: str, known: frozenset[str] | set[str], extension: str) -> str:
+    return name if extension_of(name) in known else f"{name}.{extension}"
+
+
+def _has_bytes(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_bytes, value.values()))
+    return any(map(_has_bytes, value)) if isinstance(value, (list, tuple)) else isinstance(value, bytes)
+
+
+def _sniffed(data: bytes) -> str:
+    """The extension of an image, by its first bytes; empty: the format is unknown."""
+    heads = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"RIFF": ".webp"}
+    return next((ending for head, ending in heads.items() if data.startswith(head)), "")

@@ -13,9 +13,15 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.formats.arrow_package import import_arrow
-from energon_lite.extras.formats.converting.samples import Sample
-from energon_lite.extras.formats.converting.values import as_file, as_json, as_value, extension_of, is_file_struct
+from energon_lite.extras.formats.arrow_files import import_arrow
+from energon_lite.extras.formats.converting.samples import (
+    Sample,
+    as_file,
+    as_json,
+    as_value,
+    extension_of,
+    is_file_struct,
+)
 from energon_lite.extras.formats.mds_values import fixed_size, ndarray_bytes
 from energon_lite.extras.formats.tables import BYTES_MARK
 

@@ -10,11 +10,17 @@ from typing import Any
 
 import click
 
-from energon_lite.cli.dataset_of_state import dataset_options
+from energon_lite.cli.checkpoint import dataset_options
 from energon_lite.cli.local_paths import ExistingPath
 from energon_lite.errors import UsageError, counted
-from energon_lite.extras.inspect.auditing.audited_run import AuditedRun, expanded
-from energon_lite.extras.inspect.auditing.plan_check import Fault, PlannedSteps, check_steps, explain
+from energon_lite.extras.inspect.auditing.audited_run import (
+    AuditedRun,
+    Fault,
+    PlannedSteps,
+    check_steps,
+    expanded,
+    explain,
+)
 from energon_lite.extras.inspect.auditing.recorded_steps import (
     RecordedStep,
     StepDifference,

@@ -20,9 +20,8 @@ from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import SplitConfig, load_split_config
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, EnergonLiteError, counted
-from energon_lite.extras.inspect.linting.problem import Problem
 from energon_lite.extras.inspect.linting.run import LintReport, lint
-from energon_lite.extras.inspect.linting.work import Target
+from energon_lite.extras.inspect.linting.work import Problem, Target
 from energon_lite.loading.leaves import find_leaves, open_source
 from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.index.jsonl import is_jsonl

@@ -1,7 +1,8 @@
-"""Spans of neighbouring samples of a shard, as units of work of linting, and their results."""
+"""Spans of neighbouring samples of a shard, as units of work of linting, and their results: problems."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,9 +15,7 @@ from numpy.typing import NDArray
 
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import DatasetError, EnergonLiteError, FatalSampleError, ShardChangedError
-from energon_lite.extras.inspect.linting.problem import Problem
-from energon_lite.extras.inspect.linting.sample import SampleExaminer
-from energon_lite.extras.inspect.linting.shard import ShardState, examine_shard
+from energon_lite.extras.inspect.linting.checks import SampleExaminer, ShardState, examine_shard
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder
 from energon_lite.loading.leaves import open_source, open_whole
 from energon_lite.storage.files.remote_files import is_remote
@@ -31,7 +30,47 @@ from energon_lite.storage.read.source import source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 
-__all__ = ["Findings", "LintWork", "Span", "Target"]
+__all__ = ["Findings", "LintWork", "Problem", "Span", "Target"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem, and its place.
+
+    Args:
+        dataset: the folder, file or URL.
+        shard: name of the shard; empty: the problem is not about one shard.
+        key: key of the sample; empty: the problem is not about one sample.
+        part: part of the sample, such as ``jpg``; empty: the sample as a whole.
+        kind: ``decode``, ``missing part``, ``empty part``, ``double part``, ``duplicate key``, ``shard``, ``index``,
+            ``field_map``, ``sample``, or the name of a hook.
+        what: description.
+        note: it is a remark, and nothing is broken.
+    """
+
+    dataset: str
+    shard: str
+    key: str
+    part: str
+    kind: str
+    what: str
+    note: bool = False
+
+    @property
+    def where(self) -> str:
+        """Shard, key and part, as text.
+
+        Example:
+            >>> Problem("/data/coco", "s000.tar", "000007", "jpg", "decode", "...").where
+            's000.tar: 000007.jpg'
+        """
+        sample = f"{self.key}.{self.part}" if self.part and self.key else self.key or self.part
+        return ": ".join(word for word in (self.shard, sample) if word) or self.dataset
+
+    def plain(self) -> dict[str, Any]:
+        """Return the problem as a dict of plain values."""
+        return dataclasses.asdict(self)
+
 
 #: Version of the rules; incremented when the same samples would be reported differently.
 _RULES = 1

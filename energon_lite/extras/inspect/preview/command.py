@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +13,19 @@ import click
 
 from energon_lite.cli.dataset_arguments import batching_argument
 from energon_lite.cli.task_encoder_argument import make_task_encoder
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import local_path
-from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError
+from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError, counted
+from energon_lite.extras.inspect.preview.sample_text import sample_lines
+from energon_lite.extras.inspect.preview.shown_sample import ShownSample
+from energon_lite.extras.inspect.preview.site import Site
+from energon_lite.extras.inspect.preview.steps import Place
+from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder, hooks_of
+from energon_lite.loading.leaves import find_leaves, open_source, open_whole
+from energon_lite.loading.makers.outcomes import Failure, Rejected
+from energon_lite.loading.makers.sample_maker import SampleMaker
+from energon_lite.storage.index.jsonl import is_jsonl
 
 if TYPE_CHECKING:
     from energon_lite.extras.inspect.preview.shown_run import ShownRun
@@ -21,6 +34,99 @@ if TYPE_CHECKING:
     from energon_lite.hooks import TaskEncoder
 
 __all__ = ["command", "in_terminal"]
+
+
+def show_samples(path: str, split_parts: str, encoder: TaskEncoder | None, **asked: Any) -> None:
+    """Write the first samples of each data set; an interactive terminal asks after each, and images are drawn.
+
+    Args:
+        path: a folder, a JSONL file or a metadataset.
+        split_parts: the splits, with commas.
+        asked: the options of the command.
+    """
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    for spec in _specs(path, split_parts, asked["dataset_config"], asked["split_config"]):
+        try:
+            shown = _samples(spec, encoder or DefaultTaskEncoder(), asked)
+            total = next(shown)
+        except EmptyDatasetError:
+            click.echo(f"{spec.path} [{spec.split_part}]: empty, skipped")
+            continue
+        click.echo(f"{spec.path} [{spec.split_part}]: {counted(total, 'sample')}")
+        for count, (number, key, sample) in enumerate(shown, 1):
+            click.echo(f"Sample {number}, key {key!r}" + ("" if sample is None else f", {type(sample).__name__}"))
+            if isinstance(sample, Rejected):
+                _tell(sample.failure)
+            else:
+                _write(sample, asked["images"])
+            if interactive and not click.confirm("Go on?", default=True):
+                return
+            if not interactive and count >= asked["samples"]:
+                break
+
+
+def show_place(site: Site, places: list[Place], samples: list[tuple[int, int]], images: bool | None) -> None:
+    """Write the samples of steps, or single samples, after the hooks."""
+    run = site.run
+    for place in places:
+        for micro_batch in site.finder.make(place):
+            rank = "" if micro_batch.rank is None or run.options.ranks == 1 else f", rank {micro_batch.rank}"
+            click.echo(f"{str(place).capitalize()}{rank}: {counted(len(micro_batch.planned), 'sample')}")
+            for address in micro_batch.planned:
+                _show(site, site.makers.sample(*address[:3]), images)
+    for leaf, index in samples:
+        _show(site, site.makers.sample(leaf, index, 0), images)
+
+
+def _show(site: Site, shown: ShownSample, images: bool | None) -> None:
+    where = f"{site.run.leaf_name(shown.leaf)}, number {shown.index:,}, epoch {shown.epoch:,}"
+    click.echo(f"Sample {shown.key!r} ({where})")
+    for failure in shown.failures:
+        _tell(failure)
+    for value in shown.made:
+        _write(value, images)
+
+
+def _tell(failure: Failure) -> None:
+    click.echo(f"  {failure.stage}: {failure.reason}")
+
+
+def _write(sample: Any, images: bool | None) -> None:
+    draws = sys.stdout.isatty() if images is None else images
+    for line in sample_lines(sample, width=shutil.get_terminal_size().columns, colours=draws):
+        click.echo(line, color=draws or None)
+
+
+def _specs(path: str, split_parts: str, dataset_config: str, split_config: str) -> Iterator[LeafSpec]:
+    """Yield the data sets of the existing splits."""
+    problem = None
+    any_split = False
+    parts = [part.strip() for part in split_parts.split(",")][: 1 if is_jsonl(path) else None]  # a file has no splits
+    for part in parts:
+        try:
+            specs = find_leaves(path, part, dataset_config, split_config, None)
+            if not is_metadataset(path):
+                open_source(specs[0])
+        except (ConfigError, EmptyDatasetError) as error:
+            problem = error
+            continue
+        any_split = True
+        yield from specs
+    if not any_split and problem is not None:
+        raise problem
+
+
+def _samples(spec: LeafSpec, encoder: TaskEncoder, asked: dict[str, Any]) -> Iterator[Any]:
+    """Yield the number of samples first; then number, key and sample of each."""
+    source = open_source(spec)
+    yield len(source)
+    leaf = open_whole(spec, encoder, asked["trust_code"], source)
+    maker = SampleMaker([leaf], encoder, hooks_of(encoder, packing=False, batched=False), seed=0)
+    for number in range(asked["start"], len(source)):
+        with HookContext() as context:
+            sample = maker.one((0, number, 0), context)
+        yield number, source.key(number), sample
+
 
 _PARTS = "train,val,test"
 _COUNT = click.IntRange(min=1)
@@ -73,7 +179,6 @@ def command(path: str, **asked: Any) -> None:
       energon-lite preview blend.yaml --step 1000000000 --html step.html
       energon-lite preview data/coco --text -n 1 | less
     """
-    from energon_lite.extras.inspect.preview.terminal_text import show_place, show_samples
 
     path = local_path(path)
     encoder = make_task_encoder(asked["task_encoder"]) if asked["task_encoder"] else None
@@ -89,14 +194,14 @@ def command(path: str, **asked: Any) -> None:
         return
     site = _site(path, encoder, asked)
     leaf = None if asked["leaf"] is None else site.run.find_leaf(asked["leaf"])
-    places, samples = _places(site, asked), _samples(site, asked["key"], leaf)
+    places, samples = _places(site, asked), _samples_of(site, asked["key"], leaf)
     if in_terminal:
         if leaf is not None and not samples:
             first, count = asked["start"] or 0, asked["samples"] or 3
             samples = [(leaf, index) for index in range(first, min(first + count, len(site.run.leaves[leaf].source)))]
         show_place(site, places, samples, asked["images"])
     elif asked["file"] is not None:
-        _write(asked["file"], site, places, samples, leaf)
+        _write_file(asked["file"], site, places, samples, leaf)
     else:
         _serve(site, places, samples, leaf, asked["port"])
 
@@ -112,8 +217,7 @@ in_terminal = click.Command("preview", params=command.params, callback=_in_termi
 
 def _site(path: str, encoder: TaskEncoder | None, asked: Mapping[str, Any]) -> Site:
     """Make the pages of the first split that exists."""
-    from energon_lite.extras.inspect.preview.run_options import RunOptions
-    from energon_lite.extras.inspect.preview.shown_run import ShownRun
+    from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
     from energon_lite.extras.inspect.preview.site import Site
 
     same = ("dataset_config", "split_config", "trust_code", "batch_size", "packing_buffer_size", "shuffle_buffer_size")
@@ -164,7 +268,7 @@ def _places(site: Site, asked: Mapping[str, Any]) -> list[Place]:
     return [place]
 
 
-def _samples(site: Site, key: str | None, leaf: int | None) -> list[tuple[int, int]]:
+def _samples_of(site: Site, key: str | None, leaf: int | None) -> list[tuple[int, int]]:
     """Samples that the options name by key."""
     restore_key = _restore_key(key)
     if key is None or (restore_key and restore_key[0] != "sample"):
@@ -203,8 +307,8 @@ def _restore_key(text: str | None) -> list[Any]:
     return value
 
 
-def _write(file: str, site: Site, places: list[Place], samples: list[tuple[int, int]], leaf: int | None) -> None:
-    from energon_lite.extras.inspect.preview.one_file import write_page
+def _write_file(file: str, site: Site, places: list[Place], samples: list[tuple[int, int]], leaf: int | None) -> None:
+    from energon_lite.extras.inspect.preview.site import write_page
 
     left_out = write_page(file, site, places=places, samples=samples, leaf=None if samples else leaf)
     click.echo(f"The page is in {file}.")

@@ -9,12 +9,12 @@ from typing import Any
 from energon_lite.errors import counted
 from energon_lite.extras.inspect.preview.charts import colour_of, share_bar
 from energon_lite.extras.inspect.preview.element import Child, Markup, element
-from energon_lite.extras.inspect.preview.links import Links
+from energon_lite.extras.inspect.preview.page_frame import Links
 from energon_lite.extras.inspect.preview.sample_view import failure_view, sample_card
 from energon_lite.extras.inspect.preview.shown_run import ShownRun
 from energon_lite.extras.inspect.preview.shown_sample import SampleMakers
 from energon_lite.extras.inspect.preview.value_view import Amount
-from energon_lite.loading.blend_facts import LeafFacts
+from energon_lite.loading.blend_weights import LeafFacts
 from energon_lite.loading.makers.outcomes import Failure
 
 __all__ = ["LEAF_SAMPLES", "bad_main", "leaf_main", "overview_main", "run_facts", "tree"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from energon_lite.errors import counted
 from energon_lite.extras.inspect.preview.charts import colour_of
 from energon_lite.extras.inspect.preview.element import Child, Markup, element
-from energon_lite.extras.inspect.preview.links import Links
+from energon_lite.extras.inspect.preview.page_frame import Links
 from energon_lite.extras.inspect.preview.shown_run import ShownRun
 from energon_lite.extras.inspect.preview.shown_sample import ShownSample
 from energon_lite.extras.inspect.preview.value_view import Amount, ValueView

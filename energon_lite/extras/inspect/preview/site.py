@@ -1,8 +1,10 @@
-"""Pages by address."""
+"""Pages by address, served or written as one file with its media."""
 
 from __future__ import annotations
 
 import json
+import secrets
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -14,11 +16,17 @@ import numpy as np
 
 from energon_lite.errors import EnergonLiteError, UsageError, counted
 from energon_lite.extras.inspect.preview.browser_bytes import png_of
-from energon_lite.extras.inspect.preview.element import element
-from energon_lite.extras.inspect.preview.links import NAME, ServedLinks
+from energon_lite.extras.inspect.preview.element import Child, element
 from energon_lite.extras.inspect.preview.media import Media, made_media, stored_media
-from energon_lite.extras.inspect.preview.page_frame import error_page, page
-from energon_lite.extras.inspect.preview.run_pages import LEAF_SAMPLES, bad_main, leaf_main, overview_main
+from energon_lite.extras.inspect.preview.page_frame import NAME, ServedLinks, error_page, page
+from energon_lite.extras.inspect.preview.run_pages import (
+    LEAF_SAMPLES,
+    bad_main,
+    leaf_main,
+    overview_main,
+    run_facts,
+    tree,
+)
 from energon_lite.extras.inspect.preview.sample_view import leaf_label, sample_card
 from energon_lite.extras.inspect.preview.shown_run import ShownRun
 from energon_lite.extras.inspect.preview.shown_sample import SampleMakers, part_size
@@ -26,8 +34,10 @@ from energon_lite.extras.inspect.preview.step_page import step_main
 from energon_lite.extras.inspect.preview.steps import Place, StepFinder
 from energon_lite.extras.inspect.preview.value_view import Amount
 from energon_lite.loading.makers.outcomes import Failure
+from energon_lite.storage.files.atomic_file import write_bytes
 
-__all__ = ["Answer", "Site"]
+__all__ = ["Answer", "Site", "write_page"]
+
 
 _HTML = "text/html; charset=utf-8"
 #: Amount shown on a sample's own page.
@@ -210,7 +220,7 @@ class Site:
     def media(self, owner: Sequence[object], path: Sequence[str]) -> Media | None:
         """Return an image, audio or video in a sample or a batch; None if there are no such media.
 
-        Arguments as for :meth:`~energon_lite.extras.inspect.preview.links.Links.media`.
+        Arguments as for :meth:`~energon_lite.extras.inspect.preview.page_frame.Links.media`.
         """
         try:
             match [*map(str, owner)], [*path]:
@@ -289,3 +299,86 @@ def _lines(path: str) -> list[Mapping[str, Any]]:
             f"the quarantine file cannot be read: {error.strerror}", where=path, fix="correct --quarantine"
         ) from None
     return records[::-1]
+
+
+#: The largest embedded media in bytes, and the largest total of all of them.
+_LARGEST = 24 << 20
+_ALTOGETHER = 96 << 20
+
+
+class FileLinks:
+    """Addresses in a file: media are embedded, and other pages are not available.
+
+    Attributes:
+        left_out: number of media that were too large.
+    """
+
+    def __init__(self, site: Site):
+        self._site = site
+        self._used = 0
+        self.left_out = 0
+
+    def overview(self) -> None:
+        return None
+
+    def place(self, place: Place, *, whole: bool = False) -> None:
+        return None
+
+    def sample(self, leaf: int, index: int, epoch: int) -> None:
+        return None
+
+    def leaf(self, leaf: int, first: int = 0) -> None:
+        return None
+
+    def bad(self) -> None:
+        return None
+
+    def find(self) -> None:
+        return None
+
+    def media(self, owner: tuple[object, ...], path: Sequence[str]) -> str | None:
+        media = self._site.media(owner, path)
+        if media is None:
+            return None
+        if media.size > _LARGEST or self._used + media.size > _ALTOGETHER:
+            self.left_out += 1
+            return None
+        self._used += media.size
+        data = b64encode(media.read(0, media.size)).decode("ascii")
+        return f"data:{media.content_type};base64,{data}"
+
+
+def write_page(
+    path: str,
+    site: Site,
+    *,
+    places: Sequence[Place] = (),
+    samples: Sequence[tuple[int, int]] = (),
+    leaf: int | None = None,
+) -> int:
+    """Write steps, samples and data sets as one file of HTML.
+
+    Args:
+        path: path of the file, which is replaced atomically.
+        places: steps to show; the first step by default.
+        samples: ``(leaf, index)`` of the samples to show.
+        leaf: number of a data set to show.
+
+    Returns:
+        The number of media that were too large for the file.
+
+    Raises:
+        UsageError: a step or a sample does not exist.
+    """
+    links = FileLinks(site)
+    run, parts = site.run, list[Child]()
+    for number, index in samples:
+        parts.append(sample_card(site.makers.sample(number, index, 0), run, links, amount=Amount(200_000, None, 64)))
+    if leaf is not None:
+        parts += leaf_main(run, links, site.makers, leaf, 0)
+    if not samples and leaf is None:
+        for place in places or (site.first,):
+            parts += step_main(run, links, site.makers, site.finder, place, whole=True)
+    main: list[Any] = [element("h1", run.title), run_facts(run), tree(run, links, site.makers), *parts]
+    write_bytes(path, page(run, links, secrets.token_urlsafe(16), "Preview", main, in_file=True))
+    return links.left_out

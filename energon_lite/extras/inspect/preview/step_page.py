@@ -16,7 +16,7 @@ from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.errors import counted
 from energon_lite.extras.inspect.preview.charts import colour_of, histogram, segments_bar
 from energon_lite.extras.inspect.preview.element import Child, Markup, element
-from energon_lite.extras.inspect.preview.links import Links
+from energon_lite.extras.inspect.preview.page_frame import Links
 from energon_lite.extras.inspect.preview.sample_view import failure_view, leaf_label, sample_card
 from energon_lite.extras.inspect.preview.shown_run import Listed, ShownRun
 from energon_lite.extras.inspect.preview.shown_sample import SampleMakers, fields_of

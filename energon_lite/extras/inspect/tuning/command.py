@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from typing import Any
 
@@ -13,13 +14,78 @@ from energon_lite.cli.dataset_arguments import batching_argument
 from energon_lite.cli.tables import aligned
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import UsageError, counted
-from energon_lite.extras.inspect.tuning.memory import available_memory
-from energon_lite.extras.inspect.tuning.search import Bounds, Tuning, tune
-from energon_lite.extras.inspect.tuning.setting import Speed
-from energon_lite.extras.inspect.tuning.trials import Trials, What
-from energon_lite.loading.forks import usable_cores
+from energon_lite.extras.inspect.tuning.search import Bounds, Speed, Tuning, tune
+from energon_lite.extras.inspect.tuning.trials import Trials, What, available_memory
+from energon_lite.loading.executors.forks import usable_cores
 
-__all__ = ["command"]
+__all__ = ["command", "draw_curve"]
+
+
+#: Colour, marker and label of each kind of workers.
+_KINDS = {"process": ("C0", "o", "processes"), "thread": ("C1", "s", "threads")}
+
+
+def draw_curve(path: str | os.PathLike[str], tuning: Tuning, *, memory: int | None = None, title: str = "") -> None:
+    """Plot samples per second, and memory, against the number of workers.
+
+    Args:
+        path: path of the picture, whose suffix selects the format.
+        tuning: the measurements.
+        memory: the limit in bytes; None if there is none.
+        title: title of the picture.
+
+    Raises:
+        UsageError: matplotlib is not installed, or cannot write this format.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError("pictures need matplotlib", fix="pip install 'energon-lite[plot]'") from None
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    every = [speed for speed in tuning.all() if speed.samples > 0]
+    alone = [speed for speed in every if not speed.setting.workers]
+    for kind, (color, marker, name) in _KINDS.items():
+        mine = sorted(
+            (speed for speed in every if speed.setting.workers and speed.setting.kind == kind),
+            key=lambda speed: speed.setting,
+        )
+        if not mine:
+            continue
+        usual = [*alone, *(speed for speed in mine if speed.setting.prefetch == 2)]
+        workers = [speed.setting.workers for speed in usual]
+        left.plot(workers, [speed.samples for speed in usual], color=color, marker=marker, label=name)
+        for speed in mine:
+            if speed.setting.prefetch != 2:
+                left.plot(speed.setting.workers, speed.samples, color=color, marker="x")
+                left.annotate(f" {speed.setting.prefetch} ahead", (speed.setting.workers, speed.samples), fontsize=7)
+        known = [speed for speed in usual if speed.memory]
+        right.plot(
+            [speed.setting.workers for speed in known],
+            [speed.memory / (1 << 30) for speed in known],
+            color=color,
+            marker=marker,
+        )
+    if tuning.best is not None:
+        best = tuning.best
+        left.plot(best.setting.workers, best.samples, "o", ms=14, mfc="none", mec="C3", mew=2, label="proposed")
+    if memory is not None:
+        right.axhline(memory / (1 << 30), color="C3", ls="--", label="limit")
+        right.legend()
+    left.set(xlabel="workers", ylabel="samples/s", title=title)
+    right.set(xlabel="workers", ylabel="GiB, of a rank with its workers", title="memory")
+    left.legend()
+    for axes in (left, right):
+        axes.set_ylim(bottom=0)
+        axes.grid(lw=0.5)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    try:
+        figure.savefig(path)
+    except ValueError as error:
+        raise UsageError(f"the picture cannot be written: {error}", where=path, fix="use .png, .pdf or .svg") from None
+
 
 #: Number of settings to try in the given time.
 _TRIES = 16
@@ -96,8 +162,6 @@ def command(path: str, as_json: bool, **asked: Any) -> None:
     with Trials(what, limit) as trials:
         tuning = tune(trials, bounds, tell=tell)
     if asked["plot"] is not None:
-        from energon_lite.extras.inspect.tuning.curve import draw_curve
-
         draw_curve(asked["plot"], tuning, memory=limit, title=f"{path}: {counted(cores, 'core')}")
     click.echo(json.dumps(_plain(tuning), indent=1) if as_json else _report(tuning, bounds))
 

@@ -11,9 +11,9 @@ Each transform becomes a mapper, which returns the movement of the points of the
 size; the random numbers are those of torchvision. Needs torchvision. The idea is Megatron-Energon's.
 """
 
-from energon_lite.extras.tools.transforms.mapper import CustomTransform, TransformMapper
 from energon_lite.extras.tools.transforms.mappers import (
     CenterCropMapper,
+    CustomTransform,
     RandomCropMapper,
     RandomHorizontalFlipMapper,
     RandomPerspectiveMapper,
@@ -21,6 +21,7 @@ from energon_lite.extras.tools.transforms.mappers import (
     RandomRotationMapper,
     RandomVerticalFlipMapper,
     ResizeMapper,
+    TransformMapper,
 )
 from energon_lite.extras.tools.transforms.merge import MergeTransform
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.tools.transforms.mapper import CustomTransform, Matrix, Size, TransformMapper
+from energon_lite.extras.tools.transforms.mappers import CustomTransform, Matrix, Size, TransformMapper
 
 __all__ = ["MergeTransform"]
 

@@ -1,9 +1,10 @@
-"""Parser of long runs of plain tar members, as arrays.
+"""Members of a tar as columns, and the parser of long runs of plain ones.
 
-Almost all members of almost all shards are plain: a regular file, a short name, numbers in octal. For these, Python
-does only the sequential part (a header's size gives the place of the next header), in a third of a microsecond;
-checksums, numbers and names of thousands of headers are then checked and parsed at once. Pax headers without relevant
-records, such as the fractions of seconds that ``webdataset.TarWriter`` writes, are skipped.
+A hundred thousand members are a handful of arrays instead of objects. Almost all members of almost all shards are
+plain: a regular file, a short name, numbers in octal. For these, Python does only the sequential part (a header's size
+gives the place of the next header), in a third of a microsecond; checksums, numbers and names of thousands of headers
+are then checked and parsed at once. Pax headers without relevant records, such as the fractions of seconds that
+``webdataset.TarWriter`` writes, are skipped.
 
 A member that is not plain, or is damaged, ends a run. :class:`~energon_lite.storage.tar.tar_headers.TarHeaders`
 continues there: it supports all other members and reports damage.
@@ -12,15 +13,23 @@ continues there: it supports all other members and reports damage.
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.storage.files.range_file import RangeFile
-from energon_lite.storage.tar.member_columns import Bytes2D, MemberColumns, padded_width
-from energon_lite.storage.tar.pax_records import pax_records
+from energon_lite.storage.files.byte_ranges import RangeFile
 
-__all__ = ["PlainHeaders"]
+__all__ = [
+    *("SPARSE", "Bytes2D", "Int64", "Member", "MemberColumns", "PlainHeaders", "padded_width", "pax_records"),
+    *("text_of",),
+]
+
+Int64 = NDArray[np.int64]
+Bytes2D = NDArray[np.uint8]
 
 #: Bytes of a block.
 _BLOCK = 512
@@ -46,6 +55,75 @@ _FIRST_CHUNK = 1 << 16
 _LARGEST_CHUNK = 1 << 20
 #: Weights of the 11 octal digits of a number.
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
+#: Key by which :func:`pax_records` reports that a member is stored sparsely.
+SPARSE = "GNU.sparse"
+#: Digits of a size at most: enough for any file, and a limit for Python's conversion of long numbers.
+_SIZE_DIGITS = 20
+#: The most frequent text: a single record, with seconds and a fraction.
+_ONE_TIME = re.compile(rb"(\d+) [amc]time=[\d.]+\n")
+
+
+class Member(NamedTuple):
+    """A regular file in a tar.
+
+    Attributes:
+        header_offset: byte at which its first header starts (that of the long name, if it has one).
+        name: path in the archive.
+        offset: byte at which its payload starts.
+        size: bytes of payload.
+    """
+
+    header_offset: int
+    name: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class MemberColumns:
+    """Consecutive members of a tar, as columns.
+
+    Attributes:
+        headers: ``[n]``, byte at which each member's first header starts.
+        offsets: ``[n]``, byte at which its payload starts.
+        sizes: ``[n]``, bytes of payload.
+        names: ``[n, width]`` bytes of the names, padded with zeros; the width is a multiple of 8.
+        lengths: ``[n]``, bytes of each name.
+    """
+
+    headers: Int64
+    offsets: Int64
+    sizes: Int64
+    names: Bytes2D
+    lengths: Int64
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    def name(self, row: int) -> str:
+        """The name of the member in a row."""
+        return self.names[row, : self.lengths[row]].tobytes().decode("utf-8", "surrogateescape")
+
+    def members(self) -> list[Member]:
+        """Return the members as objects."""
+        numbers = zip(self.headers.tolist(), self.offsets.tolist(), self.sizes.tolist(), strict=True)
+        return [Member(header, self.name(row), offset, size) for row, (header, offset, size) in enumerate(numbers)]
+
+    @classmethod
+    def from_members(cls, members: Sequence[Member]) -> MemberColumns:
+        """Make columns of members that were parsed one by one."""
+        texts = [member.name.encode("utf-8", "surrogateescape") for member in members]
+        lengths = np.array([len(text) for text in texts], dtype=np.int64)
+        width = padded_width(int(lengths.max(initial=0)))
+        names = np.array(texts, dtype=f"S{width}").view(np.uint8).reshape(-1, width)
+        numbers = np.array([(m.header_offset, m.offset, m.size) for m in members], dtype=np.int64).reshape(-1, 3)
+        headers, offsets, sizes = numbers.T.copy()
+        return cls(headers, offsets, sizes, names, lengths)
+
+
+def padded_width(length: int) -> int:
+    """The next multiple of 8 (at least 8), so that names can be compared eight bytes at a time."""
+    return max(8, (length + 7) // 8 * 8)
 
 
 class PlainHeaders:
@@ -164,3 +242,46 @@ def _checksums_fit(rows: Bytes2D) -> NDArray[np.bool_]:
     # The checksum field counts as spaces.
     sums = rows.sum(1, dtype=np.uint32) - field.sum(1, dtype=np.uint32) + 8 * ord(" ")
     return (digits < 8).all(1) & (field[:, 6] == 0) & (stored == sums)
+
+
+# -- records of a pax extended header -------------------------------------------------------------------------------
+#
+# They describe a member beyond its plain header.
+
+
+def pax_records(text: bytes) -> dict[str, str]:
+    """Parse ``path`` and ``size`` from records ``"<length> <key>=<value>\\n"``; other keys are ignored.
+
+    Raises:
+        ValueError: the text cannot be parsed.
+
+    Example:
+        >>> pax_records(b"30 mtime=1700000000.123456789\\n13 size=1000\\n")
+        {'size': '1000'}
+    """
+    one_time = _ONE_TIME.fullmatch(text)
+    if one_time and int(one_time[1]) == len(text):
+        return {}
+    records: dict[str, str] = {}
+    start = 0
+    while start < len(text) and text[start]:
+        length, space, _ = text[start : start + 20].partition(b" ")
+        stop = start + int(length) if space and length.isdigit() else 0
+        key, equals, value = text[start + len(length) + 1 : stop - 1].partition(b"=")
+        if not start < stop <= len(text) or not equals or text[stop - 1 : stop] != b"\n":
+            raise ValueError("its pax records cannot be parsed")
+        if key.startswith(b"GNU.sparse"):
+            records[SPARSE] = text_of(value)
+        elif key == b"path":
+            records["path"] = text_of(value).rstrip("/")
+        elif key == b"size":
+            if not value.isdigit() or len(value) > _SIZE_DIGITS:
+                raise ValueError("its pax size is no number")
+            records["size"] = text_of(value)
+        start = stop
+    return records
+
+
+def text_of(raw: bytes) -> str:
+    """Decode a name; surrogateescape keeps bytes that are no UTF-8, so that they can be written back."""
+    return raw.decode("utf-8", "surrogateescape")

@@ -1,1 +1,0 @@
-"""Comparison of strategies on the lengths of a data set."""

@@ -1,0 +1,243 @@
+"""Observers of the pipeline, and two that time it: every batch by stage and sample on request, and some jobs always."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from energon_lite.loading.makers.chunk_job import Made
+from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.makers.outcomes import Address, Result
+from energon_lite.storage.files.read_counts import COUNTS, Reads
+
+__all__ = ["JobTimer", "Observer", "StageTimer", "Times", "note_transfer", "stage_of"]
+
+
+#: Pipeline stage of each step that is not a hook.
+_STAGES = {"read": "read", "decode": "decode", "decode_columns": "decode", "batch": "batch", "encode_batch": "batch"}
+#: Steps that process many samples of a leaf at once.
+_OF_SEVERAL = frozenset({"read", "decode_columns"})
+
+
+def stage_of(step: str) -> str:
+    """Return the stage that a step belongs to: ``read``, ``decode``, ``hooks`` or ``batch``."""
+    return _STAGES.get(step, "hooks")
+
+
+class StageTimer:
+    """Observer in one thread that records the time of each stage, as plain data, in seconds of the monotonic clock.
+
+    A record has ``worker`` (process and thread), ``worker_number``, ``began``, ``ended``, ``stages`` (seconds by
+    stage), ``samples`` (key and seconds of each sample that was made by itself) and ``sources`` (leaf number and key of
+    each sample in the batch, before packing).
+
+    Args:
+        leaves: the leaves, in the order's numbering.
+        number: number of the worker among those of its rank.
+    """
+
+    sees_samples = False
+    times_samples = True
+
+    def __init__(self, leaves: Sequence[Leaf], number: int = 0) -> None:
+        self._leaves = leaves
+        self._number = number
+        self._began = self._since = 0.0
+        self._at: tuple[str, str, str] | None = None  # the running step
+        self._stages: dict[str, float] = defaultdict(float)
+        self._samples: dict[tuple[str, str], float] = defaultdict(float)
+
+    def begin(self) -> None:
+        self._at = None
+        self._stages.clear()
+        self._samples.clear()
+        self._began = time.monotonic()
+
+    def step(self, stage: str, leaf: str, key: str) -> None:
+        now = time.monotonic()
+        self._close(now)
+        self._at = (stage, leaf, key)
+        self._since = now
+
+    def end(self, addresses: Sequence[Address | None]) -> dict[str, Any]:
+        now = time.monotonic()
+        self._close(now)
+        self._at = None
+        return {
+            "worker": [os.getpid(), threading.current_thread().name],
+            "worker_number": self._number,
+            "began": self._began,
+            "ended": now,
+            "stages": dict(self._stages),
+            "samples": [[key, seconds] for (_, key), seconds in self._samples.items()],
+            "sources": [
+                [address[0], self._leaves[address[0]].source.key(address[1])]
+                for address in addresses
+                if address is not None
+            ],
+        }
+
+    def _close(self, now: float) -> None:
+        """End the step that was begun last."""
+        if self._at is not None:
+            stage, leaf, key = self._at
+            self._stages[stage_of(stage)] += now - self._since
+            if leaf != "*" and stage not in _OF_SEVERAL:
+                self._samples[leaf, key] += now - self._since
+
+
+def note_transfer(result: Result, began: float, ended: float) -> None:
+    """Store the time in which a result was received in its trace."""
+    made = result.batch if isinstance(result.batch, list) else []
+    traces = [result.trace, *(batch.trace for batch in made if isinstance(batch, Made))]
+    for trace in traces:
+        if trace is not None:
+            trace["received"] = ended
+            trace["stages"]["transfer"] = ended - began
+            return
+
+
+T = TypeVar("T")
+
+# The two costs are measured by ``tools/bench/stage_times.py``, and rounded up.
+#: Seconds that the timing of one step costs.
+_STEP = 1.5e-6
+#: Fixed cost of a timed job, in steps.
+_EVERY_JOB = 24
+#: Largest share of a worker's time that is spent on timing.
+_SHARE = 1 / 250
+
+
+class Times(NamedTuple):
+    """Times reported by a worker.
+
+    Attributes:
+        seconds: duration of a timed job.
+        steps: stage, data set (``"*"``: several) and seconds, for each stage of the job.
+        cpu_seconds: the part of ``seconds`` in which the thread used the CPU.
+        sent: seconds spent on packing and sending results since the last report.
+        reads: what was read since the last report.
+    """
+
+    seconds: float
+    steps: Sequence[tuple[str, str, float]]
+    cpu_seconds: float = 0.0
+    sent: float = 0.0
+    reads: Reads = Reads()
+
+
+class _Watched(Protocol):
+    """Maker of samples that notifies observers."""
+
+    observers: tuple[Observer, ...]
+
+
+class _StageCounter:
+    """An observer in one thread that adds up seconds by stage and data set, of all batches of a job."""
+
+    sees_samples = times_samples = False
+
+    def __init__(self) -> None:
+        self.seconds: dict[tuple[str, str], float] = {}
+        self.steps = 0
+        self._at: tuple[str, str] | None = None
+        self._since = 0.0
+
+    def begin(self) -> None:
+        pass  # a chunk has several batches
+
+    def step(self, stage: str, leaf: str, key: str) -> None:
+        now = time.monotonic()
+        self.close(now)
+        self._at = (stage, leaf)
+        self._since = now
+        self.steps += 1
+
+    def end(self, addresses: Sequence[Address | None]) -> None:
+        self.close(time.monotonic())
+
+    def close(self, now: float) -> None:
+        """End the step that was begun last."""
+        at = self._at
+        if at is not None:
+            self.seconds[at] = self.seconds.get(at, 0.0) + now - self._since
+            self._at = None
+
+
+class JobTimer:
+    """Timer of the jobs of one worker. Timing costs about a microsecond for each step of each sample, which is much for
+    samples that take ten. So after a timed job, some time passes before the next one, in proportion to its number of
+    steps: timing takes a 250th of all time. Slow jobs, which last longer than this pause, are all timed.
+
+    Args:
+        tell: called with the times of each timed job.
+
+    Attributes:
+        due: time of the next timed job, by the monotonic clock.
+        sent: seconds for :attr:`Times.sent`.
+
+    Example:
+        >>> timer = JobTimer(times.append)
+        >>> result = timer.run(pipeline.samples, lambda: pipeline.run(job)) if now >= timer.due else pipeline.run(job)
+    """
+
+    def __init__(self, tell: Callable[[Times], Any]):
+        self._tell = tell
+        self.due = 0.0
+        self.sent = 0.0
+
+    def run(self, samples: _Watched, make: Callable[[], T]) -> T:
+        """Return the result of ``make``, and report its times."""
+        counter = _StageCounter()
+        before = samples.observers
+        samples.observers = (*before, counter)
+        began = time.monotonic()
+        cpu = time.thread_time()
+        try:
+            return make()
+        finally:
+            cpu = time.thread_time() - cpu
+            ended = time.monotonic()
+            counter.close(ended)
+            samples.observers = before
+            self.due = began + (counter.steps + _EVERY_JOB) * _STEP / _SHARE
+            steps = dict[tuple[str, str], float]()
+            for (step, leaf), seconds in counter.seconds.items():
+                stage = stage_of(step), leaf
+                steps[stage] = steps.get(stage, 0.0) + seconds
+            sent = self.sent
+            self.sent = 0.0
+            self._tell(
+                Times(ended - began, [(*of, seconds) for of, seconds in steps.items()], cpu, sent, COUNTS.take())
+            )
+
+
+class Observer(Protocol):
+    """Receiver of a notification before each step.
+
+    Attributes:
+        sees_samples: make samples one by one, also if they could be collated field by field.
+        times_samples: decode samples one by one, also if no hook sees them before the batch hooks do.
+    """
+
+    sees_samples: bool
+    times_samples: bool
+
+    def begin(self) -> None:
+        """Note that a batch is begun."""
+
+    def step(self, stage: str, leaf: str, key: str) -> None:
+        """Note that a step is about to begin.
+
+        Args:
+            stage: ``read``, ``decode``, ``decode_columns`` (of several samples), or the name of a hook.
+            leaf: the name of the data set; ``"*"``: several samples.
+            key: the name of the sample, or the number of samples.
+        """
+
+    def end(self, addresses: Sequence[Address | None]) -> dict[str, Any] | None:
+        """Note that the batch of these samples is made; return the ``trace`` of its result."""
