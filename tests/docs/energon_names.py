@@ -1,4 +1,4 @@
-"""The tables of Energon's names in the guide, made of the table that the imports are made of.
+"""Lists of Energon's names in the guide, made of the table that the imports are made of.
 
 python tests/docs/energon_names.py      # writes them into docs/from-energon.md
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from energon_lite.extras.energon.compat.modules import INTERNAL, MODULES, PARTLY  # noqa: E402
+from energon_lite.extras.energon.compat.modules import MODULES, PARTLY  # noqa: E402
 from energon_lite.extras.energon.compat.names import meaning  # noqa: E402
 
 PAGE = ROOT / "docs" / "from-energon.md"
@@ -19,30 +19,33 @@ BEGIN, END = "<!-- made by tests/docs/energon_names.py -->", "<!-- made until he
 
 
 def tables() -> str:
-    """What stands between the two marks."""
+    """Return the text between the two marks: names that differ."""
     names = sorted(
         {name for names in (*MODULES.values(), *PARTLY.values()) for name in names.split()} - {"command"},
         key=lambda name: (name.lower(), name),
     )
     same = [name for name in names if meaning(name).verdict == "same" and not meaning(name).note]
-    lines = [f"**The same**, {len(same)} names: {', '.join(f'`{name}`' for name in same)}.", ""]
-    lines += ["| name | here | |", "|---|---|---|"]
+    lines = [f"All other names, {len(same)}, mean the same."]
     rows: dict[tuple[str, str], list[str]] = {}
     for name in names:
         found = meaning(name)
         if found.note:
             rows.setdefault((found.verdict if found.ours else "absent", found.note), []).append(name)
-    for (verdict, note), alike in rows.items():
-        lines.append(f"| {', '.join(f'`{name}`' for name in alike)} | {verdict} | {note} |")
-    modules = [f"`{name}`" for name in (*MODULES, *PARTLY) if name]
-    lines += ["", f"**Modules** below `megatron.energon` that can be imported: {', '.join(modules)}.", ""]
-    lines += ["| module that is machinery of Energon's | instead |", "|---|---|"]
-    lines += [f"| `{name}` | it {why} |" for name, why in INTERNAL.items()]
+    titles = {"same": "The same", "better": "Better", "other": "Other", "absent": "Absent"}
+    for verdict, title in titles.items():
+        lines += ["", f"**{title}**", ""]
+        for (one, note), alike in rows.items():
+            if one == verdict:
+                lines.append(f"* {', '.join(f'`{name}`' for name in alike)}: {note}")
+    lines += [
+        "",
+        "Modules below `megatron.energon` can be imported, except internal ones: the error names a replacement.",
+    ]
     return "\n".join(lines)
 
 
 def written() -> str:
-    """What the page has there now."""
+    """Return the text that the page has there now."""
     return PAGE.read_text().partition(BEGIN + "\n")[2].partition("\n" + END)[0]
 
 

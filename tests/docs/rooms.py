@@ -1,4 +1,4 @@
-"""Table of the rooms of the library, each with the first paragraph of its docstring.
+"""List of the rooms of the library, each with the first paragraph of its docstring.
 
 python tests/docs/rooms.py      # writes it into docs/architecture.md
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from pages import DOCS, ROOT
 
 PACKAGE = ROOT / "energon_lite"
-HEAD = ("| room | contents |", "|---|---|")
+BEGIN = "<!-- made by tests/docs/rooms.py -->\n"
 
 
 def rooms() -> dict[str, str]:
@@ -26,9 +26,9 @@ def rooms() -> dict[str, str]:
 
 
 def table() -> str:
-    """Return the table of rooms in ``docs/architecture.md``."""
-    lines = [f"| `{room}` | {said.replace('``', '`')} |" for room, said in rooms().items()]
-    return "\n".join([*HEAD, *lines])
+    """Return the list in ``docs/architecture.md``: outer rooms and extras, each with its description."""
+    shown = {room: said for room, said in rooms().items() if "/" not in room or room.startswith("extras/")}
+    return "\n".join(f"* `{room}`: {said.replace('``', '`')}" for room, said in shown.items())
 
 
 def _paragraph(folder: Path) -> str:
@@ -38,8 +38,8 @@ def _paragraph(folder: Path) -> str:
 
 def _write_table() -> None:
     page = DOCS / "architecture.md"
-    before, _, rest = page.read_text().partition(HEAD[0] + "\n")
-    page.write_text(f"{before}{table()}\n\n{rest.partition(chr(10) * 2)[2]}")
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{table()}\n\n{rest.lstrip().partition(chr(10) * 2)[2]}")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def test_the_reference_has_every_public_name() -> None:
     adapters = set(re.findall(r"energon_lite\.extras\.frameworks\.\w+", guides))
     assert stubs | adapters <= modules
     rows = [reference.definition(*row) for text in pages.values() for row in reference.listed(text)]
-    assert len(set(rows)) == len(rows)  # each name is in one table
+    assert len(set(rows)) == len(rows)  # each name is in one list
     assert set(rows) == {reference.definition(module, name) for module in modules for name in public_names(module)}
 
 
@@ -85,7 +85,7 @@ def test_the_names_that_are_taught_stand_first() -> None:
 def test_names_of_other_pages_are_linked() -> None:
     pages = tool("reference").texts()
     assert "In [Names at the top](energon_lite.md): `ReadAhead`, `register_source`." in pages["storage.md"]
-    assert "`Trainer`" in pages["trainer_parallel.md"] and "| `Trainer` |" not in pages["trainer_parallel.md"]
+    assert "`Trainer`" in pages["trainer_parallel.md"] and "* `Trainer`:" not in pages["trainer_parallel.md"]
     assert "TaskEncoder" not in pages["energon.md"]
 
 
@@ -112,7 +112,7 @@ def test_llms_txt_is_the_map() -> None:
     llms = tool("llms")
     assert llms.PATH.read_text() == llms.text(), "run python tools/site/llms.py"
     links = re.findall(r"\]\(([^)]+)\)", llms.text())
-    assert len(links) > 30 and len(llms.full_text()) > 300_000
+    assert len(links) > 30 and len(llms.full_text()) > 100_000
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 * The navigation is the map (``navigation.py``).
 * Anchors are GitHub's, and links out of ``docs/`` lead to pages that are made here (``links.py``).
-* Under the tables of the reference stand the docstrings (``reference.py``).
+* Under the lists of the reference stand the docstrings (``reference.py``).
 * Notebooks are pages (``notebook_page.py``); beside each page lies its Markdown, and ``llms-full.txt`` has all of them.
 """
 
@@ -62,7 +62,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links as the site needs them, and the docstrings under the tables of the reference."""
+    """Links as the site needs them, and the docstrings under the lists of the reference."""
     path = page.file.src_uri
     if page.file.generated_by is None:
         folder = str((DOCS / path).parent.relative_to(ROOT))
@@ -83,5 +83,6 @@ def on_post_build(config: Any) -> None:
 def _with_docstrings(markdown: str) -> str:
     names = list(listed(markdown))
     for module, name in names:
-        markdown = markdown.replace(f"| `{name}` |", f"| [`{name}`](#{module}.{name}) |", 1)
+        entry = rf"^(\* (?:Also )?(?:\S+, )*)`{name}`(?=[:,.])"  # not a name inside of a description
+        markdown = re.sub(entry, rf"\1[`{name}`](#{module}.{name})", markdown, count=1, flags=re.M)
     return "\n\n".join([markdown, *(f"::: {module}.{name}" for module, name in names)]) + "\n"

@@ -2,9 +2,9 @@
 
     python tools/site/reference.py      # writes docs/reference/*.md
 
-A page has a table of names, each with the first sentence of its docstring. A name is in the table of one page; pages of
-other packages that export it link to that page. The site adds the whole docstrings (``hooks.py``). Files are parsed and
-never imported, so that the pages do not depend on the packages that are installed.
+A page has a list of names; those of the core have the first clause of their docstring. A name is in the list of one
+page; pages of other packages that export it link to that page. The site adds the whole docstrings (``hooks.py``). Files
+are parsed and never imported, so that the pages do not depend on the packages that are installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ FOLDER = ROOT / "docs" / "reference"
 #: A role of a docstring: :class:`~energon_lite.Batch`.
 ROLE = re.compile(r":(?:\w+):`~?([\w.]+)`")
 _MADE = "<!-- made by tools/site/reference.py -->"
-_MODULE_OR_NAME = re.compile(r"^(?:## `(?P<module>[\w.]+)`|\| `(?P<name>\w+)` \|.*)$", re.M)
+#: A heading, a name with its description, or names without one.
+_MODULE_OR_NAME = re.compile(
+    r"^(?:## `(?P<module>[\w.]+)`|\* `(?P<name>\w+)`: .*|\* (?:Also )?(?P<names>`\w+`(?:, `\w+`)*)\.)$", re.M
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Page:
         modules: packages and modules whose public names the page has.
         only: prefixes of modules; names that are defined elsewhere are left to later pages. Empty: all names.
         links: whether names of these modules that have another page are listed with a link to it.
+        brief: whether names stand without descriptions: those of the trainer and of extras, which have guides.
     """
 
     stem: str
@@ -46,12 +50,22 @@ class Page:
     modules: tuple[str, ...]
     only: tuple[str, ...] = ()
     links: bool = True
+    brief: bool = False
 
 
 #: Names that are taught first, in the order in which a reader meets them; they stand first in the table of the top.
 FIRST = (
     *("WorkerConfig", "get_train_dataset", "get_val_dataset", "get_savable_loader"),
     *("TaskEncoder", "Cooker", "Sample", "SkipSample", "ByTokens", "Capacity"),
+)
+#: Functions that the library itself calls; pages list them without descriptions.
+HELPERS = frozenset(
+    (
+        *("base_fields_of", "check_choice", "check_hooks", "check_stores", "context_parallel_positions"),
+        *("cook_function", "counted", "cut_sequence", "did_you_mean", "digest_text", "failure_tolerances", "field_of"),
+        *("find_weights", "hooks_of", "is_overridden", "lending", "listed", "nearest", "new_parameter", "own_hooks"),
+        *("place_of", "require", "returns_its_argument", "running_context", "seeded_hooks"),
+    )
 )
 _FRAMEWORKS = ("accelerate", "lightning", "megatron", "ray", "torchtitan", "transformers", "verl")
 #: A name that several packages export is on the first of their pages.
@@ -90,21 +104,30 @@ PAGES = (
         "See [the optimizer](../optimizer.md) and [checkpoints](../trainer.md#checkpoints).",
         ("energon_lite.trainer",),
         tuple(f"energon_lite.trainer.{room}" for room in ("parallel", "optimizer", "checkpointing", "models.tensor_")),
+        brief=True,
     ),
-    Page("trainer", "Trainer: runs, data and models", "See [the trainer](../trainer.md).", ("energon_lite.trainer",)),
-    Page("media", "Audio and video", "See [audio and video](../media.md).", ("energon_lite.extras.media",)),
-    Page("balance", "Balance", "See [even work](../balance.md).", ("energon_lite.extras.balance",)),
+    Page(
+        "trainer",
+        "Trainer: runs, data and models",
+        "See [the trainer](../trainer.md).",
+        ("energon_lite.trainer",),
+        brief=True,
+    ),
+    Page("media", "Audio and video", "See [audio and video](../media.md).", ("energon_lite.extras.media",), brief=True),
+    Page("balance", "Balance", "See [even work](../balance.md).", ("energon_lite.extras.balance",), brief=True),
     Page(
         "inspect",
         "Inspection",
         "See [metrics](../metrics.md) and [the history of samples](../audit.md).",
         ("energon_lite.extras.inspect",),
+        brief=True,
     ),
     Page(
         "tools",
         "Tools",
         "See [packed lists](../packed_list.md) and [packing](../packing.md).",
         ("energon_lite.extras.tools",),
+        brief=True,
     ),
     Page(
         "cli",
@@ -117,6 +140,7 @@ PAGES = (
         "Frameworks",
         "Each module is imported by its own name and needs the package that it is named after.",
         tuple(f"energon_lite.extras.frameworks.{name}" for name in _FRAMEWORKS),
+        brief=True,
     ),
     Page(
         "energon",
@@ -125,6 +149,7 @@ PAGES = (
         "[coming from Megatron-Energon](../from-energon.md).",
         ("energon_lite.extras.energon",),
         links=False,
+        brief=True,
     ),
 )
 
@@ -161,9 +186,9 @@ def public_names(module: str) -> list[str]:
     names = [alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     for node in tree.body:
         if isinstance(node, ast.Assign) and _targets(node) == ["__all__"]:
-            assert isinstance(node.value, ast.List)
-            parts = [part.value if isinstance(part, ast.Starred) else ast.List([part]) for part in node.value.elts]
-            names = [name for part in parts for name in ast.literal_eval(part)]
+            entries = node.value.elts if isinstance(node.value, (ast.List, ast.Tuple)) else []
+            groups = [entry.value if isinstance(entry, ast.Starred) else ast.List([entry]) for entry in entries]
+            names = [name for group in groups for name in ast.literal_eval(group)]
     return sorted(names, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name.lower()))
 
 
@@ -200,6 +225,15 @@ def first_sentence(docstring: str | None) -> str:
     return re.sub(r":$", ".", _markdown(sentence[0]).replace("|", "\\|")) if sentence else ""
 
 
+def _first_clause(sentence: str) -> str:
+    """Return a sentence up to its first colon or semicolon outside of code and brackets, if three words come before."""
+    for found in re.finditer(r"[:;] ", sentence):
+        clause = sentence[: found.start()]
+        if clause.count("`") % 2 == 0 and clause.count("(") == clause.count(")") and clause.count(" ") >= 2:
+            return f"{clause}."
+    return sentence
+
+
 def _paragraph(docstring: str | None) -> str:
     return " ".join(inspect.cleandoc(docstring or "").split("\n\n")[0].split())
 
@@ -229,11 +263,16 @@ def texts() -> dict[str, str]:
 
 
 def _section(page: Page, module: str) -> str:
-    """Return the part of a page about one module: its description, its table, and links for names of other pages."""
+    """Return the part of a page about one module: its description, its list, and links for names of other pages."""
     definitions = [(name, definition(module, name)) for name in public_names(module)]
-    rows = [f"| `{name}` | {one.sentence} |" for name, one in definitions if _pages_of_names()[one] == page]
+    own = [(name, one.sentence) for name, one in definitions if _pages_of_names()[one] == page]
+    brief = [
+        f"`{name}`" for name, sentence in own if page.brief or name in HELPERS or re.fullmatch("`[^`]+`", sentence)
+    ]
+    rows = [f"* `{name}`: {_first_clause(sentence)}" for name, sentence in own if f"`{name}`" not in brief]
+    rows += [f"* {'Also ' if rows else ''}{', '.join(brief)}."] if brief else []
     about = _markdown(_paragraph(ast.get_docstring(ast.parse(_files(module)[-1].read_text()))))
-    parts = [f"## `{module}`", about, "\n".join(["| name | description |", "|---|---|", *rows])]
+    parts = [f"## `{module}`", about, "\n".join(rows)]
     for other in PAGES if page.links else ():
         names = [f"`{name}`" for name, one in definitions if _pages_of_names()[one] == other != page]
         if names:
@@ -242,13 +281,12 @@ def _section(page: Page, module: str) -> str:
 
 
 def listed(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the module and the name of each row in the tables of a page."""
+    """Yield the module and the name of each entry in the lists of a page."""
     module = ""
     for found in _MODULE_OR_NAME.finditer(text):
-        if found["module"]:
-            module = found["module"]
-        else:
-            yield module, found["name"]
+        module = found["module"] or module
+        for name in re.findall(r"\w+", found["name"] or found["names"] or ""):
+            yield module, name
 
 
 def _write() -> None:

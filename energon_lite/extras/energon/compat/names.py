@@ -61,7 +61,7 @@ def _absent(why: str) -> Name:
     return Name(None, "other", why)
 
 
-_TYPED = "deprecated there; as `__class__` in dataset.yaml it means StandardWebdatasetFactory with this sample type"
+_TYPED = "deprecated in Energon; in dataset.yaml StandardWebdatasetFactory with this sample type"
 _NO_STREAM = "items are planned, not pulled through a chain of iterators: it has no state of its own"
 
 NAMES: dict[str, Name] = {
@@ -69,8 +69,7 @@ NAMES: dict[str, Name] = {
     "TaskEncoder": _compat(
         "task_encoder:TaskEncoder",
         "better",
-        "`energon_lite.TaskEncoder` with `padding = 0`, "
-        "Energon's rule for tensors of unequal shape; generators of random numbers are seeded for each sample",
+        "with `padding = 0`; random numbers are seeded for each sample",
     ),
     "DefaultTaskEncoder": _compat("task_encoder:DefaultTaskEncoder", "same", "with `padding = 0`"),
     "basic_sample_keys": _compat("task_encoder:basic_sample_keys"),
@@ -80,7 +79,7 @@ NAMES: dict[str, Name] = {
     "log_exception": _compat("errors:log_exception"),
     "reraise_exception": _compat("errors:reraise_exception"),
     "generic_batch": _compat("task_encoder:generic_batch", "same", "with `padding=0`"),
-    "stateless": _here("stateless", "better", "the seed is that of the sample, not the first one that a worker saw"),
+    "stateless": _here("stateless", "better", "seeded from the sample"),
     "get_stateless": _compat("task_encoder:get_stateless"),
     "get_failure_tolerance": _compat("task_encoder:get_failure_tolerance"),
     "get_cooker_need_cache": _compat("task_encoder:get_cooker_need_cache"),
@@ -89,93 +88,84 @@ NAMES: dict[str, Name] = {
     "get_train_dataset": _compat(
         "recipes:get_train_dataset",
         "better",
-        "blends are exact, seeds of equal leaves differ, "
-        "`image_decode=` and the like make a copy of the task encoder's decoder instead of changing it",
+        "exact blends; equal leaves have different seeds; the task encoder's decoder is not changed",
     ),
-    "get_val_dataset": _compat("recipes:get_val_dataset", "better", "all ranks make equally many steps"),
+    "get_val_dataset": _compat("recipes:get_val_dataset", "better", "equal numbers of steps on all ranks"),
     "get_val_datasets": _compat("recipes:get_val_datasets", "same"),
     "SavableDataLoader": _compat(
         "loaders:SavableDataLoader",
         "better",
-        "a state is a dict of a few integers, and goes on on any number of ranks and workers",
+        "states are small dicts, for any ranks and workers",
     ),
     "BasicDataLoader": _compat("loaders:BasicDataLoader"),
     "get_loader": _compat("loaders:get_loader"),
     "get_savable_loader": _compat("loaders:get_savable_loader"),
     "SavableDataLoaderState": _compat(
-        "states:SavableDataLoaderState", "better", "a plain dict: `torch.load` takes it with `weights_only=True`"
+        "states:SavableDataLoaderState", "better", "a plain dict, loadable with `weights_only=True`"
     ),
     "FlexState": _compat("states:FlexState", "other", "states are plain dicts"),
     "State": _compat("states:FlexState", "other", "states are plain dicts"),
-    "Savable": _compat("states:Savable", "other", "a base class for code of your own; nothing here asks for it"),
+    "Savable": _compat("states:Savable", "other", "a base class; unused here"),
     "SavableDataset": _here(
         "SavableDataset",
         "other",
-        "immutable: a loader has the position. Not to be derived from: a "
-        "format of your own is an `energon_lite.storage.Source`",
+        "immutable; for a format of your own write an `energon_lite.storage.Source`",
     ),
     "BaseWrapperDataset": _here(
         "WrapperDataset",
         "other",
-        "wrappers are plans over items; derive from `energon_lite.storage.Source`, or write hooks",
+        "write an `energon_lite.storage.Source`, or hooks",
     ),
-    "WorkerConfig": _here("WorkerConfig", "better", "`from_mesh`; the worker's own methods answer what is known"),
+    "WorkerConfig": _here("WorkerConfig", "better", "with `from_mesh`"),
     # -- wrappers
     "BatchDataset": _here("BatchDataset"),
-    "BlendDataset": _here(
-        "BlendDataset", "better", "exact within one item at each block's end; no worker may be empty"
-    ),
+    "BlendDataset": _here("BlendDataset", "better", "exact within one item at each block's end"),
     "ConcatDataset": _here("ConcatDataset"),
-    "EpochizeDataset": _here("EpochizeDataset", "better", "begins again when the data set inside has ended"),
+    "EpochizeDataset": _here("EpochizeDataset", "better", "restarts a data set that has ended"),
     "FilterDataset": _here(
         "FilterDataset",
         "other",
-        "what is left out keeps its place: in training another item stands "
-        "there, in validation None; all others stay where they are",
+        "a place left out has a replacement in training, None in validation",
     ),
-    "GcDataset": _here("GcDataset", "other", "the same items: workers have nothing to collect"),
+    "GcDataset": _here("GcDataset", "other", "the same items"),
     "GroupBatchDataset": _here("GroupBatchDataset", "same", "around a data set of single samples"),
     "IterMapDataset": _here(
         "IterMapDataset",
         "other",
-        "refused: what a function makes of a whole stream cannot be planned; write a generator as `encode_sample`",
+        "refused; write a generator as `encode_sample`",
     ),
-    "LimitDataset": _here("LimitDataset", "same", "each pass is the first one again, as there"),
-    "LogSampleDataset": _here(
-        "LogSampleDataset", "other", "the same items; the loader's `trace=` writes which samples are in which batch"
-    ),
+    "LimitDataset": _here("LimitDataset", "same", "each pass repeats the first"),
+    "LogSampleDataset": _here("LogSampleDataset", "other", "the same items; use the loader's `trace=`"),
     "MapDataset": _here(
         "MapDataset",
         "other",
-        "functions of one result; generators are refused: write them as hooks. Skipped items keep their place",
+        "generators are refused: write hooks; skipped items keep their place",
     ),
     "MixBatchDataset": _here("MixBatchDataset"),
     "PackingDataset": _here("PackingDataset", "same", "around a data set of single samples"),
-    "RepeatDataset": _here("RepeatDataset", "better", "a fraction of `repeats` is exact over all ranks and workers"),
-    "ShuffleBufferDataset": _here("ShuffleBufferDataset", "better", "a window in closed form; no buffer to fill"),
-    "WatchdogDataset": _compat(
-        "states:WatchdogDataset", "other", "the same items; every loader has a watchdog: `watchdog_timeout_seconds`"
-    ),
-    "GcFreezeError": _compat("states:GcFreezeError", "other", "nothing raises it: no garbage is frozen here"),
-    "gc_init_worker": _compat("states:gc_init_worker", "other", "does nothing: workers do not inherit tensors"),
-    "Bucket": _compat("states:Bucket", "other", "groups are lanes of the plan; nothing here makes one"),
-    "SampleIndex": _absent("a wrapper here has no count of its own: the position of the loader says it all"),
+    "RepeatDataset": _here("RepeatDataset", "better", "fractions of `repeats` are exact over all ranks"),
+    "ShuffleBufferDataset": _here("ShuffleBufferDataset", "better", "a window in closed form"),
+    "WatchdogDataset": _compat("states:WatchdogDataset", "other", "the same items; use `watchdog_timeout_seconds`"),
+    "GcFreezeError": _compat("states:GcFreezeError", "other", "never raised"),
+    "gc_init_worker": _compat("states:gc_init_worker", "other", "does nothing"),
+    "Bucket": _compat("states:Bucket", "other", "unused: groups are lanes"),
+    "SampleIndex": _absent("the loader has the position"),
     "get_sample_restore_key": _compat("samples:get_sample_restore_key"),
     **dict.fromkeys(
         ("SavableCheckpoint", "SavableDatasetCheckpoint", "SavableDatasetState"),
-        _compat("states:FlexState", "other", "there are no snapshots: a state is a few integers, made when asked for"),
+        _compat("states:FlexState", "other", "states are plain dicts"),
     ),
-    "SavableDatasetWrapper": _absent("there is no process to be wrapped: the state is the loader's"),
+    "SavableDatasetWrapper": _absent("the loader has the state"),
     "SimpleSavableDatasetWrapper": _compat("states:SimpleSavableDatasetWrapper", "other", "the same items"),
     # -- samples and their sources
-    "PinMemoryMixin": _compat("samples:PinMemoryMixin", "same", "every Sample and Batch is one"),
-    "ExtendableDataclassMixin": _compat("samples:ExtendableDataclassMixin", "same", "every Sample and Batch is one"),
+    "PinMemoryMixin": _compat("samples:PinMemoryMixin", "same", "base of every Sample and Batch"),
+    "ExtendableDataclassMixin": _compat("samples:ExtendableDataclassMixin", "same", "base of every Sample and Batch"),
     "add_sample_restore_key": _compat(
-        "samples:set_sample_restore_key", "other", "keys are the loader's; the sample is returned as it is"
+        "samples:set_sample_restore_key", "other", "the sample is returned unchanged; the loader makes keys"
     ),
     "legacy_handler": _compat("errors:legacy_handler"),
     "set_sample_restore_key": _compat(
-        "samples:set_sample_restore_key", "other", "keys are the loader's; the sample is returned as it is"
+        "samples:set_sample_restore_key", "other", "the sample is returned unchanged; the loader makes keys"
     ),
     "add_source_info": _compat("samples:add_source_info"),
     "get_source_info": _compat("samples:get_source_info"),
@@ -188,37 +178,33 @@ NAMES: dict[str, Name] = {
     "EmptyDatasetError": Name("energon_lite.errors:EmptyDatasetError"),
     "FieldAccessError": Name("energon_lite.errors:FieldAccessError"),
     "SYSTEM_EXCEPTIONS": _compat("errors:SYSTEM_EXCEPTIONS"),
-    "ErrorContext": _compat("errors:ErrorContext", "same", "for wrappers of your own; hooks here need none"),
+    "ErrorContext": _compat("errors:ErrorContext", "same", "hooks need none"),
     "handle_restore_errors": _compat("errors:handle_restore_errors"),
     # -- documents
     "EPath": Name(
         "energon_lite.storage.files.epath:EPath", "other", "over fsspec; `msc://` needs multi-storage-client"
     ),
     "DEFAULT_PROFILE_NAME": Name("energon_lite.storage.files.epath:DEFAULT_PROFILE_NAME"),
-    "NVDATASET_CACHE_DIR": _compat(
-        "fields:NVDATASET_CACHE_DIR", "other", "to be read; the environment variable says where `dss://` is"
-    ),
+    "NVDATASET_CACHE_DIR": _compat("fields:NVDATASET_CACHE_DIR", "other", "read only; set the environment variable"),
     "DatasetBlendMode": Name("energon_lite.extras.energon.factories.loaders:DatasetBlendMode"),
     "LoadedDataset": Name("energon_lite.extras.energon.factories.loaders:LoadedDataset"),
     "LoadedDatasetList": Name("energon_lite.extras.energon.factories.loaders:LoadedDatasetList"),
     "TraversedDatasetReference": Name("energon_lite.extras.energon.factories.loaders:TraversedDatasetReference"),
     "DatasetSubset": Name("energon_lite.extras.energon.factories.loaders:DatasetSubset"),
-    "FilteredSample": _compat("samples:FilteredSample", "same", "what `load_sample` of a data set class is given"),
+    "FilteredSample": _compat("samples:FilteredSample", "same", "the argument of `load_sample`"),
     "EnergonDatasetType": Name("energon_lite.extras.energon.factories.kinds:EnergonDatasetType"),
     "WebdatasetMeta": Name("energon_lite.extras.energon.factories.kinds:WebdatasetMeta"),
     "get_dataset_type": Name("energon_lite.extras.energon.factories.kinds:get_dataset_type"),
     "get_dataset_from_config": Name("energon_lite.extras.energon.factories.loaders:get_dataset_from_config"),
-    "load_config": _compat(
-        "json_parser:load_config", "other", "a data set's `dataset.yaml`, or data of a dataclass; no class is imported"
-    ),
+    "load_config": _compat("json_parser:load_config", "other", "imports no class"),
     "WebdatasetPreparator": Name("energon_lite.extras.energon.factories.webdataset:WebdatasetPreparator"),
-    "MockJsonParser": _absent("it is for YAML that names classes which are not there; use yaml"),
-    "AVIndexMode": _absent("how to seek is decided for each container"),
-    "CacheFileLazy": _absent("it is a part of the cache pool: `cache.get_lazy` makes lazy values"),
-    "GuessingHandlerWrapper": _absent("give `SampleDecoder(guess_content=True)`"),
+    "MockJsonParser": _absent("use yaml"),
+    "AVIndexMode": _absent("seeking depends on the container"),
+    "CacheFileLazy": _absent("use `cache.get_lazy`"),
+    "GuessingHandlerWrapper": _absent("use `SampleDecoder(guess_content=True)`"),
     **dict.fromkeys(
         NODES,
-        Name("energon_lite.extras.energon.factories.nodes:MetadatasetNode", "same", "the dict that stands in YAML"),
+        Name("energon_lite.extras.energon.factories.nodes:MetadatasetNode", "same", "the dict of the YAML document"),
     ),
     "ShardInfo": Name("energon_lite.extras.energon.factories.kinds:ShardInfo"),
     "WebdatasetInfo": Name("energon_lite.extras.energon.factories.kinds:WebdatasetInfo"),
@@ -228,16 +214,16 @@ NAMES: dict[str, Name] = {
     "get_info_shard_files": Name("energon_lite.extras.energon.factories.kinds:get_info_shard_files"),
     "field_access": _compat("fields:field_access"),
     "split_field_access": _compat("fields:split_field_access"),
-    "JsonParser": _compat("json_parser:JsonParser", "other", "imports nothing that data names; no `override`"),
+    "JsonParser": _compat("json_parser:JsonParser", "other", "imports no class; no `override`"),
     "JsonValueError": Name("energon_lite.errors:ConfigError"),
     "to_json_object": _compat("fields:to_json_object"),
     "SystemRng": _compat("rng:SystemRng"),
     "SystemRngState": _compat("rng:SystemRngState"),
-    "WorkerRng": _compat("rng:WorkerRng", "other", "for wrappers of your own; hooks have `self.rng`, the sample's own"),
+    "WorkerRng": _compat("rng:WorkerRng", "other", "hooks use `self.rng`"),
     # -- commands, which have the names of their modules
     **{f"{module}.command": _command(module) for module in COMMANDS},
     "tools.preview.command": Name("energon_lite.extras.inspect.preview.command:in_terminal"),
-    "main": Name("energon_lite.cli.main:main", "better", "the commands of `energon-lite`"),
+    "main": Name("energon_lite.cli.main:main", "better", "commands of `energon-lite`"),
     **{f"{module.removeprefix('tools.')}_command": _command(module) for module in COMMANDS},
     "preview_command": Name("energon_lite.extras.inspect.preview.command:in_terminal"),
     "MediaFilterConfig": Name("energon_lite.extras.media:MediaFilterConfig"),
@@ -245,7 +231,7 @@ NAMES: dict[str, Name] = {
     "prepare_filesystem_dataset": _compat("media:prepare_filesystem_dataset"),
     "command_info": Name("energon_lite.cli.checkpoint:info"),
     "command_redist": Name(
-        "energon_lite.cli.checkpoint:redist", "same", "rarely needed: states go on on any number of ranks"
+        "energon_lite.cli.checkpoint:redist", "same", "rarely needed: any number of ranks can resume"
     ),
     # -- constants
     "MAIN_FOLDER_NAME": _compat("fields:MAIN_FOLDER_NAME"),
