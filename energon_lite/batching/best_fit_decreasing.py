@@ -12,12 +12,12 @@ from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked
 from energon_lite.batching.histogram import pack_histogram
 from energon_lite.batching.micro_batches import MicroBatches, PlanOrder, arrange, concatenate
 from energon_lite.batching.oversize import Oversize, cut_to_fit
-from energon_lite.order.hashing import hash_ints
+from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.permutation import permute_array
 
 __all__ = ["BestFitDecreasing"]
 
-_DEAL_TAG = 0x6465616C
+_DEAL_TAG = HashDomain.DEAL.value
 #: Largest size, exclusive, that fits 16 bits: numpy sorts 16-bit integers by radix, several times as fast.
 _SHORT = 1 << 16
 

@@ -12,14 +12,14 @@ import numpy as np
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.oversize import Counts, Pieces
 from energon_lite.errors import UsageError
-from energon_lite.order.hashing import hash_ints, mix64_array
+from energon_lite.order.hashing import HashDomain, hash_ints, mix64_array
 
 __all__ = ["PLAN_ORDERS", "MicroBatches", "PlanOrder", "arrange", "concatenate"]
 
 #: DynamiCat's orders, with its names. ``bs``: samples in a micro-batch; ``pc``: tokens in it, padding included.
 PlanOrder = Literal["none", "random", "bs_asc", "bs_desc", "pc_asc", "pc_desc"]
 PLAN_ORDERS: tuple[PlanOrder, ...] = get_args(PlanOrder)
-_ORDER_TAG = 0x6F72646572
+_ORDER_TAG = HashDomain.SHUFFLED_BATCHES.value
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from energon_lite.batching.strategy import CHUNK, Strategy, describe, packing_ca
 from energon_lite.batching.token_lengths import Lengths
 from energon_lite.errors import UsageError
 from energon_lite.order import Order
-from energon_lite.order.hashing import hash_ints
+from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.orders import Addresses
 
 __all__ = ["Lengths", "PlannedChunk", "Span", "TokenPlan"]
@@ -32,7 +32,7 @@ __all__ = ["Lengths", "PlannedChunk", "Span", "TokenPlan"]
 Span = tuple[int, ...]
 
 #: Tag of the hashes for plans, which keeps them apart from hashes for other purposes.
-_PLAN = 31
+_PLAN = HashDomain.PLAN.value
 #: Consecutive chunks of an endless stream without any micro-batch, after which planning fails.
 _PATIENCE = 16
 

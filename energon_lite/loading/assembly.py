@@ -30,7 +30,7 @@ from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.loading.opened_blend import OpenedBlend, blend_of_leaves, blend_of_many
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.token_batching import TokenBatching, plan_by_tokens, token_batching
-from energon_lite.order.hashing import hash_ints
+from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.order.shuffle import LeafOrders
 from energon_lite.storage.index.columns import SKIP
@@ -42,7 +42,7 @@ __all__ = ["Chunking", "DatasetRequest", "assembled", "find_specs"]
 
 
 #: Tag that separates the hashes of this purpose from those of others.
-_HOOKS = 23
+_HOOKS = HashDomain.HOOKS.value
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _names(dataset: SavableDataset) -> str:
 
 
 #: Tag that separates the hashes of this purpose from those of others.
-_BLEND = 22
+_BLEND = HashDomain.BLEND.value
 
 #: Samples of an epoch from which on it is refused: positions must stay below 2**62 for at least a few thousand epochs.
 _LONGEST_EPOCH = 2.0**50

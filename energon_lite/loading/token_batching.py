@@ -33,7 +33,7 @@ from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.makers.chunk_bundles import DEFAULT_CHUNK
 from energon_lite.loading.makers.pipeline import Leaf
-from energon_lite.order.hashing import hash_ints
+from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.orders import Order
 from energon_lite.worker_config import WorkerConfig
 
@@ -50,7 +50,7 @@ _EPOCHS = 64
 #: Smallest number of positions that are planned together.
 _SMALLEST = 1024
 #: Tag that separates the hashes of this purpose from those of others.
-_PLANS = 24
+_PLANS = HashDomain.PLANS.value
 #: Alternative to a missing column of lengths, for messages.
 _ENCODED = "give length_column=None, so that lengths are taken from encoded samples"
 #: Cost model of documents that name none.

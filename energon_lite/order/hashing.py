@@ -10,11 +10,12 @@ The mixer is the finaliser of SplitMix64 (Steele, Lea, Flood 2014, "Fast splitta
 from __future__ import annotations
 
 import hashlib
+from enum import IntEnum, unique
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MASK64", "hash_ints", "hash_next", "hash_next_array", "hash_text", "mix64", "mix64_array"]
+__all__ = ["MASK64", "HashDomain", "hash_ints", "hash_next", "hash_next_array", "hash_text", "mix64", "mix64_array"]
 
 MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -27,6 +28,60 @@ _M2_ARRAY = np.array(_M2, np.uint64)
 _27 = np.array(27, np.uint64)
 _30 = np.array(30, np.uint64)
 _31 = np.array(31, np.uint64)
+
+
+@unique
+class HashDomain(IntEnum):
+    """Purpose of a hash: the second integer of its sequence keeps hashes for different purposes apart.
+
+    The values are part of the order; a new purpose gets a new value. Masks of windows and draws, which are hashes of
+    one integer, are no sequences and have their own numbers.
+    """
+
+    #: Blends after a rebase.
+    REBASE = 2
+    #: Randomness of the hooks of single samples.
+    SAMPLE_HOOKS = 11
+    #: Randomness of the hooks of batches.
+    BATCH_HOOKS = 12
+    #: Choice of replacements.
+    REPLACEMENT = 13
+    #: Randomness of ``select_samples_to_pack``.
+    SELECT_HOOK = 16
+    #: Randomness of ``postencode_sample``.
+    POSTENCODE_HOOK = 17
+    #: Randomness of ``pack_selected_samples``.
+    PACK_HOOK = 18
+    #: Randomness of ``sample_length``.
+    LENGTH_HOOK = 19
+    #: Keys of leaves.
+    LEAF = 21
+    #: Keys of blends.
+    BLEND = 22
+    #: Root of all randomness of hooks.
+    HOOKS = 23
+    #: Root of all plans by tokens.
+    PLANS = 24
+    #: Plan of a chunk.
+    PLAN = 31
+    #: Plan of a chunk by the lengths of encoded samples.
+    ENCODED_PLAN = 32
+    #: Root of the randomness of a wrapper.
+    WRAPPED = 33
+    #: Keys of blends of data sets as objects.
+    WRAPPED_BLEND = 34
+    #: Keys of shuffled data sets as objects.
+    WRAPPED_SHUFFLE = 35
+    #: Randomness of a wrapper's function.
+    WRAPPED_FUNCTION = 36
+    #: Choice of replacements of items.
+    WRAPPED_REPLACEMENT = 37
+    #: Randomness of ``sample_length`` while a data set is measured.
+    MEASURED_LENGTH = 38
+    #: Order in which packs are dealt to rows.
+    DEAL = 0x6465616C
+    #: Order of the micro-batches of a chunk.
+    SHUFFLED_BATCHES = 0x6F72646572
 
 
 def mix64(x: int) -> int:

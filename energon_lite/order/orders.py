@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from energon_lite.errors import UsageError
 from energon_lite.order.blend import Blend, EpochBlend, blocks_of
 from energon_lite.order.block_counts import BLOCK
-from energon_lite.order.hashing import hash_ints
+from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.shuffle import LeafOrder, Leaves
 from energon_lite.order.stages import StagedBlend, WeightStage, check_stages
 
@@ -31,7 +31,7 @@ _ENOUGH = BLOCK // 8
 #: Larger requests are processed in pieces of this size.
 _AT_ONCE = 2 * BLOCK
 #: Tag of the hashes for rebased blends, which keeps them apart from hashes for other purposes.
-_REBASE = 2
+_REBASE = HashDomain.REBASE.value
 
 
 @dataclass(frozen=True, slots=True)

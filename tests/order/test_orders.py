@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
 from energon_lite.order import BlendOrder, ConcatOrder
+from energon_lite.order.hashing import HashDomain
 from energon_lite.order.shuffle import LeafOrder
 
 
@@ -75,3 +76,8 @@ def test_any_requests_give_the_same(data: st.DataObject, copies: int) -> None:
 def test_leaves_and_weights_must_match() -> None:
     with pytest.raises(UsageError, match="2 leaves, but 1 weights"):
         BlendOrder([LeafOrder(4, key=1)] * 2, [1.0], key=0)
+
+
+def test_purposes_of_hashes_differ() -> None:
+    """One value for each purpose, so no two decisions are made by one hash."""
+    assert len({domain.value for domain in HashDomain.__members__.values()}) == len(HashDomain.__members__) > 20

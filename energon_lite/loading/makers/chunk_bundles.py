@@ -17,7 +17,7 @@ from energon_lite.loading.makers.chunk_job import Carried, Item, Place
 from energon_lite.loading.makers.chunk_run import BEHIND, ChunkRun, dropped, origins_of
 from energon_lite.loading.makers.outcomes import Mark, Rejected
 from energon_lite.loading.makers.sample_length import SampleLength, as_planned
-from energon_lite.order.hashing import hash_ints
+from energon_lite.order.hashing import HashDomain, hash_ints
 
 __all__ = [
     "DEFAULT_CHUNK",
@@ -170,11 +170,10 @@ def _remainder(rest: list[list[Item]], first: Place, run: ChunkRun, chunk: int) 
 #: the middle of a chunk makes them again; with fewer samples, more of the last batches of chunks are not full.
 DEFAULT_CHUNK = 1024
 
-# Tags that separate the hashes of different purposes.
 #: Randomness of ``sample_length``.
-_LENGTH = 19
+_LENGTH = HashDomain.LENGTH_HOOK.value
 #: Randomness of the plan.
-_PLAN = 32
+_PLAN = HashDomain.ENCODED_PLAN.value
 
 
 @dataclass(frozen=True)

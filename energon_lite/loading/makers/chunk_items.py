@@ -25,16 +25,16 @@ from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
 from energon_lite.loading.makers.pack_selection import PackSelection
 from energon_lite.loading.makers.sample_maker import SAMPLE, set_restore_key
 from energon_lite.loading.makers.sample_names import SampleNames
+from energon_lite.order.hashing import HashDomain
 
 __all__ = ["ChunkItems"]
 
-# Tags that separate the hashes of different purposes.
 #: Randomness of ``select_samples_to_pack``.
-_SELECT = 16
+_SELECT = HashDomain.SELECT_HOOK.value
 #: Randomness of ``postencode_sample``.
-_SELECTED = 17
+_SELECTED = HashDomain.POSTENCODE_HOOK.value
 #: Randomness of ``pack_selected_samples``.
-_PACK = 18
+_PACK = HashDomain.PACK_HOOK.value
 #: Largest number of samples in one read. A chunk may have thousands of samples and hooks may want few of them: a run
 #: that is resumed in its middle needs no more than its buffer.
 _READ_TOGETHER = 64

@@ -13,7 +13,7 @@ from typing import Any
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.hooks import Cooker
 from energon_lite.loading.makers.columns import LeafFields
-from energon_lite.order.hashing import hash_ints, hash_text
+from energon_lite.order.hashing import HashDomain, hash_ints, hash_text
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.read.sample_reader import Reader
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 #: Tag that separates the hashes of this purpose from those of others.
-_LEAF = 21
+_LEAF = HashDomain.LEAF.value
 
 
 @dataclass(frozen=True)

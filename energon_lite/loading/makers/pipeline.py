@@ -32,12 +32,13 @@ from energon_lite.loading.makers.outcomes import (
 )
 from energon_lite.loading.makers.sample_maker import SampleMaker, set_restore_key
 from energon_lite.loading.makers.sample_names import SampleNames
+from energon_lite.order.hashing import HashDomain
 from energon_lite.worker_config import ErrorHandler
 
 __all__ = ["Address", "Failure", "Job", "Leaf", "Mark", "Outcome", "Pipeline", "Rejected", "Result"]
 
 #: Tag that separates the hashes of this purpose from those of others.
-_BATCH = 12
+_BATCH = HashDomain.BATCH_HOOKS.value
 
 
 @dataclass(frozen=True)

@@ -43,18 +43,17 @@ from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
 from energon_lite.loading.makers.sample_length import as_planned
 from energon_lite.loading.makers.sample_names import SampleNames
 from energon_lite.loading.makers.user_frames import hook_traceback
-from energon_lite.order.hashing import hash_ints
+from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.storage.read.sample_reader import fetch_samples
 from energon_lite.storage.stores.cache_pool import CachePool
 from energon_lite.worker_config import ErrorHandler, WorkerConfig
 
 __all__ = ["SAMPLE", "SampleMaker", "set_restore_key"]
 
-# Tags that separate the hashes of different purposes.
 #: Randomness of the hooks of single samples.
-SAMPLE = 11
+SAMPLE = HashDomain.SAMPLE_HOOKS.value
 #: Choice of replacements.
-_REPLACEMENT = 13
+_REPLACEMENT = HashDomain.REPLACEMENT.value
 #: Bytes of shards that are read together, at most: it limits the memory of large samples that wait to be decoded.
 _READ_TOGETHER = 1 << 28
 

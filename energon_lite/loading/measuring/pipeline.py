@@ -14,12 +14,13 @@ from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.makers.sample_maker import SampleMaker
 from energon_lite.loading.measuring.part_columns import ColumnReader
 from energon_lite.loading.measuring.values import Costs, Values, columns_of
+from energon_lite.order.hashing import HashDomain
 from energon_lite.storage.index.columns import FAILED, SKIPPED
 
 __all__ = ["MeasuringPipeline"]
 
 #: Tag that separates the randomness of lengths from that of samples.
-_LENGTH = 33
+_LENGTH = HashDomain.MEASURED_LENGTH.value
 
 
 class MeasuringPipeline:

@@ -19,7 +19,7 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
 from energon_lite.loading.leaves import open_leaves, open_source
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.order.hashing import hash_ints, hash_text
+from energon_lite.order.hashing import HashDomain, hash_ints, hash_text
 from energon_lite.order.orders import BlendOrder, ConcatOrder, Order
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.storage.files.epath import EPath
@@ -42,7 +42,7 @@ __all__ = [
 SampleT = TypeVar("SampleT", default=Any)
 
 #: Salt of hashes that keeps different purposes apart; this one is for leaves of a recipe.
-_LEAF = 21
+_LEAF = HashDomain.LEAF.value
 
 
 class BaseCoreDatasetFactory(ABC, Generic[SampleT]):

@@ -17,17 +17,16 @@ from energon_lite.loading.makers.observers import Observer
 from energon_lite.loading.makers.outcomes import Address, Failure, FailureStreak, Result, of_each
 from energon_lite.loading.makers.pipeline import Job, Pipeline
 from energon_lite.loading.makers.sample_maker import set_restore_key
-from energon_lite.order.hashing import MASK64, hash_ints
+from energon_lite.order.hashing import MASK64, HashDomain, hash_ints
 from energon_lite.storage.stores.cache_pool import CachePool
 from energon_lite.worker_config import ErrorHandler, WorkerConfig
 
 __all__ = ["Branch", "ItemFunction", "ItemsJob", "ItemsPipeline"]
 
-# Tags that separate the hashes of different purposes.
 #: Randomness of the users' functions.
-_FUNCTION = 31
+_FUNCTION = HashDomain.WRAPPED_FUNCTION.value
 #: Choice of replacements.
-_REPLACEMENT = 32
+_REPLACEMENT = HashDomain.WRAPPED_REPLACEMENT.value
 #: Number of items of an endless stream that replacements are drawn from.
 _MANY = 1 << 40
 

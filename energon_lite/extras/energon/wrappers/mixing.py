@@ -8,16 +8,15 @@ from energon_lite.errors import UsageError
 from energon_lite.extras.energon.wrappers.streams import BlendStream, ConcatStream, ItemStream, ShuffleStream
 from energon_lite.extras.energon.wrappers.wrapper import Parts, WrapperDataset, parts_of
 from energon_lite.loading.iterators.dataset import SavableDataset
-from energon_lite.order.hashing import hash_ints
+from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["BlendDataset", "ConcatDataset", "ShuffleBufferDataset"]
 
-# Tags that separate the hashes of different purposes.
 #: Mixing of a blend.
-_BLEND = 34
+_BLEND = HashDomain.WRAPPED_BLEND.value
 #: Mixing within windows.
-_SHUFFLE = 35
+_SHUFFLE = HashDomain.WRAPPED_SHUFFLE.value
 
 
 class ConcatDataset(WrapperDataset):

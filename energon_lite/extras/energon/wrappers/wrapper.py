@@ -18,13 +18,13 @@ from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.loops import Loop, is_endless, length_of
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
-from energon_lite.order.hashing import hash_ints
+from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["Parts", "WrapperDataset", "function_name", "parts_of"]
 
 #: Tag that separates the hashes of this purpose from those of others.
-_WRAPPED = 33
+_WRAPPED = HashDomain.WRAPPED.value
 #: Number of inner data sets up to which their settings are in the state in clear text; otherwise their fingerprints.
 _IN_CLEAR = 2
 
