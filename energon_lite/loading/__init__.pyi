@@ -1,3 +1,5 @@
+from .batch_observer import BatchEvent as BatchEvent
+from .batch_observer import BatchObserver as BatchObserver
 from .iterators.dataset import SavableDataset as SavableDataset
 from .iterators.lane_dataset import LaneDataset as LaneDataset
 from .iterators.planned_dataset import PlannedDataset as PlannedDataset
