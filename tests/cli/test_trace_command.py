@@ -48,6 +48,8 @@ class Clock:
         cls.now += 1 / 8
         return cls.now
 
+    thread_time = staticmethod(time.thread_time)
+
 
 class SlowByClock(TaskEncoder):
     def encode_sample(self, sample: Any) -> Any:
