@@ -48,7 +48,7 @@ class Problem:
         key: key of the sample; empty: the problem is not about one sample.
         part: part of the sample, such as ``jpg``; empty: the sample as a whole.
         kind: ``decode``, ``missing part``, ``empty part``, ``double part``, ``duplicate key``, ``shard``, ``index``,
-            ``field_map``, ``sample``, or the name of a hook.
+            ``field_map``, ``sample``, ``data set`` (a mistake in a document), or the name of a hook.
         what: description.
         note: it is a remark, and nothing is broken.
     """
