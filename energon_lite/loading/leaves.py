@@ -136,8 +136,11 @@ def open_leaves(
     return tuple(leaves), identities
 
 
-def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: AnySource | None = None) -> Leaf:
-    """Return the folder of a leaf without its splits and exclusions, or another ``source``, read as the leaf is.
+def open_whole(
+    spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: AnySource | None = None, is_damaged: bool = False
+) -> Leaf:
+    """Return the folder of a leaf without its splits and exclusions, or another ``source``, read as the leaf is. If
+    it is damaged, the key of the leaf is made without reading samples.
 
     Raises:
         ConfigError, DatasetError, UsageError: as :func:`open_leaves`.
@@ -155,7 +158,8 @@ def open_whole(spec: LeafSpec, encoder: TaskEncoder, trust_code: bool, source: A
     whole, loader, cooker = _loader_and_cooker(spec, source, encoder, trust_code)
     aux = stores_of(spec, whole, cooker, encoder)
     name = os.path.basename(spec.path.rstrip("/")) or spec.path
-    return Leaf(name, whole, loader, leaf_key(data_digest(whole), 0), cooker, aux)
+    data = whole.fingerprint if is_damaged else data_digest(whole)
+    return Leaf(name, whole, loader, leaf_key(data, 0), cooker, aux)
 
 
 def refuse_join(spec: LeafSpec) -> None:

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from broken_set import FIELDS, KINDS, write_broken_set
 from click.testing import CliRunner
+from shards_by_hand import write_tar
 
 from energon_lite.cli.main import main
 from energon_lite.storage.sharded_job import helpers
@@ -29,6 +33,22 @@ def lint(path: Path | str, *options: object) -> tuple[int, dict[str, Any]]:
     found: dict[str, Any] = json.loads(output)
     assert found["ok"] == (code == 0)
     return code, found
+
+
+def prepared(path: Path, samples: Sequence[tuple[str, dict[str, bytes]]]) -> None:
+    """Write a folder with the shard ``a.tar``, and prepare it."""
+    write_tar(path / "a.tar", samples)
+    options = ["--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset", "--no-progress"]
+    code, _ = energon_lite("prepare", path, "--non-interactive", *options)
+    assert code == 0
+
+
+def _within_a_minute(path: Path) -> tuple[int, str]:
+    """Run ``lint`` in another process, which is ended if it hangs."""
+    command = [sys.executable, "-m", "energon_lite.cli.main", "lint", str(path), "--no-progress", "--num-workers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
 
 
 def named(found: dict[str, Any]) -> dict[tuple[str, str], tuple[str, str]]:
@@ -203,6 +223,29 @@ class TestKindsOfData:
         code, found = lint("lintrows://x")
         assert code == 1 and named(found) == {("", "3"): ("decode", "json")}
 
+    @pytest.mark.parametrize("name", ["s1.tar", "s1.tar.idx"])
+    def test_a_pipe_in_place_of_a_file(self, broken: Broken, name: str) -> None:
+        path, _ = broken
+        os.unlink(path / name)
+        os.mkfifo(path / name)
+        code, output = _within_a_minute(path)
+        assert code == 1 and "s1.tar" in output
+
+    def test_the_rest_of_a_small_shard_that_was_cut(self, tmp_path: Path) -> None:
+        samples = [(f"{number:04d}", {"txt": b"text"}) for number in range(10)]
+        prepared(tmp_path / "cut", samples)
+        os.truncate(tmp_path / "cut/a.tar", 8 * 1024 + 100)  # in the header of the ninth
+        _, found = lint(tmp_path / "cut")
+        assert named(found).keys() == {("a.tar", "0008"), ("a.tar", "0009")} and found["samples"] == 10
+
+    def test_samples_are_not_blamed_for_a_document(self, broken: Broken) -> None:
+        path, _ = broken
+        (path / ".nv-meta/dataset.yaml").write_bytes(b"\xff: [")
+        code, found = lint(path)
+        assert code == 1 and not named(found) and not found["broken_samples"]
+        assert {one["kind"] for one in found["problems"]} == {"data set"}
+        assert {one["shard"] for one in found["problems"]} == {f"s{number}.tar" for number in range(4)}
+
     def test_mistakes(self, tmp_path: Path) -> None:
         text_dataset(tmp_path / "good", 20)
         for arguments in (["nowhere"], ["good", "--split-parts", "trian"], ["good", "--task-encoder", "no:One"]):
@@ -257,6 +300,40 @@ class TestTogether:
         )
         _, found = lint(broken[0])
         assert not set(names) & set(done) and len(names) == 2 and found["broken_samples"] == 7
+
+    @pytest.mark.parametrize("kind", ["parquet", "offsets"])
+    def test_results_of_other_files_are_not_used(
+        self, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+
+        def write(is_good: bool) -> Path:
+            if kind == "parquet":
+                cells = [b"{}", *[b"{}" if is_good else b"{ "], *[b"{}"] * 998]
+                parquet.write_table(pyarrow.table({"json": cells}), tmp_path / "a.parquet")
+                return tmp_path / "a.parquet"
+            os.truncate(tmp_path / "set/a.tar.idx", len(offsets) - 8)
+            if is_good:
+                (tmp_path / "set/a.tar.idx").write_bytes(offsets)
+            return tmp_path / "set"
+
+        if kind == "offsets":
+            prepared(tmp_path / "set", [(f"{number:04d}", {"txt": b"t"}) for number in range(1000)])
+            offsets = (tmp_path / "set/a.tar.idx").read_bytes()
+        perform = helpers._perform
+
+        def stopped(work: Any, unit: Any) -> Any:
+            if unit.start:
+                raise KeyboardInterrupt
+            return perform(work, unit)
+
+        monkeypatch.setattr(helpers, "_perform", stopped)
+        result = CliRunner().invoke(main, ["lint", str(write(False)), "--num-workers", "1"])
+        assert result.exit_code == 1 and "Aborted" in result.output
+        monkeypatch.setattr(helpers, "_perform", perform)
+        code, found = lint(write(True))
+        assert code == 0 and found["problems"] == []
 
     @pytest.mark.slow
     def test_helpers_find_the_same(self, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,19 @@ class TestOperations:
         assert number_of(operations.open, "/1.txt", os.O_RDWR) == errno.EROFS
         assert number_of(operations.read, "/k", 1, 0, 0) == errno.EISDIR
 
+    @pytest.mark.parametrize("sample_folders", [False, True])
+    def test_keys_that_are_no_paths(self, tmp_path: Path, sample_folders: bool) -> None:
+        keys = ["/abs", "../up", "./dot", "x//y", "ok"]
+        write_dataset(tmp_path / "odd", {"a.tar": [(key, {"txt": b"t"}) for key in keys]})
+        operations = FileOperations(FileView(str(tmp_path / "odd"), sample_folders=sample_folders))
+        assert operations.readdir("/", 0) == [".", "..", "ok" if sample_folders else "ok.txt"]
+
+    def test_a_key_that_is_the_folder_of_another(self, tmp_path: Path) -> None:
+        write_dataset(tmp_path / "nested", {"a.tar": [("a", {"txt": b"1"}), ("a/b", {"txt": b"2"})]})
+        operations = FileOperations(FileView(str(tmp_path / "nested"), sample_folders=True))
+        assert operations.readdir("/a", 0) == [".", "..", "txt", "b"]
+        assert operations.read("/a/txt", 9, 0, 0) == b"1" and operations.read("/a/b/txt", 9, 0, 0) == b"2"
+
     def test_a_shard_that_is_gone(self, operations: FileOperations) -> None:
         os.unlink(os.path.join(operations.view.source.path, "a.tar"))
         assert number_of(operations.read, "/1.txt", 3, 0, 0) == errno.EIO

@@ -15,6 +15,8 @@ __all__ = ["FileEntry", "FileView"]
 
 #: Folder listings that are kept; making one reads all keys.
 _LISTINGS = 16
+#: Names that no file or folder can have.
+_NO_NAMES = frozenset(("", ".", ".."))
 
 
 class FileEntry(NamedTuple):
@@ -32,7 +34,8 @@ class FileEntry(NamedTuple):
 class FileView:
     """The samples of a data set as files ``<key>.<part>``, or as folders ``<key>/`` with a file for each part.
 
-    Slashes in keys make folders. If several samples have one key, the first is shown.
+    Slashes in keys make folders. If several samples have one key, the first is shown. Keys that are no paths (with
+    nothing, ``.`` or ``..`` between slashes) are not listed.
 
     Args:
         path: the prepared folder, its URL, or a JSONL file.
@@ -96,7 +99,7 @@ class FileView:
         """
         path = path.strip("/")
         if self.sample_folders and path and (sample := self._find(path)) is not None:
-            return iter(dict.fromkeys(name for name, _, _ in self._parts(sample)))
+            return iter(dict.fromkeys([*(name for name, _, _ in self._parts(sample)), *self.names(path)]))
         names = self.names(path)
         if path and not names:
             raise FileNotFoundError(path)
@@ -137,7 +140,11 @@ class FileView:
         for sample, key in enumerate(index.keys(0, len(index))):
             if not key.startswith(start):
                 continue
-            head, slash, _ = key[len(start) :].partition("/")
+            rest = key[len(start) :]
+            folders = rest.split("/") if self.sample_folders else rest.split("/")[:-1]
+            if not _NO_NAMES.isdisjoint(folders):  # the kernel would refuse the whole listing
+                continue
+            head, slash, _ = rest.partition("/")
             if slash or self.sample_folders:
                 names[head] = None
             else:

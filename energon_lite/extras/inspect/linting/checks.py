@@ -64,6 +64,11 @@ class ShardState:
     findings: list[Finding] = field(default_factory=list)
     parts: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
 
+    @property
+    def is_damaged(self) -> bool:
+        """True if the shard has a problem, so that not all of its samples may be there."""
+        return any(kind == "shard" and not note for kind, _, note in self.findings)
+
 
 def examine_shard(root: str, name: str, samples: int, index: PackedIndex | None) -> ShardState:
     """Examine the headers of a shard of a local folder.
@@ -112,7 +117,11 @@ def _compare(root: str, state: ShardState, samples: int, stored: ShardScan | Non
     if offsets is None:
         state.findings.append(("index", "there is no .tar.idx, which Energon needs", True))
     elif offsets != wanted:
-        counts = counted(len(offsets) // 8 - 1, "sample") if len(offsets) != len(wanted) else "other places of samples"
+        counts = (
+            counted(max(0, len(offsets) // 8 - 1), "sample")
+            if len(offsets) != len(wanted)
+            else "other places of samples"
+        )
         state.findings.append(
             ("index", f".tar.idx has {counts}, the shard has {counted(scan.samples, 'sample')}", False)
         )
@@ -140,7 +149,7 @@ def _agree(scan: ShardScan, stored: ShardScan) -> bool:
 
 def _offsets(path: str) -> bytes | None:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_file) as file:
             return file.read()
     except OSError:
         return None

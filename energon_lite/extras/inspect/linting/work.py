@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,14 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.documents.paths import is_url
 from energon_lite.errors import DatasetError, EnergonLiteError, FatalSampleError, ShardChangedError
 from energon_lite.extras.inspect.linting.checks import SampleExaminer, ShardState, examine_shard
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder
 from energon_lite.loading.leaves import open_source, open_whole
+from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.index.index_cache import find_index
 from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.nv_meta import shard_index_path
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.odd_samples import usual_parts
 from energon_lite.storage.read.opened_source import AnySource
@@ -43,7 +48,7 @@ class Problem:
         key: key of the sample; empty: the problem is not about one sample.
         part: part of the sample, such as ``jpg``; empty: the sample as a whole.
         kind: ``decode``, ``missing part``, ``empty part``, ``double part``, ``duplicate key``, ``shard``, ``index``,
-            ``field_map``, ``sample``, or the name of a hook.
+            ``field_map``, ``sample``, ``data set`` (a mistake in a document), or the name of a hook.
         what: description.
         note: it is a remark, and nothing is broken.
     """
@@ -153,9 +158,10 @@ class LintWork(Work[Span, Findings]):
         self._encoder: TaskEncoder | None = None
         self._index: tuple[PackedIndex | None] | None = None
         self._open: tuple[str, ShardState | None, SampleExaminer | None] | None = None
+        self._state: list[Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_encoder": None, "_index": None, "_open": None}
+        return vars(self) | {"_encoder": None, "_index": None, "_open": None, "_state": None}
 
     # -- the unit ---------------------------------------------------------------------------------------------------
 
@@ -163,12 +169,12 @@ class LintWork(Work[Span, Findings]):
         return f"{unit.shard or self.target.spec.path}[{unit.start}:{unit.stop}]"
 
     def inputs(self, unit: Span) -> list[Any]:
-        """Return the inputs of a unit: rules, the file of the shard, and the settings that problems depend on."""
+        """Return the inputs of a unit: rules, files that it is read from, and settings that problems depend on."""
         target = self.target
         spec = self.target.spec
         path = spec.path if is_jsonl(spec.path) else os.path.join(spec.path, unit.shard)
         try:
-            with open(path, "rb", buffering=0) as file:
+            with open(path, "rb", buffering=0, opener=open_file) as file:
                 now = os.fstat(file.fileno())
                 state_of_file = [now.st_size, now.st_mtime_ns, head_checksum(file.read(512))]
         except OSError:
@@ -176,7 +182,8 @@ class LintWork(Work[Span, Findings]):
         settings = [spec.dataset_config, json.dumps(spec.subflavors, sort_keys=True, default=str), target.trust_code]
         excluded = sorted(target.excluded.get(unit.shard, ()))
         document = _digest(os.path.join(spec.path, ".nv-meta", spec.dataset_config))
-        return [_RULES, state_of_file, settings, document, target.code, sorted(target.optional), excluded]
+        files = [state_of_file, *(self._beside(unit.shard) if target.is_folder else self._source_state())]
+        return [_RULES, files, settings, document, target.code, sorted(target.optional), excluded]
 
     def do(self, unit: Span) -> Findings:
         findings = Findings()
@@ -198,6 +205,27 @@ class LintWork(Work[Span, Findings]):
             self._open = (shard, *self._opened(shard, Findings()))
         return "" if self._open[2] is None else self._open[2].leaf.source.key(number)
 
+    def _beside(self, shard: str) -> list[Any]:
+        """Return the state of the files that a shard of a local folder is compared with."""
+        index = self._stored_index()
+        state = _file_states([shard_index_path(self.target.spec.path, shard)])
+        return [self.target.counts.get(shard), state, "" if index is None else index.digest]
+
+    def _source_state(self) -> list[Any]:
+        """Return the state of the files of a source or URL, read once by each process; empty if it cannot be opened."""
+        if self._state is None:
+            spec = self.target.spec
+            try:
+                source = self._source("", None) if source_opener(spec.path) else WebdatasetSource.open(spec.path)
+            except EnergonLiteError:
+                self._state = []
+            else:
+                shards = source.choice.shards if isinstance(source, WebdatasetSource) else []
+                files = [] if is_url(spec.path) or is_jsonl(spec.path) else _files_of(spec.path)
+                state = _file_states(files)
+                self._state = [source.fingerprint, source.contents, [[*shard[1]] for shard in shards], state]
+        return self._state
+
     # -- a shard ----------------------------------------------------------------------------------------------------
 
     def _opened(self, shard: str, findings: Findings) -> tuple[ShardState | None, SampleExaminer | None]:
@@ -212,12 +240,20 @@ class LintWork(Work[Span, Findings]):
             if target.part_names and isinstance(source, WebdatasetSource):
                 source.part_names = target.part_names  # a shard without one of them does not make a field map wrong
             encoder = self._make_encoder()
-            leaf = open_whole(target.spec, encoder or DefaultTaskEncoder(), target.trust_code, source)
+            leaf = open_whole(
+                target.spec,
+                encoder or DefaultTaskEncoder(),
+                target.trust_code,
+                source,
+                bool(state and state.is_damaged),
+            )
         except EnergonLiteError as error:
             if isinstance(error, FatalSampleError) and not isinstance(error, ShardChangedError):
                 raise
-            findings.problems.append(Problem(target.spec.path, shard, "", "", "shard", error.what))
-            return state, None
+            of_shard = isinstance(error, DatasetError)
+            kind = "shard" if of_shard else "data set"  # the samples are not to blame for a mistake in a document
+            findings.problems.append(Problem(target.spec.path, shard, "", "", kind, error.what))
+            return state if of_shard or state is None else dataclasses.replace(state, scan=None), None
         usual = target.usual
         if usual is None and state is not None and state.scan is not None:
             usual = usual_parts(state.scan.parts[:, 2], state.scan.part_names, state.scan.samples)
@@ -311,6 +347,23 @@ class LintWork(Work[Span, Findings]):
         return Findings(**table, problems=problems, keys=arrays["keys"])
 
 
+def _files_of(path: str) -> list[str]:
+    """Return the local files of a path: itself, those below a folder, or those of a pattern."""
+    if os.path.isdir(path):
+        return [os.path.join(place, name) for place, _, names in os.walk(path) for name in names]
+    return [path] if os.path.exists(path) else glob.glob(path, recursive=True)
+
+
+def _file_states(paths: Iterable[str]) -> list[list[Any]]:
+    """Return name, size and time of change in ns of each file that exists, in the order of paths."""
+    states = []
+    for path in sorted(paths):
+        with suppress(OSError):
+            status = os.stat(path)
+            states.append([os.path.basename(path), status.st_size, status.st_mtime_ns])
+    return states
+
+
 def _hash(key: str) -> int:
     digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
@@ -318,7 +371,7 @@ def _hash(key: str) -> int:
 
 def _digest(path: str) -> str:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_file) as file:
             return hashlib.blake2b(file.read(), digest_size=16).hexdigest()
     except OSError:
         return ""
