@@ -11,7 +11,10 @@ from energon_lite.errors import EnergonLiteError
 from energon_lite.storage import SampleDecoder
 
 PICKLED = pickle.dumps([1, 2])
-CHILD = "from energon_lite.storage import SampleDecoder; import pickle; print(SampleDecoder().decode('pkl', pickle.dumps(5)))"
+CHILD = (
+    "from energon_lite.storage import SampleDecoder; import pickle; "
+    "print(SampleDecoder().decode('pkl', pickle.dumps(5)))"
+)
 
 
 @pytest.fixture
