@@ -24,9 +24,9 @@ from energon_lite.loading.iterators.lane_cursor import MAX_LANES, check_topology
 from energon_lite.loading.iterators.lane_dataset import PUSHBACK, LaneDataset
 from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
+from energon_lite.loading.makers.batch_runner import Leaf
 from energon_lite.loading.makers.chunk_bundles import TokenBundling
 from energon_lite.loading.makers.pack_selection import pack_selection
-from energon_lite.loading.makers.pipeline import Leaf
 from energon_lite.loading.opened_blend import OpenedBlend, blend_of_leaves, blend_of_many
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.token_batching import TokenBatching, plan_by_tokens, token_batching

@@ -27,7 +27,7 @@ from energon_lite.loading.iterators.lane_iterator import LaneIterator
 from energon_lite.loading.iterators.loops import going_through
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.planned_iterator import PlannedIterator
-from energon_lite.loading.makers.pipeline import Result
+from energon_lite.loading.makers.batch_runner import Result
 from energon_lite.loading.makers.report import Report
 from energon_lite.loading.makers.user_frames import hide_own_frames
 from energon_lite.loading.progress import MetricsSink, Progress, ReportingOptions, gathered_stats, setup_of, tokens_of
@@ -119,17 +119,18 @@ class DataLoader:
         tolerances = failure_tolerances(encoder)
         self._report = Report(encoder.failure_tolerance, runs.leaves, hooks=tolerances, on_lost=self._observers.on_lost)
         self._ahead: DevicePrefetcher | None = None
-        self._pipeline = runs.pipeline()
-        self._pipeline.samples.cache_pool = self._cache_pool = checked_pool(cache_pool)
-        self._pipeline.samples.worker_config = config
-        self._pipeline.samples.failures = self._report.log
+        self._runner = runs.runner()
+        services = self._runner.services
+        services.cache_pool = self._cache_pool = checked_pool(cache_pool)
+        services.worker_config = config
+        services.failures = self._report.log
         timed = trace is not None or self._observers.times_stages
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, timed, prefetch_factor
         )
-        self._workers = ExecutorHandle(self._pipeline, config.num_workers, options)
+        self._workers = ExecutorHandle(self._runner, config.num_workers, options)
         weakref.finalize(self, self._workers.close)
-        setup = setup_of(self._pipeline.samples, self._workers.num_workers, start_method)
+        setup = setup_of(self._runner, self._workers.num_workers, start_method)
         reporting = ReportingOptions.checked(log_every, metrics, metrics_every)
         self._progress = Progress(self._report, self._workers, setup, reporting)
         # Not `_iterator`: Lightning knows that name from torch, and sets it to None.
@@ -285,7 +286,7 @@ class DataLoader:
             >>> again = loader.restore_sample(batch.__restore_key__)
         """
         try:
-            return self._dataset_iterator.dataset.restore_sample(restore_key, self._pipeline)
+            return self._dataset_iterator.dataset.restore_sample(restore_key, self._runner)
         except SampleError as error:
             hide_own_frames(error)
             if self.worker_config.restore_error_handler is not None:

@@ -230,7 +230,7 @@ def test_a_file_that_cannot_be_written_ends_nothing(leaf_of: Any, bad: str, capl
 def test_nothing_is_timed_unasked(leaf_of: Any) -> None:
     with _loader(leaf_of(30), None) as loader:
         next(iter(loader))
-        assert not loader._pipeline.samples.observers
+        assert not loader._runner.services.observers
 
 
 @pytest.fixture

@@ -231,7 +231,7 @@ def test_a_sample_longer_than_planned_is_left_out_and_counted(leaf_of: Callable[
     assert stats["samples"] == 0 and stats["failed"] == 7
     assert "its batch was planned for" in str(stats["reasons"])
     with pytest.raises(SampleError, match="measure the lengths again"):
-        loader._pipeline.restore((0, 0, 0, 0, length_of(0), 0), 0)
+        loader._runner.restore((0, 0, 0, 0, length_of(0), 0), 0)
 
 
 def test_arguments_that_do_not_go_together(leaf_of: Callable[..., Any]) -> None:

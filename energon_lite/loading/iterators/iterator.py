@@ -12,7 +12,7 @@ from typing import Any
 from energon_lite.errors import UsageError
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.iterators.state import State
-from energon_lite.loading.makers.pipeline import Address, Result
+from energon_lite.loading.makers.batch_runner import Address, Result
 from energon_lite.loading.makers.report import Report
 
 __all__ = ["DatasetIterator", "Loop", "OneThread", "checked_steps"]

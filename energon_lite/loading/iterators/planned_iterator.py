@@ -13,7 +13,7 @@ from energon_lite.errors import UsageError
 from energon_lite.loading.iterators.iterator import DatasetIterator
 from energon_lite.loading.iterators.planned_dataset import Cursor
 from energon_lite.loading.iterators.state import State
-from energon_lite.loading.makers.pipeline import Address, Job, Result
+from energon_lite.loading.makers.batch_runner import Address, Job, Result
 
 __all__ = ["PlannedIterator"]
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from energon_lite import DefaultTaskEncoder, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import FatalSampleError, ShardChangedError
+from energon_lite.loading.makers.batch_runner import BatchRunner, Failure, Job
 from energon_lite.loading.makers.columns import has_default_hooks
-from energon_lite.loading.makers.pipeline import Failure, Job, Pipeline
-from energon_lite.loading.makers.sample_maker import SampleMaker
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.storage import SampleDecoder
 
 Same = Callable[[Any, Any], bool]
@@ -89,11 +89,11 @@ def blend(folder: Path, names: tuple[str, ...], *more: tuple[str, Any]) -> dict[
     }
 
 
-def pipeline(path: Any, encoder: TaskEncoder, **arguments: Any) -> tuple[Pipeline, list[Job]]:
+def pipeline(path: Any, encoder: TaskEncoder, **arguments: Any) -> tuple[BatchRunner, list[Job]]:
     dataset = get_train_dataset(
         path, worker_config=WorkerConfig(rank=0, world_size=1), task_encoder=encoder, **arguments
     )
-    return dataset.pipeline(), dataset.jobs(0, [(number,) for number in range(25)])
+    return dataset.runner(), dataset.jobs(0, [(number,) for number in range(25)])
 
 
 class OneByOne(DefaultTaskEncoder):
@@ -198,7 +198,7 @@ def test_it_is_taken_where_samples_are_alike(
     def refuse(*_: Any) -> None:
         raise AssertionError("sample by sample")
 
-    monkeypatch.setattr(SampleMaker, "make", refuse)
+    monkeypatch.setattr(JobRunner, "make", refuse)
     made, jobs = pipeline(
         blend(folder, ("one", "two")),
         TaskEncoder(),
@@ -264,4 +264,4 @@ def test_only_plain_hooks_count(folder: Path) -> None:
     assert not has_default_hooks(DefaultTaskEncoder(batch_type=dict))
     with_code = DefaultTaskEncoder()
     with_code.decoder = SampleDecoder(handlers={"npy": torch.tensor})
-    assert pipeline(str(folder / "one"), with_code, batch_size=2)[0].samples.leaves[0].fields is None
+    assert pipeline(str(folder / "one"), with_code, batch_size=2)[0].leaves[0].fields is None

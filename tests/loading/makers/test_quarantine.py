@@ -23,7 +23,7 @@ from energon_lite import (
 )
 from energon_lite.extras.inspect.quarantine import Quarantine
 from energon_lite.loading.batch_observer import ObservedRank
-from energon_lite.loading.makers.pipeline import Failure
+from energon_lite.loading.makers.batch_runner import Failure
 
 
 class Picky(TaskEncoder):

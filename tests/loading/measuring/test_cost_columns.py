@@ -24,9 +24,9 @@ from energon_lite.extras.balance.image_patches import ImagePatches
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.part_lengths import measure_parts
-from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
+from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.loading.measuring.values import columns_of
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
@@ -145,7 +145,7 @@ def texts(write_dataset: Callable[..., Path], tmp_path: Path) -> Path:
 def run(data: Path, encoder: TaskEncoder, code: str = "", **options: Any) -> MeasureReport:
     leaf = open_whole(LeafSpec(str(data), ""), encoder, False)
     options.setdefault("workers", 0)
-    return measure(MeasuringPipeline(leaf, encoder, SampleLength(encoder)), Maker({"by": "test"}, code), **options)
+    return measure(MeasuringRunner(leaf, encoder, SampleLength(encoder)), Maker({"by": "test"}, code), **options)
 
 
 def check(data: Path) -> None:

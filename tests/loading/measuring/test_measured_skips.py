@@ -25,9 +25,9 @@ from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import DataIndexError, EmptyDatasetError, StateMismatchError
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength
-from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker
 from energon_lite.loading.measuring.run import measure
+from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.storage.index.columns import write_column
 
 
@@ -56,7 +56,7 @@ def data(tmp_path: Path, write_dataset: Callable[..., Path]) -> Path:
 def measured(data: Path, encoder: TaskEncoder, **options: Any) -> None:
     leaf = open_whole(LeafSpec(str(data), ""), encoder, False)
     maker = Maker({"by": "measure", "encoder_class": type(encoder).__name__})
-    measure(MeasuringPipeline(leaf, encoder, SampleLength(encoder)), maker, workers=0, **options)
+    measure(MeasuringRunner(leaf, encoder, SampleLength(encoder)), maker, workers=0, **options)
 
 
 def config(**options: Any) -> WorkerConfig:

@@ -22,9 +22,9 @@ from energon_lite.errors import DatasetError, FatalSampleError, UsageError, Work
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring import chunks
-from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
+from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.storage.index.columns import column_path, stored_columns, write_column
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -71,7 +71,7 @@ def run(data: Path, encoder: TaskEncoder | None = None, maker: Maker = MAKER, **
     encoder = encoder or Encoder()
     leaf = open_whole(LeafSpec(str(data), ""), encoder, False)
     options.setdefault("workers", 0)
-    return measure(MeasuringPipeline(leaf, encoder, SampleLength(encoder)), maker, **options)
+    return measure(MeasuringRunner(leaf, encoder, SampleLength(encoder)), maker, **options)
 
 
 def texts_of(data: Path) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Pipeline of wrapped data sets: each item is made by the pipeline of its data set, then by the functions around it."""
+"""Runner of wrapped data sets: each item is made by the runner of its data set, then by the functions around it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from typing import Any
 
 from energon_lite.batching.collate import empty_like
 from energon_lite.errors import FatalSampleError, SampleError, SkipSample, UsageError
-from energon_lite.hooks import HookContext
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
-from energon_lite.loading.makers.failure_log import FailureLog
-from energon_lite.loading.makers.hook_errors import FATAL, failure_of
+from energon_lite.loading.makers.batch_runner import Job
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.observers import Observer
-from energon_lite.loading.makers.outcomes import Address, Failure, FailureStreak, Result, of_each
-from energon_lite.loading.makers.pipeline import Job, Pipeline
-from energon_lite.loading.makers.sample_maker import set_restore_key
+from energon_lite.loading.makers.observers import Services
+from energon_lite.loading.makers.outcomes import (
+    Address,
+    Failure,
+    FailureStreak,
+    Rejected,
+    Result,
+    of_each,
+    set_restore_key,
+)
 from energon_lite.order.hashing import MASK64, HashDomain, hash_ints
-from energon_lite.storage.stores.cache_pool import CachePool
-from energon_lite.worker_config import ErrorHandler, WorkerConfig
+from energon_lite.worker_config import ErrorHandler
 
-__all__ = ["Branch", "ItemFunction", "ItemsJob", "ItemsPipeline"]
+__all__ = ["Branch", "ItemFunction", "ItemsJob", "ItemsRunner"]
 
 #: Randomness of the users' functions.
 _FUNCTION = HashDomain.WRAPPED_FUNCTION.value
@@ -49,6 +53,8 @@ class ItemFunction:
 
     def __call__(self, item: Any) -> Any:
         made = self.apply(item)
+        if made is None and not self.keeps:
+            raise FatalSampleError(f"{self.name} returned None", fix="return the item, or raise SkipSample")
         if not self.keeps:
             return made
         if not made:
@@ -75,73 +81,7 @@ class ItemsJob(Job):
     parts: tuple[tuple[int, Job], ...] = ()
 
 
-class _Samples:
-    """Sample makers of several pipelines, with the interface of one for executors."""
-
-    def __init__(self, pipelines: Sequence[Any], leaves: Sequence[Leaf]):
-        self._all = [pipeline.samples for pipeline in pipelines]
-        self.leaves = leaves
-        self.encoder = self._all[0].encoder
-        self.seeded_hooks = frozenset().union(*(maker.seeded_hooks for maker in self._all))
-
-    @property
-    def reads_ahead(self) -> bool:
-        """True if slow storage is asked to fetch samples ahead."""
-        return any(maker.reads_ahead for maker in self._all)
-
-    def prefetch(self, addresses: Sequence[Address]) -> None:
-        """Start to fetch samples from slow storage; each sample maker knows the leaves of all."""
-        self._all[0].prefetch(addresses)
-
-    @property
-    def cache_pool(self) -> CachePool | None:
-        """The ``self.cache`` of hooks."""
-        pool: CachePool | None = self._all[0].cache_pool
-        return pool
-
-    @cache_pool.setter
-    def cache_pool(self, pool: CachePool | None) -> None:
-        for maker in self._all:
-            maker.cache_pool = pool
-
-    @property
-    def worker_config(self) -> WorkerConfig | None:
-        """Configuration of the loader."""
-        config: WorkerConfig | None = self._all[0].worker_config
-        return config
-
-    @worker_config.setter
-    def worker_config(self, config: WorkerConfig | None) -> None:
-        for maker in self._all:
-            maker.worker_config = config
-
-    @property
-    def failures(self) -> FailureLog | None:
-        """Log that each failure is reported to at once."""
-        log: FailureLog | None = self._all[0].failures
-        return log
-
-    @failures.setter
-    def failures(self, log: FailureLog | None) -> None:
-        for maker in self._all:
-            maker.failures = log
-
-    def context(self, *origin: int, batch_index: int | None = None) -> HookContext:
-        """Return a context for the user's functions."""
-        made: HookContext = self._all[0].context(*origin, batch_index=batch_index)
-        return made
-
-    @property
-    def observers(self) -> tuple[Observer, ...]:
-        return tuple(self._all[0].observers)
-
-    @observers.setter
-    def observers(self, observers: tuple[Observer, ...]) -> None:
-        for maker in self._all:
-            maker.observers = observers
-
-
-class ItemsPipeline:
+class ItemsRunner(JobRunner):
     """Runner of the jobs of an :class:`~energon_lite.extras.energon.wrappers.items_dataset.ItemsDataset`.
 
     Args:
@@ -165,18 +105,24 @@ class ItemsPipeline:
     ):
         self.branches = [replace(branch, dataset=branch.dataset.for_workers()) for branch in branches]
         self._batcher = batcher
-        self._seed = seed
-        self._error_handler = error_handler
         self.first_leaves = list[int]()
-        self._pipelines = list[Any]()
+        self._runners = list[JobRunner]()
         for branch in branches:
             self.first_leaves.append(first_leaf)
-            self._pipelines.append(branch.dataset.pipeline_among(leaves, first_leaf))
+            self._runners.append(branch.dataset.runner_among(leaves, first_leaf))
             first_leaf += len(branch.dataset.leaves)
-        self.samples = _Samples(self._pipelines, leaves)
+        first = self._runners[0]
+        super().__init__(leaves, first.encoder, first.hooks, seed=seed, error_handler=error_handler)
+        self.seeded_hooks = frozenset().union(*(runner.seeded_hooks for runner in self._runners))
+        self.share(self.services)
         self._example: tuple[Any, int] | None = None
 
-    def __copy__(self) -> ItemsPipeline:
+    def share(self, services: Services) -> None:
+        super().share(services)
+        for runner in self._runners:
+            runner.share(services)
+
+    def __copy__(self) -> ItemsRunner:
         raise UsageError("start_method='thread' with wrapped data sets", fix="use processes, or wrap nothing")
 
     def run(self, job: Any) -> Result:
@@ -204,10 +150,10 @@ class ItemsPipeline:
         set_restore_key(together.batch, job.key)
         return together
 
-    def restore(self, address: Address, attempt: int) -> Any:
-        """Return the encoded sample at an address; see :class:`~energon_lite.loading.makers.pipeline.Pipeline`."""
+    def results(self, address: Address, attempt: int = 0) -> tuple[list[Any], list[Failure]]:
+        """Return the results of the sample hooks of the data set that an address belongs to."""
         number = max(n for n, first in enumerate(self.first_leaves) if first <= address[0])
-        return self._pipelines[number].restore(address, attempt)
+        return self._runners[number].results(address, attempt)
 
     def _item(self, number: int, part: Job, job: Job) -> Result:
         """Make an item of a branch and apply its functions; in training, replace an item that they lose."""
@@ -216,7 +162,7 @@ class ItemsPipeline:
         attempt = 0
         lost = list[Any]()
         while True:
-            result = self._pipelines[number].run(part)
+            result = self._runners[number].run(part)
             failure: Failure | None = None
             for place, function in enumerate(branch.functions if result.batch is not None else ()):
                 made = self._apply(function, result.batch, part, place, attempt)
@@ -241,34 +187,22 @@ class ItemsPipeline:
         """Return the job of a replacement from the same data set, drawn by a hash."""
         dataset = self.branches[number].dataset
         count = dataset.plan.count(part.pass_number) or _MANY
-        item = hash_ints(self._seed, _REPLACEMENT, part.pass_number, part.number, attempt) % count
+        item = hash_ints(self.seed, _REPLACEMENT, part.pass_number, part.number, attempt) % count
         return shifted(dataset.jobs(part.pass_number, [(item,)])[0], self.first_leaves[number])
 
     def _apply(self, function: ItemFunction, item: Any, job: Job, place: int, attempt: int = 0) -> Any:
         """Return the result of a function for an item, or its failure."""
-        origin = (self._seed, _FUNCTION, job.pass_number, job.number, place, attempt)
-        with self.samples.context(*origin, batch_index=job.number) as context:
+        origin = (self.seed, _FUNCTION, job.pass_number, job.number, place, attempt)
+        with self.context(*origin, batch_index=job.number) as context:
             context.seed_globals()
             try:
-                made = function(item)
-                if made is None:
-                    raise FatalSampleError(f"{function.name} returned None", fix="return the item, or raise SkipSample")
-                return made
-            except SkipSample as skip:
-                return Failure("*", f"item {job.number}", function.name, str(skip) or "SkipSample", skipped=True)
-            except FATAL:
-                raise
-            except Exception as error:
-                if self._error_handler is not None:
-                    self._error_handler(error, item, getattr(item, "__sources__", None))
-                failure = failure_of(error, function.name, "*", f"item {job.number}")
-                if self.samples.failures is not None:
-                    self.samples.failures.tell(failure)
-                return failure
+                return self.guarded(function.name, "*", f"item {job.number}", item, function, item)
+            except Rejected as rejected:
+                return rejected.failure
 
     def _empty(self, job: Job) -> Any:
         """Return an item without samples, for a rank that has none left."""
-        inside = self._pipelines[0].run(ItemsJob(job.pass_number, job.number, (), job.key)).batch
+        inside = self._runners[0].run(ItemsJob(job.pass_number, job.number, (), job.key)).batch
         for place, function in enumerate(self.branches[0].functions):
             if inside is not None and not function.keeps:
                 made = self._apply(function, inside, job, place)
@@ -317,7 +251,3 @@ def _joined_trace(traces: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
             stages[name] = stages.get(name, 0.0) + seconds
     lists = {name: [entry for trace in traces for entry in trace[name]] for name in ("samples", "sources")}
     return {**traces[-1], "began": traces[0]["began"], "stages": stages, **lists}
-
-
-#: A pipeline of either kind.
-AnyPipeline = Pipeline | ItemsPipeline

@@ -1,4 +1,4 @@
-"""Pipeline whose jobs return lengths, and other numbers, in place of batches."""
+"""Runner whose jobs return lengths, and other numbers, in place of batches."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 
 from energon_lite.errors import UsageError
 from energon_lite.hooks import HookContext, TaskEncoder, hooks_of
+from energon_lite.loading.makers.batch_runner import Job
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Outcome, Rejected, Result
-from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.sample_length import SampleLength
-from energon_lite.loading.makers.sample_maker import SampleMaker
 from energon_lite.loading.measuring.part_columns import ColumnReader
 from energon_lite.loading.measuring.values import Costs, Values, columns_of
 from energon_lite.order.hashing import HashDomain
 from energon_lite.storage.index.columns import FAILED, SKIPPED
 
-__all__ = ["MeasuringPipeline"]
+__all__ = ["MeasuringRunner"]
 
 #: Tag that separates the randomness of lengths from that of samples.
 _LENGTH = HashDomain.MEASURED_LENGTH.value
 
 
-class MeasuringPipeline:
+class MeasuringRunner(JobRunner):
     """Runner of chunks: each sample goes through the user's hooks up to ``encode_sample``. The result is its length,
     and the values of the encoder's ``sample_costs``, if it has such a method.
 
@@ -44,9 +44,7 @@ class MeasuringPipeline:
                 f"a hook of {type(encoder).__name__} is a generator: a sample has no length of its own then",
                 fix="measure with an encoder whose hooks return one sample for each",
             )
-        self.samples = SampleMaker([leaf], encoder, hooks, seed=0)
-        self.leaves = (leaf,)
-        self.encoder = encoder
+        super().__init__([leaf], encoder, hooks, seed=0)
         self._length = length
         self._parts = parts
         self._costs: Callable[[Any], Costs] | None = getattr(encoder, "sample_costs", None)
@@ -78,7 +76,7 @@ class MeasuringPipeline:
             if place in failures:
                 continue
             try:
-                self.samples.guarded("read", leaf.name, leaf.source.key(first + place), None, _raise, error)
+                self.guarded("read", leaf.name, leaf.source.key(first + place), None, _raise, error)
             except Rejected as rejected:
                 measured.flags[place] = FAILED
                 failures[place] = rejected.failure.at(job.addresses[place])
@@ -88,17 +86,17 @@ class MeasuringPipeline:
     ) -> Iterator[tuple[int, Costs | None] | Rejected]:
         """Yield the length of each sample, with its costs, or its failure."""
         (leaf,) = self.leaves
-        for address, encoded in zip(addresses, self.samples.make(addresses, context), strict=True):
+        for address, encoded in zip(addresses, self.make(addresses, context), strict=True):
             if type(encoded) is Rejected:
                 yield encoded
                 continue
             name = leaf.source.key(address[1])
-            context.move(self.samples.seed, _LENGTH, leaf.key, *address[1:])
+            context.move(self.seed, _LENGTH, leaf.key, *address[1:])
             try:
-                length = self.samples.guarded("sample_length", leaf.name, name, encoded, self._length, encoded)
+                length = self.guarded("sample_length", leaf.name, name, encoded, self._length, encoded)
                 costs = None
                 if self._costs is not None:
-                    costs = self.samples.guarded("sample_costs", leaf.name, name, encoded, self._costs, encoded)
+                    costs = self.guarded("sample_costs", leaf.name, name, encoded, self._costs, encoded)
                 yield length, costs
             except Rejected as rejected:
                 yield rejected

@@ -23,24 +23,24 @@ from energon_lite.loading.makers.chunk_items import ChunkItems
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Item, Made, Place, Tail
 from energon_lite.loading.makers.chunk_run import BEHIND, ChunkRun, origins_of
 from energon_lite.loading.makers.empty_batch import rows_of
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.outcomes import Address, Failure, Result
+from energon_lite.loading.makers.outcomes import Address, Failure, Result, set_restore_key
 from energon_lite.loading.makers.pack_selection import pack_selection
-from energon_lite.loading.makers.sample_maker import SampleMaker, set_restore_key
 from energon_lite.order.orders import Addresses
 from energon_lite.worker_config import ErrorHandler
 
-__all__ = ["ChunkPipeline"]
+__all__ = ["ChunkRunner"]
 
 #: Tag that separates the hashes of this purpose from those of others.
 _BUNDLE = 14
 
 
-class ChunkPipeline:
+class ChunkRunner(JobRunner):
     """Maker of the batches of chunks.
 
     Args:
-        leaves, encoder, seed, error_handler: as for :class:`~energon_lite.loading.makers.pipeline.Pipeline`.
+        leaves, encoder, seed, error_handler: as for :class:`~energon_lite.loading.makers.batch_runner.BatchRunner`.
         batch_size: samples in a batch; None: the groups give it, or batches are single samples.
         packing_buffer_size: samples in a buffer of packing; None: no packing.
         keep_remainder: the remainder of a chunk, unless it is handed over, becomes smaller batches; if False, it is
@@ -63,9 +63,8 @@ class ChunkPipeline:
         packing = packing_buffer_size is not None
         batched = batch_size is not None
         hooks = hooks_of(encoder, packing=packing, batched=batched, by_tokens=bundler is not None)
-        self.hooks = hooks
+        super().__init__(leaves, encoder, hooks, seed=seed, error_handler=error_handler)
         self.keep_remainder = keep_remainder
-        self.samples = SampleMaker(leaves, encoder, hooks, seed=seed, error_handler=error_handler)
         self._items = ChunkItems(hooks, packing_buffer_size, pack_selection(encoder))
         self._bundler = bundler or (BundlesByGroup(batch_size) if hooks.groups else BundlesByCount(batch_size or 1))
         self._batches_yield = not hooks.generators.isdisjoint(("batch", "encode_batch"))
@@ -84,25 +83,17 @@ class ChunkPipeline:
         run = self._run(job)
         made = self._made(run)
         while True:
-            for observer in self.samples.observers:
+            for observer in self.services.observers:
                 observer.begin()
             result = next(made, None)
             if result is None:
                 return
-            trace = self.samples.end([origin for item in run.items for origin in (*item.origins, *item.more_of)])
+            trace = self.end([origin for item in run.items for origin in (*item.origins, *item.more_of)])
             yield result if trace is None else replace(result, trace=trace)
 
-    def restore(self, address: Address, attempt: int, sub: int = 0) -> Any:
-        """Return the sample at an address after the sample hooks: the ``sub``-th of the samples that they yield.
-
-        Raises:
-            SampleError: it is skipped or fails, or the hooks yield fewer samples.
-        """
-        return self._items.restore(address, self._run(_no_chunk()), sub)
-
-    def results(self, address: Address) -> tuple[list[Any], list[Failure]]:
-        """Return all results of the sample hooks for an address, and the failures."""
-        return self._items.results(address, self._run(_no_chunk()))[:2]
+    def results(self, address: Address, attempt: int = 0) -> tuple[list[Any], list[Failure]]:
+        """Return all results of the sample hooks for an address, and the failures; there are no replacements."""
+        return self._items.results(address, self._run(_no_chunk()))
 
     def _run(self, job: ChunkJob, *, keep_remainder: bool | None = None) -> ChunkRun:
         if isinstance(job.carried, ChunkJob):
@@ -111,7 +102,7 @@ class ChunkPipeline:
         if job.carried_samples and isinstance(job.carried, Carried):
             job = replace(job, first=job.carried.begins_at)
         keeps = self.keep_remainder if keep_remainder is None else keep_remainder
-        return ChunkRun(job, self.samples, keep_remainder=keeps)
+        return ChunkRun(job, self, keep_remainder=keeps)
 
     def _made(self, run: ChunkRun) -> Iterator[Made]:
         after: Place | None = START
@@ -211,8 +202,8 @@ class ChunkPipeline:
         like = self._likeness.batch
         rows = self._likeness.rows
         origin = (_BUNDLE, job.pass_number, job.number)
-        with self.samples.context() as context:
-            batch = self.samples.empty_batch(like, rows, context, *origin)
+        with self.context() as context:
+            batch = self.empty_batch(like, rows, context, *origin)
         set_restore_key(batch, ("empty",))
         return [Made(batch)]
 

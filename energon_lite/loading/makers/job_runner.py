@@ -1,4 +1,5 @@
-"""From addresses to samples: read together, decoded, cooked, and passed through the hooks of single samples.
+"""Base of the runners of jobs: from addresses to samples that are read together, decoded, cooked, and passed through
+the hooks of single samples.
 
 The bytes of all samples come from one read for each leaf. Only if that fails (a damaged shard, samples with different
 parts), each sample is read by itself, so that an error is reported for the sample that has it, and for no other.
@@ -7,12 +8,11 @@ parts), each sample is read by itself, so that an error is reported for the samp
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any
 
-from energon_lite.errors import FatalSampleError, SkipSample
+from energon_lite.errors import FatalSampleError, SampleError, SkipSample
 from energon_lite.hooks import (
     HookContext,
     Hooks,
@@ -24,9 +24,9 @@ from energon_lite.hooks import (
     running_context,
     seeded_hooks,
 )
-from energon_lite.loading.makers.columns import Rows, columns_of, in_order
+from energon_lite.loading.makers.chunk_job import Made
+from energon_lite.loading.makers.columns import Rows, columns_of
 from energon_lite.loading.makers.empty_batch import empty_batch
-from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.hook_errors import (
     FATAL,
     NEVER_A_RESULT,
@@ -38,28 +38,28 @@ from energon_lite.loading.makers.hook_errors import (
     wrong_result,
 )
 from energon_lite.loading.makers.leaf import Leaf, largest_mean_bytes, reads_ahead
-from energon_lite.loading.makers.observers import Observer
-from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
+from energon_lite.loading.makers.observers import Services
+from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, Result, set_restore_key, where_of
 from energon_lite.loading.makers.sample_length import as_planned
 from energon_lite.loading.makers.sample_names import SampleNames
 from energon_lite.loading.makers.user_frames import hook_traceback
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.storage.read.sample_reader import fetch_samples
-from energon_lite.storage.stores.cache_pool import CachePool
-from energon_lite.worker_config import ErrorHandler, WorkerConfig
+from energon_lite.worker_config import ErrorHandler
 
-__all__ = ["SAMPLE", "SampleMaker", "set_restore_key"]
+__all__ = ["READ_TOGETHER", "SAMPLE", "JobRunner"]
 
 #: Randomness of the hooks of single samples.
 SAMPLE = HashDomain.SAMPLE_HOOKS.value
 #: Choice of replacements.
 _REPLACEMENT = HashDomain.REPLACEMENT.value
 #: Bytes of shards that are read together, at most: it limits the memory of large samples that wait to be decoded.
-_READ_TOGETHER = 1 << 28
+READ_TOGETHER = 1 << 28
 
 
-class SampleMaker:
-    """Maker of samples.
+class JobRunner:
+    """Runner of jobs, with the way that all jobs have in common: addresses -> fetch -> rows -> hooks. A subclass makes
+    the result of a job of the samples.
 
     Args:
         leaves: the leaves, in the order's numbering.
@@ -69,10 +69,9 @@ class SampleMaker:
         error_handler: see :class:`~energon_lite.WorkerConfig`.
 
     Attributes:
-        failures: log that each failure is reported to at once; None: no log.
-        observers: observers of each step. Without observers, notifications cost nothing.
-        cache_pool: the ``self.cache`` of hooks; None: a pool that keeps nothing.
-        worker_config: configuration of the loader; None: there is none.
+        services: objects of the loader: observers, the log of failures, the cache.
+        sample_hooks: names and functions of the hooks that single samples go through.
+        largest: largest mean bytes of shard per sample over all leaves.
         reads_ahead: at least one of the leaves is on slow storage; see :meth:`prefetch`.
     """
 
@@ -90,26 +89,34 @@ class SampleMaker:
         self.hooks = hooks
         self.seed = seed
         self.error_handler = error_handler
-        self.failures: FailureLog | None = None
-        self.observers: tuple[Observer, ...] = ()
-        self.cache_pool: CachePool | None = None
-        self.worker_config: WorkerConfig | None = None
+        self.services = Services()
         self._cook = cook_function(encoder)
         self._own = own_hooks(encoder)
         self.seeded_hooks = seeded_hooks(encoder)
-        self._sample_hooks = [
+        self.sample_hooks = [
             (name, getattr(encoder, name)) for name in hooks.sample if not returns_its_argument(encoder, name)
         ]
         self.reads_ahead = reads_ahead(leaves)
-        self._largest = largest_mean_bytes(leaves)
+        self.largest = largest_mean_bytes(leaves)
 
-    def __getstate__(self) -> dict[str, Any]:
-        config = self.worker_config
-        return self.__dict__ | {"worker_config": None if config is None else config.for_workers()}
+    def run(self, job: Any) -> Result:
+        """Return the result of a job; pure, so that any process can run it, also repeatedly."""
+        raise NotImplementedError
+
+    def batches(self, job: Any) -> Iterator[Made]:
+        """Yield the batches of the job of a chunk, each made on request."""
+        raise NotImplementedError
+
+    def share(self, services: Services) -> None:
+        """Use the services of another runner."""
+        self.services = services
 
     def context(self, *origin: int, batch_index: int | None = None) -> HookContext:
         """Return a context for hooks that run for the loader."""
-        return HookContext(*origin, batch_index=batch_index, cache=self.cache_pool, worker_config=self.worker_config)
+        services = self.services
+        return HookContext(
+            *origin, batch_index=batch_index, cache=services.cache_pool, worker_config=services.worker_config
+        )
 
     # -- samples --------------------------------------------------------------------------------------------------
 
@@ -127,37 +134,31 @@ class SampleMaker:
         for address, rows, at in self.read(addresses, attempt):
             yield self.made(rows, at, address, ("sample", *address[:3], attempt), context, batch_index)
 
-    def make_together(self, addresses: Sequence[Address]) -> list[Any] | None:
-        """Return the samples if no hook sees them before the batch hooks do; None: they must be made one by one."""
-        if self._sample_hooks or not self.hooks.batched or len(addresses[0]) > 3:
-            return None
-        if any(observer.times_samples for observer in self.observers):
-            return None
-        if len(addresses) * self._largest > _READ_TOGETHER:
-            return None
-        for number in {address[0] for address in addresses}:
-            fields = self.leaves[number].fields
-            if fields is None or fields.decodes:
-                return None  # a damaged sample, or one that needs a loader, would have all samples decoded twice
-        try:
-            rows, places = self.read_together(addresses)
-            keys = {number: [("sample", *addresses[place], 0) for place in mine] for number, mine in places.items()}
-            made = []
-            for number, leaf_rows in rows.items():
-                if self.observers:
-                    self._tell_columns(leaf_rows)
-                samples = leaf_rows.samples(keys[number])
-                if samples is None:
-                    return None
-                made.append(samples)
-        except Exception as error:
-            self.fell_back("decode_together", addresses, error)
-            return None  # the error is raised again when each sample is made, and reported with its sample
-        return made[0] if len(made) == 1 else in_order(made, places)
-
     def one(self, address: Address, context: HookContext, attempt: int = 0, batch_index: int | None = None) -> Any:
         """Return the sample at an address, or a :class:`Rejected` with the failure."""
         return next(self.make((address,), context, attempt, batch_index))
+
+    def results(self, address: Address, attempt: int = 0) -> tuple[list[Any], list[Failure]]:
+        """Return all results of the sample hooks for an address, and the failures."""
+        with self.context() as context:
+            made = self.one(address, context, attempt)
+        return ([], [made.failure]) if type(made) is Rejected else ([made], [])
+
+    def restore(self, address: Address, attempt: int, number: int = 0) -> Any:
+        """Return the sample at an address after the sample hooks: the ``number``-th of the samples that they yield.
+
+        Raises:
+            SampleError: it is skipped or fails, or the hooks yield fewer samples.
+        """
+        values, failures = self.results(address, attempt)
+        if number < len(values):
+            return values[number]
+        what = f"{failures[0].stage}: {failures[0].reason}" if failures else f"the hooks yield only {len(values)}"
+        raise SampleError(
+            f"the sample cannot be made: {what}",
+            where=where_of(self.leaves[address[0]].name, failures[0].key if failures else f"sample {address[1]}"),
+            fix=(failures[0].fix or None) if failures else None,
+        )
 
     def replacement(self, address: Address, attempt: int) -> Address:
         """Return the address of the ``attempt``-th replacement for a sample; 0: the sample itself."""
@@ -177,9 +178,9 @@ class SampleMaker:
         """
         if not addresses:
             return ()
-        if len(addresses) * self._largest > _READ_TOGETHER:
+        if len(addresses) * self.largest > READ_TOGETHER:
             largest = max(self.leaves[leaf].mean_bytes for leaf, *_ in addresses)
-            together = min(together, max(1, int(_READ_TOGETHER / largest)))
+            together = min(together, max(1, int(READ_TOGETHER / largest)))
         if len(addresses) > together:
             portions = (addresses[start : start + together] for start in range(0, len(addresses), together))
             return chain.from_iterable(self.read(some, attempt, together=together) for some in portions)
@@ -202,7 +203,7 @@ class SampleMaker:
         """Read samples with one read for each leaf. Return the rows, and their places in ``addresses``, by leaf."""
         if self.reads_ahead:
             leaves = self.leaves
-            if self.observers:
+            if self.services.observers:
                 self.tell("read", "*", f"{len(addresses)} samples")
             fetch_samples((leaves[leaf].reader, index) for leaf, index, *_ in addresses)
         numbers, indices = columns_of(addresses)
@@ -215,24 +216,15 @@ class SampleMaker:
         rows = {}
         for number, mine in places.items():
             leaf_indices = indices if len(mine) == len(indices) else [indices[place] for place in mine]
-            if self.observers:
+            if self.services.observers:
                 self.tell("read", self.leaves[number].name, f"{len(leaf_indices)} samples")
-            rows[number] = Rows(self.leaves[number], leaf_indices, self.failures)
+            rows[number] = Rows(self.leaves[number], leaf_indices, self.services.failures)
         return rows, places
 
     def fell_back(self, route: str, addresses: Sequence[Address], error: Exception) -> None:
         """Count an error on the fast route, see :meth:`FailureLog.fell_back`."""
-        if self.failures is not None:
-            self.failures.fell_back(route, (self.leaves[leaf].name for leaf, *_ in addresses), error)
-
-    def fields_of(self, rows: Mapping[int, Rows]) -> dict[int, dict[str, list[Any]]]:
-        """Return the fields of the rows, by leaf."""
-        fields = {}
-        for number, leaf_rows in rows.items():
-            if self.observers:
-                self._tell_columns(leaf_rows)
-            fields[number] = leaf_rows.fields()
-        return fields
+        if self.services.failures is not None:
+            self.services.failures.fell_back(route, (self.leaves[leaf].name for leaf, *_ in addresses), error)
 
     def made(
         self,
@@ -250,12 +242,13 @@ class SampleMaker:
         number = epoch * leaf.length + index
         context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=number, batch_index=batch_index)
         try:
-            sample = None if self.observers else rows.sample(at, key)
+            is_tried = not self.services.observers
+            sample = rows.sample(at, key) if is_tried else None
             if sample is None or rows.columns is None:
-                name, sample = self.load(rows, at, key, is_tried=not self.observers)
+                name, sample = self.load(rows, at, key, is_tried=is_tried)
             else:
                 name = rows.columns.keys[at]
-            for hook, function in self._sample_hooks:
+            for hook, function in self.sample_hooks:
                 sample = self.guarded(hook, leaf.name, name, sample, function, sample)
             if not self.hooks.batched:
                 set_restore_key(sample, key)
@@ -277,7 +270,7 @@ class SampleMaker:
         leaf = rows.leaf
         if rows.columns is not None:
             name = rows.columns.keys[at]
-            if self.observers:
+            if self.services.observers:
                 self.tell("decode", leaf.name, name)
             sample = None if is_tried else rows.sample(at, restore_key)
             if sample is not None:
@@ -291,19 +284,16 @@ class SampleMaker:
             sample = self.guarded("cook_crude_sample", leaf.name, raw.key, sample, *given)
         return raw.key, sample
 
-    def _tell_columns(self, rows: Rows) -> None:
-        self.tell("decode_columns", rows.leaf.name, f"{len(rows.indices)} samples")
-
     # -- observers ------------------------------------------------------------------------------------------------
 
     def tell(self, stage: str, leaf: str, key: str) -> None:
         """Notify the observers that a step is about to begin."""
-        for observer in self.observers:
+        for observer in self.services.observers:
             observer.step(stage, leaf, key)
 
     def end(self, addresses: Sequence[Address | None]) -> dict[str, Any] | None:
         """Notify the observers that the batch of these samples is made; return the trace of the first that has one."""
-        traces = [observer.end(addresses) for observer in self.observers]
+        traces = [observer.end(addresses) for observer in self.services.observers]
         return next((trace for trace in traces if trace is not None), None)
 
     # -- steps ----------------------------------------------------------------------------------------------------
@@ -336,7 +326,7 @@ class SampleMaker:
             FatalSampleError: the step raised an error that ends the iteration, or returned a value that no hook may.
         """
         try:
-            if self.observers:
+            if self.services.observers:
                 self.tell(stage, leaf, key if isinstance(key, str) else f"{self.names(key):short}")
             if stage in self.seeded_hooks and (context := running_context()) is not None:
                 context.seed_globals()
@@ -363,8 +353,8 @@ class SampleMaker:
                 sources = sources_of(subject)
                 self.error_handler(error, subject, None if sources is None else list(sources))
             failure = failure_of(error, stage, leaf, f"{self.names(key)}")
-            if self.failures is not None:
-                self.failures.tell(failure)
+            if self.services.failures is not None:
+                self.services.failures.tell(failure)
             raise Rejected(failure) from error
 
     def names(self, key: str | SampleNames | Sequence[Address]) -> SampleNames | str:
@@ -386,12 +376,3 @@ class SampleMaker:
             raise returned_nothing(stage, function, whose=whose)
         if (error := wrong_result(value, stage, function, whose)) is not None:
             raise error
-
-
-def set_restore_key(value: Any, key: tuple[Any, ...]) -> None:
-    """Store the restore key of a sample or a batch in it, if it has a place for it."""
-    if isinstance(value, dict):
-        if "__restore_key__" in value:
-            value["__restore_key__"] = key
-    elif is_dataclass(value) and hasattr(value, "__restore_key__"):
-        object.__setattr__(value, "__restore_key__", key)
