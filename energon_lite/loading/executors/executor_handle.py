@@ -9,14 +9,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 from energon_lite.errors import WorkerError
 from energon_lite.loading.executors.executor import Executor, InlineExecutor, Load, PoolOptions
 from energon_lite.loading.executors.work_seconds import WorkSeconds
-from energon_lite.loading.executors.worker_handle import check_threads
-from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import StageTimer
 from energon_lite.storage.files.read_counts import COUNTS
@@ -115,6 +112,8 @@ class ExecutorHandle:
         self.num_workers = num_workers
         self._options = options
         if num_workers and options.start_method == "thread":
+            from energon_lite.loading.executors.worker_handle import check_threads
+
             check_threads(runner)
         if not num_workers and options.trace:
             runner.services.observers += (StageTimer(runner.leaves),)
@@ -145,10 +144,12 @@ class ExecutorHandle:
         """Return the executor of jobs; the same object until it is closed."""
         if self._executor is None:
             COUNTS.take()  # drop the counts of earlier reads in this process
-            workers = self.num_workers
-            runner = self._runner
-            pool = partial(WorkerPool, runner, workers, self._options, self.work)
-            self._executor = pool() if workers else InlineExecutor(runner, self.work)
+            if self.num_workers:
+                from energon_lite.loading.executors.worker_pool import WorkerPool
+
+                self._executor = WorkerPool(self._runner, self.num_workers, self._options, self.work)
+            else:
+                self._executor = InlineExecutor(self._runner, self.work)
         return self._executor
 
     def close(self) -> bool:

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import GenericAlias
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from typing_extensions import Self
 
 from energon_lite.errors import UsageError, counted
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.identity import Identity
-from energon_lite.loading.iterators.loops import Loop
 from energon_lite.loading.iterators.state import Numbers, State, damaged, make_state, read_rebase
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
@@ -21,7 +20,26 @@ from energon_lite.order.orders import Rebase
 from energon_lite.order.stages import WeightStage
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["Moved", "SavableDataset"]
+__all__ = ["Loop", "Moved", "SavableDataset"]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop around the loops inside it.
+
+    Args:
+        kind: ``limit``: the first steps of the first loop, always the same ones; ``repeat``: several loops, one after
+            the other; ``epoch``: a number of steps that continue after those of the loop before.
+        count: steps of each rank, or repetitions; 0: endless.
+    """
+
+    kind: Literal["limit", "repeat", "epoch"]
+    count: int
+
+    @property
+    def by_steps(self) -> bool:
+        """True if the loop counts steps, and not repetitions."""
+        return self.kind != "repeat"
 
 
 @dataclass(frozen=True)

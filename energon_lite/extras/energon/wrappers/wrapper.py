@@ -13,10 +13,10 @@ from energon_lite.errors import EmptyDatasetError, UnknownLengthError, UsageErro
 from energon_lite.extras.energon.wrappers.items_dataset import ItemsDataset
 from energon_lite.extras.energon.wrappers.items_runner import Branch, ItemFunction
 from energon_lite.extras.energon.wrappers.streams import ItemOrder, ItemStream, PlanStream
-from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.dataset import Loop, SavableDataset
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
-from energon_lite.loading.iterators.loops import Loop, is_endless, length_of
+from energon_lite.loading.iterators.loops import is_endless, length_of
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.worker_config import WorkerConfig
