@@ -19,10 +19,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from energon_lite.batching.address_list import AddressList
 from energon_lite.batching.capacity import at_least_one
-from energon_lite.batching.digests import address_hashes, sums_of_groups
-from energon_lite.batching.oversize import Counts
+from energon_lite.batching.digests import AddressList, address_hashes, sums_of_groups
+from energon_lite.batching.micro_batches import Counts
 from energon_lite.order import Order
 from energon_lite.order.permutation import MAX_LENGTH
 
