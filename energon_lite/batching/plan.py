@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import ClassVar
@@ -151,11 +151,14 @@ class FixedPlan(Plan):
     order: Order
     batch_size: int | None
     drop_last: bool = False
-    chunk: int = field(init=False)  # one micro-batch
 
     def __post_init__(self) -> None:
         at_least_one("give at least 1, or None for single samples", batch_size=self.batch_size)
-        object.__setattr__(self, "chunk", self.batch_size or 1)
+
+    @property
+    def chunk(self) -> int:  # type: ignore[override]
+        """Positions in a chunk, which is one micro-batch."""
+        return self.batch_size or 1
 
     @property
     def rows(self) -> int:

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from energon_lite.config.class_names import joiner_name
-from energon_lite.config.leaf_spec import AuxReference, JoinSpec, LeafSpec, Step, WeightUnit
+from energon_lite.config.leaf_spec import AuxReference, JoinSpec, LeafSpec, Step, Subset, WeightUnit
 from energon_lite.config.metadataset_document import (
     EXPECTED_STORE,
     Join,
@@ -27,7 +27,6 @@ from energon_lite.config.metadataset_document import (
     numbers_above_leaf,
     parse_metadataset,
 )
-from energon_lite.config.subset import Subset
 from energon_lite.config.weight_schedule import ONE, Share, SlopesMeet, multiply
 from energon_lite.documents import Node, from_plain, load_yaml
 from energon_lite.documents.paths import is_data_path, is_url, join_url, local_path, missing_file_fix

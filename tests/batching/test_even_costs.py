@@ -13,8 +13,7 @@ from scipy.optimize import linprog
 
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.packing import BestFit
-from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fit_limits
-from energon_lite.extras.balance.outsized_samples import place_outsized
+from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fit_limits, place_outsized
 from energon_lite.extras.balance.rank_columns import UNIT, RankColumns, levels_of, shares_of
 
 
