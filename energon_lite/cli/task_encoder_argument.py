@@ -6,9 +6,9 @@ import hashlib
 import os
 import sys
 
+from energon_lite.entry_points import find_named
 from energon_lite.errors import UsageError
 from energon_lite.hooks import TaskEncoder, check_hooks
-from energon_lite.named_object import find_named
 
 __all__ = ["code_hash", "make_task_encoder"]
 
