@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from effort import examples
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 def test_numbers_of_examples_follow_the_profile() -> None:
     said = re.compile(r"max_examples=\d")
-    fixed = [str(path) for path in HERE.rglob("*.py") if said.search(path.read_text())]
+    fixed = [str(path) for path in TESTS.rglob("*.py") if said.search(path.read_text())]
     assert fixed == [], "write max_examples=examples(...)"
 
 
 @pytest.mark.parametrize(("profile", "count"), [("default", 200), ("check", 40), ("nightly", 4000)])
 def test_profiles(profile: str, count: int) -> None:
     code = "import effort; effort.load_profile(); print(effort.examples(200), effort.examples(1) >= 1)"
-    environment = {**os.environ, "HYPOTHESIS_PROFILE": profile, "PYTHONPATH": str(HERE)}
+    environment = {**os.environ, "HYPOTHESIS_PROFILE": profile, "PYTHONPATH": str(TESTS)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(count), "True"]
 

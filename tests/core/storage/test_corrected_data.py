@@ -109,7 +109,7 @@ def test_another_process_reads_what_is_there_now(tmp_path: Path) -> None:
 
     def said() -> str:
         arguments = [sys.executable, "-c", program, str(tmp_path / "data"), str(tmp_path / "ranges")]
-        paths = [str(Path(__file__).parent.parent), str(Path(__file__).parent), *filter(None, sys.path)]
+        paths = [str(Path(__file__).parents[2]), str(Path(__file__).parent), *filter(None, sys.path)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=120, check=False)
         assert not done.returncode, done.stderr

@@ -24,11 +24,11 @@ from energon_lite.extras.energon.compat import recipes
 from energon_lite.extras.energon.compat.task_encoder import DefaultTaskEncoder
 from energon_lite.loading.iterators import lane_iterator
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "laws"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "core" / "laws"))
 
 from content_encoders import Content, contents
 
-LAWS = Path(__file__).parent.parent / "laws"
+LAWS = Path(__file__).parents[3] / "core" / "laws"
 energon = pytest.importorskip("megatron.energon")
 
 
