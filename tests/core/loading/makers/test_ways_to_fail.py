@@ -110,7 +110,7 @@ class _Told(logging.Handler):
 @pytest.fixture
 def told() -> Iterator[list[str]]:
     """What was told of failures."""
-    handler, logger = _Told(), logging.getLogger("energon_lite.loading.makers.failure_log")
+    handler, logger = _Told(), logging.getLogger("energon_lite.loading.makers.outcomes")
     logger.addHandler(handler)
     yield handler.texts
     logger.removeHandler(handler)
