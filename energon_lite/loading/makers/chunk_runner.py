@@ -4,9 +4,9 @@
 
 Any hook may make fewer or more results of its input. Items that do not fill a batch at a chunk's end are handed over to
 a later chunk (with groups, or by request, they become smaller batches, or are dropped). A batch can be made again from
-the number of the chunk and the :class:`ChunkPlace` in it at which the batch begins. If neither packs nor groups mix samples,
-this reads no more than the samples of the batch; a pack needs the samples of its buffer (up to the selection), a batch
-of a group the whole chunk.
+the number of the chunk and the :class:`ChunkPlace` in it at which the batch begins. If neither packs nor groups mix
+samples, this reads no more than the samples of the batch; a pack needs the samples of its buffer (up to the selection),
+a batch of a group the whole chunk.
 """
 
 from __future__ import annotations
