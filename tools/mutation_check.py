@@ -25,15 +25,23 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import hypothesis  # noqa: F401  # the imports that are slow, for the forks
+import pytest
+import torch.distributed.checkpoint
+import torch.distributed.tensor
+import torch.utils.data  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 
@@ -234,22 +242,51 @@ def _failing(tests: Sequence[str], copy: Path) -> str:
 
 
 def _failing_of(mark: str, profile: str, tests: Sequence[str], copy: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(copy), "HYPOTHESIS_STORAGE_DIRECTORY": str(copy / ".hypothesis")}
-    environment["PYTHONUNBUFFERED"] = "1"  # else the names of tests are lost where one ends the process
-    environment["HYPOTHESIS_PROFILE"] = profile
+    output = copy / "output.txt"
     options = ["-v", "-x", "-n0", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={_HANGS}"]
-    options += ["-m", f"{mark} and not nightly and not gpu"]
-    command = [sys.executable, "-m", "pytest", *options, *tests]
-    try:
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=_SECONDS)
-    except subprocess.TimeoutExpired as hangs:
-        return _last_test(hangs.stdout.decode() if hangs.stdout else "") or tests[0]
-    if done.returncode in (0, 5):  # 5: no test has the mark
+    options += ["-m", f"{mark} and not nightly and not gpu", *tests]
+    code = _run_tests(options, copy, profile, output)
+    text = output.read_text(errors="replace")
+    if code in (0, 5):  # 5: no test has the mark
         return ""
-    if done.returncode in (3, 4):  # not what a failing test gives
-        raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
-    named = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return named[-1] if named else _last_test(done.stdout) or tests[0]
+    if code in (3, 4):  # not what a failing test gives
+        raise RuntimeError(text[-4000:])
+    named = re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+    return named[-1] if named and code is not None else _last_test(text) or tests[0]
+
+
+def _run_tests(options: Sequence[str], copy: Path, profile: str, output: Path) -> int | None:
+    """The exit status of pytest in a copy of the project; None: it took too long.
+
+    It runs in a fork of this process, which has imported what takes long and is no part of the project.
+    """
+    child = os.fork()
+    if not child:
+        code = 3
+        try:
+            os.setsid()
+            file = os.open(output, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+            os.chdir(copy)
+            sys.path.insert(0, str(copy))
+            sys.argv[:] = ["pytest"]
+            os.environ |= {"PYTHONPATH": str(copy), "HYPOTHESIS_STORAGE_DIRECTORY": str(copy / ".hypothesis")}
+            os.environ |= {"PYTHONUNBUFFERED": "1", "HYPOTHESIS_PROFILE": profile}
+            code = int(pytest.main([*options]))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    end = time.monotonic() + _SECONDS
+    while time.monotonic() < end:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.1)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
 
 
 def _last_test(output: str) -> str:
