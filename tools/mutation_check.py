@@ -245,20 +245,29 @@ def _failing(tests: Sequence[str], copy: Path) -> str:
 
 
 def _failing_of(mark: str, profile: str, tests: Sequence[str], copy: Path) -> str:
-    output = copy / "output.txt"
-    options = ["-v", "-x", "-n0", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={_HANGS}"]
+    options = ["-x", "-n0", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={_HANGS}"]
     options += ["-m", f"{mark} and not nightly and not gpu", *(f"--deselect={test}" for test in _bad), *tests]
-    code = _run_tests(options, copy, profile, output)
-    text = output.read_text(errors="replace")
+    begun = _Begun(copy / "begun.txt")
+    code = _run_tests(options, copy, profile, begun)
     if code in (0, 5):  # 5: no test has the mark
         return ""
     if code in (3, 4):  # not what a failing test gives
-        raise RuntimeError(text[-4000:])
-    named = re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
-    return named[-1] if named and code is not None else _last_test(text) or tests[0]
+        raise RuntimeError((copy / "output.txt").read_text(errors="replace")[-4000:])
+    return begun.file.read_text() or tests[0]
 
 
-def _run_tests(options: Sequence[str], copy: Path, profile: str, output: Path) -> int | None:
+class _Begun:
+    """A plugin of pytest that writes down the last test that was begun."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        file.write_text("")
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.file.write_text(nodeid)
+
+
+def _run_tests(options: Sequence[str], copy: Path, profile: str, plugin: _Begun) -> int | None:
     """The exit status of pytest in a copy of the project; None: it took too long.
 
     It runs in a fork of this process, which has imported what takes long and is no part of the project.
@@ -268,15 +277,15 @@ def _run_tests(options: Sequence[str], copy: Path, profile: str, output: Path) -
         code = 3
         try:
             os.setsid()
-            file = os.open(output, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+            file = os.open(copy / "output.txt", os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
             os.dup2(file, 1)
             os.dup2(file, 2)
             os.chdir(copy)
             sys.path.insert(0, str(copy))
             sys.argv[:] = ["pytest"]
             os.environ |= {"PYTHONPATH": str(copy), "HYPOTHESIS_STORAGE_DIRECTORY": str(copy / ".hypothesis")}
-            os.environ |= {"PYTHONUNBUFFERED": "1", "HYPOTHESIS_PROFILE": profile}
-            code = int(pytest.main([*options]))
+            os.environ["HYPOTHESIS_PROFILE"] = profile
+            code = int(pytest.main([*options], [plugin]))
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -290,12 +299,6 @@ def _run_tests(options: Sequence[str], copy: Path, profile: str, output: Path) -
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return None
-
-
-def _last_test(output: str) -> str:
-    """The last test that was begun."""
-    begun = re.findall(r"^(tests/\S+::\S+)", output, re.MULTILINE)
-    return begun[-1] if begun else ""
 
 
 def _copied(into: Path) -> Path:
