@@ -1,0 +1,96 @@
+"""``energon-lite tune``: real loaders, for a short time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from energon_lite.cli.main import main
+from energon_lite.errors import UsageError
+from energon_lite.extras.inspect.tuning.search import Setting
+from energon_lite.extras.inspect.tuning.trials import Trials, What
+
+ENCODERS = """
+import ctypes, os, time
+from energon_lite import TaskEncoder, stateless
+
+class Sleeps(TaskEncoder):
+    @stateless(restore_seeds=False)
+    def encode_sample(self, sample):
+        time.sleep(0.01)
+        return {"key": sample.__key__}
+
+class Hungry(TaskEncoder):
+    @stateless(restore_seeds=False)
+    def encode_sample(self, sample):
+        if os.getpid() != TRAINER:
+            self.kept = bytearray(os.urandom(1 << 20)) * 300
+        return {"key": sample.__key__}
+
+class Dies(TaskEncoder):
+    def encode_sample(self, sample):
+        os._exit(3)
+
+TRAINER = os.getpid()
+"""
+
+
+@pytest.fixture
+def folder(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tuned_encoders.py").write_text(ENCODERS)
+    monkeypatch.chdir(tmp_path)
+    return Path(leaf_of(120, "tuned"))
+
+
+def tune(*arguments: object) -> Any:
+    return CliRunner().invoke(main, ["tune", *map(str, arguments)])
+
+
+@pytest.mark.slow
+def test_batches_by_tokens_in_one_word(folder: Path) -> None:
+    stored = CliRunner().invoke(main, ["measure", str(folder), "--length-field", "txt", "--no-progress"])
+    assert stored.exit_code == 0, stored.output
+    given = ["--seconds", 4, "--most-workers", 1, "--no-threads", "--json"]
+    found = tune(folder, "--batching", "best_fit:capacity=40", *given)
+    assert found.exit_code == 0 and json.loads(found.stdout)["best"]["samples"] > 0, found.output
+
+
+@pytest.mark.slow
+def test_it_proposes_workers_and_draws_the_curve(folder: Path, tmp_path: Path) -> None:
+    given = ["--task-encoder", "tuned_encoders:Sleeps", "--batch-size", 4, "--seconds", 20, "--most-workers", 4]
+    found = tune(folder, *given, "--step-seconds", 0.021, "--plot", tmp_path / "tune.png")
+    assert found.exit_code == 0, found.output
+    lines = found.output.splitlines()
+    assert "cores and" in lines[0] and lines[1].startswith("  no workers: ")
+    proposal = next(line for line in lines if line.startswith("num_workers="))
+    # A batch takes 40 ms: two workers make one in 20 ms, if the machine lets them.
+    assert proposal.startswith(("num_workers=2,", "num_workers=3,", "num_workers=4,")), found.output
+    assert "times as fast as without workers" in proposal and "What limits the loader then: hooks." in lines
+    assert (tmp_path / "tune.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_takes_too_much_memory_is_ended_and_not_proposed(folder: Path) -> None:
+    given = ["--task-encoder", "tuned_encoders:Hungry", "--seconds", 4, "--most-workers", 1, "--no-threads", "--json"]
+    found = tune(folder, *given, "--memory-limit", "420M")
+    assert found.exit_code == 0, found.output
+    result = json.loads(found.output)
+    assert result["best"]["setting"]["workers"] == 0 and result["best"]["memory"] < 420 << 20
+    (worker,) = [one for one in result["measured"] if one["setting"]["workers"]]
+    assert worker["memory"] > 420 << 20 or "memory" in worker["error"]
+
+
+def test_what_cannot_be_loaded_is_said(folder: Path, tmp_path: Path) -> None:
+    with Trials(What(str(folder), "tuned_encoders:Dies", {"batch_size": 2}, False, 0.2), None) as trials:
+        with pytest.raises(UsageError, match="exit code 3"):
+            trials(Setting(0))
+    found = tune(tmp_path / "nothing", "--seconds", 4)
+    assert found.exit_code == 1 and "load it yourself" in found.output and "Traceback" not in found.output
+
+
+def test_bad_options(folder: Path) -> None:
+    assert "is no number of bytes" in tune(folder, "--memory-limit", "lots").output
+    assert tune(folder, "--ranks", 0).exit_code == 2
