@@ -11,8 +11,7 @@ from functools import cache, partial
 from typing import Any
 
 from energon_lite.batching.best_fit_decreasing import PACK_VERSION
-from energon_lite.batching.chunks import ChunkPlan, default_chunk_size
-from energon_lite.batching.plan import FixedPlan
+from energon_lite.batching.plan import ChunkPlan, FixedPlan, default_chunk_size
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset, multiply_epochs
 from energon_lite.entry_points import blend_openers, load
