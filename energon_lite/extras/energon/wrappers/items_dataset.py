@@ -1,4 +1,4 @@
-"""Data set whose items are those of other data sets, in an order of its own: each item is made by the runner of its data
+"""Data set whose items are those of other data sets, in an order of its own: each is made by the runner of its data
 set, then by the functions around it.
 """
 
