@@ -19,13 +19,13 @@ from energon_lite.samples import SAMPLE_TYPES
 from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.index.splits import parse_ratio
 from energon_lite.storage.prepare.dataset_scan import DatasetScan
-from energon_lite.storage.prepare.loader_template import loader_template
 from energon_lite.storage.prepare.sample_document import (
     CRUDE,
     SAMPLE_LOADER,
     check_parts,
     find_sample_type,
     is_required,
+    loader_template,
     sample_document,
     sample_fields,
 )

@@ -32,10 +32,9 @@ from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.source import has_own_scheme, source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
-from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
-from energon_lite.storage.samples.part_columns import compile_columns
+from energon_lite.storage.samples.field_map import FieldMap, compile_columns, compile_field_map
 from energon_lite.storage.samples.sample_loader import Loader, SampleLoader
-from energon_lite.storage.samples.trusted_code import load_function
+from energon_lite.trust import load_function
 
 __all__ = [
     *("PathOrDict", "dataset_config_of", "find_leaves", "open_leaves", "open_source", "open_whole", "refuse_join"),

@@ -58,15 +58,15 @@ from energon_lite.storage.index.sample_filter import (
     build_filter_index_from_shard_indexes as build_filter_index_from_shard_indexes,
 )
 from energon_lite.storage.samples.decoding import SampleDecoder as SampleDecoder
-from energon_lite.storage.stores.cache_pool import CachePool as CachePool
-from energon_lite.storage.stores.cache_pool import NoCachePool as NoCachePool
 from energon_lite.storage.stores.file_store import DecodeFileStore as DecodeFileStore
 from energon_lite.storage.stores.file_store import FileStore as FileStore
 from energon_lite.storage.stores.file_store import FileStoreDecoder as FileStoreDecoder
 from energon_lite.storage.stores.file_store import PrimaryFileStore as PrimaryFileStore
+from energon_lite.storage.stores.lazy import CachePool as CachePool
 from energon_lite.storage.stores.lazy import DirectLazy as DirectLazy
 from energon_lite.storage.stores.lazy import Lazy as Lazy
 from energon_lite.storage.stores.lazy import MockLazy as MockLazy
+from energon_lite.storage.stores.lazy import NoCachePool as NoCachePool
 from energon_lite.worker_config import WorkerConfig as WorkerConfig
 
 from .compat.install import install as install

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_lite.errors import DataIndexError, DatasetError, FatalSampleError, UsageError, listed
-from energon_lite.extras.formats.arrow_values import lengths_of, values_of
+from energon_lite.extras.formats.tables import lengths_of, values_of
 
 __all__ = ["LanceSource", "open_source"]
 

@@ -45,7 +45,7 @@ from energon_lite.loading.makers.sample_names import SampleNames
 from energon_lite.loading.makers.user_frames import hook_traceback
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.storage.read.sample_reader import fetch_samples
-from energon_lite.storage.stores.cache_pool import CachePool
+from energon_lite.storage.stores.lazy import CachePool
 from energon_lite.worker_config import ErrorHandler, WorkerConfig
 
 __all__ = ["SAMPLE", "SampleMaker", "set_restore_key"]

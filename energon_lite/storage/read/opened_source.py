@@ -21,9 +21,8 @@ from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.kept_samples import DenseExclusion
 from energon_lite.storage.read.range_cache import ReadAhead
-from energon_lite.storage.read.sample_columns import Columns
 from energon_lite.storage.read.source import OpenSource, Source
-from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
+from energon_lite.storage.read.webdataset import Columns, RawSample, SampleRange, WebdatasetSource
 
 __all__ = ["AnySource", "OpenedSource", "Renaming", "SingleSource"]
 

@@ -44,9 +44,8 @@ from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, SQLITE_INDEX, read_uuid
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.sqlite_index import open_read_only
-from energon_lite.storage.tar.sample_columns import split_member_name
 from energon_lite.storage.tar.tar_headers import BLOCK
-from energon_lite.storage.tar.tar_scan import ShardScan, scan_remote_shard
+from energon_lite.storage.tar.tar_scan import ShardScan, scan_remote_shard, split_member_name
 
 if TYPE_CHECKING:
     import sqlite3

@@ -18,7 +18,7 @@ from energon_lite.loading.makers.outcomes import Address, Failure, FailureStreak
 from energon_lite.loading.makers.pipeline import Job, Pipeline
 from energon_lite.loading.makers.sample_maker import set_restore_key
 from energon_lite.order.hashing import MASK64, HashDomain, hash_ints
-from energon_lite.storage.stores.cache_pool import CachePool
+from energon_lite.storage.stores.lazy import CachePool
 from energon_lite.worker_config import ErrorHandler, WorkerConfig
 
 __all__ = ["Branch", "ItemFunction", "ItemsJob", "ItemsPipeline"]

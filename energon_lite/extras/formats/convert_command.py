@@ -16,8 +16,8 @@ import click
 
 from energon_lite.cli import bytes_of, job_options, progress
 from energon_lite.errors import DatasetError, UsageError, check_choice, counted
-from energon_lite.extras.formats.converting.samples import Sample, open_samples, read_samples
-from energon_lite.extras.formats.converting.writers import WRITERS, Mds, ShardWriter
+from energon_lite.extras.formats.convert_samples import Sample, open_samples, read_samples
+from energon_lite.extras.formats.shard_writers import WRITERS, Mds, ShardWriter
 from energon_lite.storage.files.atomic_file import remove_if_there, replacing, write_bytes
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.prepare.prepare import prepare_dataset
