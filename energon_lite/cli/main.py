@@ -24,7 +24,6 @@ COMMANDS = {
         "prepare": "Index a folder of tar shards, divide it into splits, and define its samples.",
         "info": "Show a data set or a blend: samples, effective weights, epochs of each data set.",
         "measure": "Run a task encoder over a data set, and store the length of each sample, or that it is skipped.",
-        "filter": "Store the samples of a data set that meet a condition, such as tokens <= 4096, under a name.",
         "checkpoint": "Show saved states of loaders, merge them, divide them among other ranks, or rebase them.",
         "init": "Write a small project that runs without changes: data, blend, task encoder, training script.",
         "completion": "Write the completion script of a shell.",

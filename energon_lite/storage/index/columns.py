@@ -29,7 +29,15 @@ from energon_lite.storage.tar.tar_scan import Int64
 
 __all__ = [
     *("CHECKSUMS", "FAILED", "LENGTH", "SKIP", "SKIPPED", "Column", "RaggedColumn", "check_column_name"),
-    *("column_folders", "column_path", "find_column", "stored_columns", "writable_folder", "write_column"),
+    *(
+        "column_folders",
+        "column_path",
+        "find_column",
+        "length_column",
+        "stored_columns",
+        "writable_folder",
+        "write_column",
+    ),
 ]
 
 #: Folder of the columns in ``.nv-meta``.
@@ -37,6 +45,8 @@ COLUMNS_FOLDER = "energon_lite.columns"
 
 #: The measured length of a sample in tokens (0 if it has none).
 LENGTH = "length"
+#: Other names of this column, in filters and weights.
+_LENGTHS = ("tokens", "num_tokens")
 #: The outcome of measuring a sample: 0, SKIPPED or FAILED.
 SKIP = "skip"
 #: Value of ``skip``: the task encoder skipped the sample.
@@ -164,6 +174,11 @@ class RaggedColumn:
 
     def __repr__(self) -> str:
         return f"RaggedColumn({self.name!r}, {counted(self._length, 'sample')})"
+
+
+def length_column(name: str) -> str:
+    """Return the column that a name stands for: ``tokens`` and ``num_tokens`` are aliases of the measured length."""
+    return LENGTH if name in _LENGTHS else name
 
 
 def check_column_name(name: str) -> str:

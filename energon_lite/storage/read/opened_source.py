@@ -13,14 +13,13 @@ from energon_lite.errors import (
     DatasetError,
     EmptyDatasetError,
     ShardChangedError,
-    UsageError,
     counted,
 )
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.read_counts import COUNTS
-from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.kept_samples import DenseExclusion
 from energon_lite.storage.read.range_cache import ReadAhead
+from energon_lite.storage.read.sample_choice import SampleFilter
 from energon_lite.storage.read.source import OpenSource, Source
 from energon_lite.storage.read.webdataset import Columns, RawSample, SampleRange, WebdatasetSource
 
@@ -186,13 +185,7 @@ class OpenedSource:
         """The samples that meet all filters; None if all of them do."""
         kept = np.ones(self._stop - self._start, dtype=bool)
         for sample_filter in filters:
-            if sample_filter.index is not None:
-                raise UsageError(
-                    f"a source of your own has no filter index {sample_filter.index!r}",
-                    where=self.path,
-                    fix="write a comparison of its columns, such as tokens <= 4096",
-                )
-            kept &= sample_filter.keep({name: np.asarray(self._whole_column(name)) for name in sample_filter.columns})
+            kept &= sample_filter.opened(self.path, None, self._whole_column)(0, len(kept))
         return None if kept.all() else DenseExclusion(len(kept), [kept])
 
     def sample(self, index: int) -> RawSample:

@@ -15,10 +15,9 @@ from energon_lite.storage.index.columns import Column, RaggedColumn
 from energon_lite.storage.index.index_cache import open_index, shard_counts
 from energon_lite.storage.index.jsonl import folder_of_shards, is_jsonl
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.range_cache import ReadAhead
 from energon_lite.storage.read.remote import local_meta, remote_index, shard_sizes
-from energon_lite.storage.read.sample_choice import SampleChoice, excluded_positions
+from energon_lite.storage.read.sample_choice import SampleChoice, SampleFilter, excluded_positions
 
 __all__ = [
     "Columns",

@@ -26,7 +26,7 @@ def command(path: str, name: str, where: str, overwrite: bool) -> None:
     Example:
       energon-lite filter data/coco short "tokens <= 4096"
     """
-    from energon_lite.storage.index.sample_filter import SampleFilter, build_filter_index
+    from energon_lite.extras.energon.sample_filters import SampleFilter, build_filter_index
     from energon_lite.storage.read.webdataset import WebdatasetSource
 
     condition = SampleFilter(where)
