@@ -11,13 +11,13 @@ import click
 import numpy as np
 
 from energon_lite.batching.capacity import Ints, checked_lengths
-from energon_lite.batching.metrics import even_balance, measure_plan, rank_loads
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.strategy import CHUNK, STRATEGIES, packing_capacity, plan_in_chunks, strategy_from_dict
 from energon_lite.cli import aligned
 from energon_lite.cli.dataset_arguments import open_dataset, split_config_option, split_part_option, strategy_document
 from energon_lite.documents.paths import is_data_path, local_path
 from energon_lite.errors import EmptyDatasetError, UsageError, counted
+from energon_lite.extras.inspect.plan_metrics import even_balance, measure_plan, rank_loads
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.permutation import permute_array
 
