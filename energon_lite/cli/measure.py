@@ -26,7 +26,8 @@ from energon_lite.loading.measuring.part_lengths import measure_parts, part_colu
 from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
-from energon_lite.storage.index.columns import CHECKSUMS, check_column_name
+from energon_lite.storage.index.column_file import check_column_name
+from energon_lite.storage.index.columns import CHECKSUMS
 from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import meta_path

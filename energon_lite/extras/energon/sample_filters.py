@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from energon_lite.documents import load_yaml
 from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.storage.files.atomic_file import write_bytes
-from energon_lite.storage.index.columns import check_column_name, length_column
+from energon_lite.storage.index.column_file import check_column_name
+from energon_lite.storage.index.columns import length_column
 from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import meta_path

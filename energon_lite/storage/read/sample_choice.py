@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from energon_lite.errors import DatasetError
 from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity
 from energon_lite.storage.index.column_file import ColumnFile, RaggedFile
-from energon_lite.storage.index.columns import CHECKSUMS, SKIPPED, Column, RaggedColumn, find_column, stored_columns
+from energon_lite.storage.index.columns import CHECKSUMS, SKIPPED, Column, RaggedColumn
 from energon_lite.storage.index.jsonl import folder_of_shards
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.kept_samples import DenseExclusion, KeptSamples, SparseExclusion
@@ -66,7 +66,7 @@ class SampleChoice:
         filters: conditions that samples have to meet, all of them.
         versions: versions of the shards at opening; None: the times of change that the index has.
         verified: parts are compared with their checksums, if these were measured.
-        asked: see :func:`find_column`.
+        asked: see :meth:`ColumnFile.find`.
 
     Attributes:
         shards: path and identity of each chosen shard.
@@ -105,8 +105,8 @@ class SampleChoice:
         self._shards = [numbers[name] for name in shard_names]
         table, folder = index.shards.tolist(), folder_of_shards(path)
         self.checksums: RaggedFile | None = None
-        if verified and stored_columns(path, CHECKSUMS, RaggedFile):
-            self.checksums = find_column(path, index, CHECKSUMS, self._shards, RaggedFile, asked=asked)
+        if verified and RaggedFile.stored(path, CHECKSUMS):
+            self.checksums = RaggedFile.find(path, index, CHECKSUMS, self._shards, asked=asked)
         rows = [table[number] for number in self._shards]
         self.versions = tuple(index.shard_times[self._shards].tolist()) if versions is None else versions
         identities = [ShardIdentity(row[0], row[1], version) for row, version in zip(rows, self.versions, strict=True)]
@@ -240,7 +240,7 @@ class SampleChoice:
         return Column(file, self._length, lambda n: self.locate_many(n)[1], start=start, fingerprint=fingerprint)
 
     def _file(self, name: str) -> ColumnFile:
-        return find_column(self.path, self.index, name, self._shards, asked=self._asked)
+        return ColumnFile.find(self.path, self.index, name, self._shards, asked=self._asked)
 
     def ragged_column(self, name: str) -> RaggedColumn:
         """The values of a ragged column, such as ``"image_sizes"``, for these samples.
@@ -248,7 +248,7 @@ class SampleChoice:
         Raises:
             DataIndexError: as :meth:`column`.
         """
-        file = find_column(self.path, self.index, name, self._shards, RaggedFile, asked=self._asked)
+        file = RaggedFile.find(self.path, self.index, name, self._shards, asked=self._asked)
         fingerprint = file.fingerprint(self._shards)
         return RaggedColumn(file, self._length, lambda n: self.locate_many(n)[1], fingerprint=fingerprint)
 
