@@ -24,8 +24,7 @@ from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.files.remote_files import read_file
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info
-from energon_lite.storage.read.data_digest import data_digest, data_digests
-from energon_lite.storage.read.opened_source import AnySource, OpenedSource, Renaming
+from energon_lite.storage.read.opened_source import AnySource, OpenedSource, Renaming, data_digest, data_digests
 from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.source import has_own_scheme, source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource

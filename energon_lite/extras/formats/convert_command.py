@@ -21,8 +21,7 @@ from energon_lite.extras.formats.shard_writers import WRITERS, Mds, ShardWriter
 from energon_lite.storage.files.atomic_file import remove_if_there, replacing, write_bytes
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.read.data_digest import data_digest
-from energon_lite.storage.read.opened_source import SingleSource
+from energon_lite.storage.read.opened_source import SingleSource, data_digest
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work

@@ -237,14 +237,7 @@ class TableSource:
         blocks = []
         for file in self.files:
             for group in range(len(file.group_rows)):
-                lengths = lengths_of(file.read_group(group, [name]).column(name))
-                if lengths is None:
-                    raise UsageError(
-                        f"column {name!r} has no lengths: it is neither of integers nor of lists, or some are missing",
-                        where=file.path,
-                        fix="name another one (length_column=...)",
-                    )
-                blocks.append(lengths)
+                blocks.append(lengths_of(file.read_group(group, [name]), name, file.path))
         return np.concatenate(blocks) if blocks else np.zeros(0, np.int64)
 
     def _take(self, group: int, wanted: Any) -> dict[str, list[Any]]:
@@ -289,17 +282,26 @@ def values_of(column: Any) -> list[Any]:
     return values
 
 
-def lengths_of(column: Any) -> Any:
-    """Return the lengths in a column as int64: its integers, or the lengths of its lists; None: it has neither."""
+def lengths_of(table: Any, name: str, path: str) -> Any:
+    """Return the lengths in a column of a table as int64: its integers, or the lengths of its lists.
+
+    Raises:
+        UsageError: it has neither, or some are missing.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    column = table.column(name)
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         column = pc.list_value_length(column)
-    elif not pa.types.is_integer(kind):
-        return None
-    return None if column.null_count else np.asarray(column.to_numpy(), np.int64)
+    if not pa.types.is_integer(column.type) or column.null_count:
+        raise UsageError(
+            f"column {name!r} has no lengths: it is neither of integers nor of lists, or some are missing",
+            where=path,
+            fix="name another one (length_column=...)",
+        )
+    return np.asarray(column.to_numpy(), np.int64)
 
 
 def _plain(column: Any) -> Any:

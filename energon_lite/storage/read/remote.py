@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from energon_lite.errors import MissingShardError, NotPreparedError
@@ -36,7 +37,8 @@ from energon_lite.storage.files.remote_files import (
     read_range,
     version_of,
 )
-from energon_lite.storage.index.index_cache import cache_folder, check_count, find_index
+from energon_lite.storage.files.stored_array import whole_or_none
+from energon_lite.storage.index.index_cache import cache_folder, check_count, find_index, made_once
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import (
     META_FOLDER,
@@ -159,15 +161,13 @@ def remote_index(root: str, meta: str, counts: Mapping[str, int], there: Listing
             "a shard of the data set does not exist", where=f"{root}/{missing}", fix="upload it, or prepare again"
         )
     path = _place(root, meta, counts, there)
-    with suppress(FileNotFoundError):
-        return PackedIndex.open(path), path
-    with only_one(path):
-        with suppress(FileNotFoundError):
-            return PackedIndex.open(path), path
+
+    def make() -> None:
         _remove_older(path)
         index = PackedIndex.from_scans(_scans(root, os.path.dirname(path), counts, there), uuid=read_uuid(meta))
         index.write(path)
-    return PackedIndex.open(path), path
+
+    return made_once(path, partial(whole_or_none, PackedIndex.open), make), path
 
 
 def _place(root: str, meta: str, counts: Mapping[str, int], there: Listing) -> str:

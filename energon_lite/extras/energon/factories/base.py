@@ -25,8 +25,7 @@ from energon_lite.order.orders import BlendOrder, ConcatOrder, Order
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.samples import CrudeSample, Sample
 from energon_lite.storage.files.epath import EPath
-from energon_lite.storage.read.data_digest import data_digest
-from energon_lite.storage.read.opened_source import AnySource
+from energon_lite.storage.read.opened_source import AnySource, data_digest
 from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.trust import trusts
