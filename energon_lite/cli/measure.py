@@ -12,10 +12,19 @@ from typing import Any
 
 import click
 
-from energon_lite.cli.jobs import job_options, json_object, progress, show_share
-from energon_lite.cli.local_paths import local_dataset
-from energon_lite.cli.part_options import PART_OPTIONS, AskedParts, asked_parts, part_options
-from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
+from energon_lite.cli.arguments import (
+    PART_OPTIONS,
+    AskedParts,
+    asked_parts,
+    code_hash,
+    job_options,
+    json_object,
+    local_dataset,
+    make_task_encoder,
+    part_options,
+    progress,
+    show_share,
+)
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from energon_lite.cli.local_paths import ExistingPath
+from energon_lite.cli import ExistingPath
 from energon_lite.errors import UsageError, counted
 
 __all__ = ["command"]

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from energon_lite.cli import aligned, batching_argument
-from energon_lite.cli.byte_size import parse_bytes
+from energon_lite.cli.text import parse_bytes
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import UsageError, counted
 from energon_lite.extras.inspect.tuning.search import Bounds, Speed, Tuning, tune
