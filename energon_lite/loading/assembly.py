@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
+from energon_lite.batching.best_fit_decreasing import PACK_VERSION
 from energon_lite.batching.chunks import ChunkPlan, default_chunk_size
-from energon_lite.batching.pack_filling import PACK_VERSION
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset, multiply_epochs

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_lite.batching.capacity import Ints, at_least_one, checked_lengths
-from energon_lite.batching.step_balancer import IMAGES, TOKENS, CostColumns, StepCostModel
+from energon_lite.batching.step_balancer import IMAGES, TOKENS, CostColumns, Lengths, StepCostModel
 from energon_lite.batching.steps import STEP_VERSION
 from energon_lite.batching.strategy import (
     CHUNK,
@@ -23,7 +23,6 @@ from energon_lite.batching.strategy import (
     strategy_from_dict,
     to_dict,
 )
-from energon_lite.batching.token_lengths import Lengths
 from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.documents import load_yaml
 from energon_lite.documents.node import Node

@@ -7,7 +7,7 @@ import pickle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.batching.address_list import AddressList
+from energon_lite.batching.digests import AddressList
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 9)] * 3), max_size=9), st.integers(-10, 10), st.integers(-10, 10))

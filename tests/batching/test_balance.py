@@ -10,10 +10,10 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.batching.balance import _differencing, assign
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.exchange import exchange_samples
 from energon_lite.batching.micro_batches import MicroBatches
+from energon_lite.batching.steps import _differencing, assign
 from energon_lite.batching.strategy import strategy_from_dict
 from energon_lite.errors import TopologyError, UsageError
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.batching.capacity_search import largest_fitting
+from energon_lite.batching.capacity import largest_fitting
 from energon_lite.errors import UsageError
 
 

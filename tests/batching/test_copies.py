@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.batching.copies import keep_apart
+from energon_lite.batching.epochs import keep_apart
 from energon_lite.batching.micro_batches import MicroBatches
 
 

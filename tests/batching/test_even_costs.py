@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from energon_lite.batching.best_fit import BestFit
 from energon_lite.batching.capacity import Capacity, Ints
-from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fit_limits
-from energon_lite.extras.balance.outsized_samples import place_outsized
+from energon_lite.batching.packing import BestFit
+from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fit_limits, place_outsized
 from energon_lite.extras.balance.rank_columns import UNIT, RankColumns, levels_of, shares_of
 
 

@@ -8,7 +8,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.batching.pack_filling import full_packs
+from energon_lite.batching.best_fit_decreasing import full_packs
 from energon_lite.errors import UsageError
 
 

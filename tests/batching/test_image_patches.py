@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.balance.image_patches import ImagePatches
+from energon_lite.extras.balance.image_columns import ImagePatches
 
 SIZES = st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 5000)), min_size=1, max_size=5)
 

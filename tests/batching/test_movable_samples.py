@@ -8,8 +8,8 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.batching.best_fit import BestFit
 from energon_lite.batching.capacity import Capacity, Ints
+from energon_lite.batching.packing import BestFit
 from energon_lite.extras.balance.movable_samples import MovableSamples
 from energon_lite.extras.balance.rank_columns import UNIT, shares_of
 

@@ -10,7 +10,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.batching.mrope import mrope_positions
+from energon_lite.batching.positions import mrope_positions
 from energon_lite.errors import UsageError
 
 

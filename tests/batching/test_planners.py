@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_lite.batching.best_fit_decreasing import pack_histogram
 from energon_lite.batching.capacity import Capacity, checked_lengths
-from energon_lite.batching.histogram import pack_histogram
-from energon_lite.batching.micro_batches import PLAN_ORDERS, MicroBatches
-from energon_lite.batching.oversize import POLICIES, Counts, cut_to_fit
+from energon_lite.batching.micro_batches import PLAN_ORDERS, POLICIES, Counts, MicroBatches, cut_to_fit
 from energon_lite.batching.strategy import plan_in_chunks, strategy_from_dict
 from energon_lite.errors import UsageError
 

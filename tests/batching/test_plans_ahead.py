@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from energon_lite.batching.plans_ahead import PlansAhead
+from energon_lite.batching.token_plan import PlansAhead
 from energon_lite.errors import UsageError
 
 

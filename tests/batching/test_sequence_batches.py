@@ -14,10 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from energon_lite.batching.learning_rate import learning_rate_scale
-from energon_lite.batching.masks import flex_segment_mask, segment_mask
-from energon_lite.batching.sequence_batches import PackedBatch, PaddedBatch, pack_sequences, pad_sequences
-from energon_lite.batching.sequences import TokenSequence, cut_sequence, next_token_pairs
+from energon_lite.batching.positions import flex_segment_mask, segment_mask
+from energon_lite.batching.sequence_batches import (
+    PackedBatch,
+    PaddedBatch,
+    TokenSequence,
+    cut_sequence,
+    learning_rate_scale,
+    next_token_pairs,
+    pack_sequences,
+    pad_sequences,
+)
 from energon_lite.errors import SampleError, UsageError
 
 PAD = 99

@@ -12,8 +12,8 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.batching.best_fit import BestFit
 from energon_lite.batching.capacity import Capacity, Ints
+from energon_lite.batching.packing import BestFit
 from energon_lite.batching.step_balancer import CostColumns
 from energon_lite.batching.token_plan import Span, TokenPlan
 from energon_lite.extras.balance.cost_model import CostModel

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from energon_lite.batching.best_fit import BestFit
 from energon_lite.batching.capacity import AttentionCost, Capacity, Ints
-from energon_lite.batching.concat_split import ConcatSplit
-from energon_lite.batching.fixed_size import Fixed, MaxLength
-from energon_lite.batching.greedy import Greedy
-from energon_lite.batching.sorted_window import SortedWindow
+from energon_lite.batching.packing import BestFit, ConcatSplit, Greedy
+from energon_lite.batching.padded import Fixed, MaxLength, SortedWindow
 from energon_lite.batching.strategy import Strategy, strategy_from_dict, to_dict
 from energon_lite.errors import ConfigError
 

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from energon_lite.config import LeafSpec, is_metadataset, load_metadataset
-from energon_lite.config.leaf_spec import Step
-from energon_lite.config.subset import Subset
+from energon_lite.config.leaf_spec import Step, Subset
 from energon_lite.errors import ConfigError
 
 V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.config.subset import Subset, read_subset
+from energon_lite.config.leaf_spec import Subset, read_subset
 from energon_lite.documents import from_plain
 from energon_lite.errors import ConfigError
 

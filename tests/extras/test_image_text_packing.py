@@ -24,7 +24,7 @@ from energon_lite import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon_lite.batching.mrope import mrope_positions
+from energon_lite.batching.positions import mrope_positions
 from energon_lite.extras.tools.image_text_packing import ImageTextRow, ImageTextTaskEncoder
 from energon_lite.storage.read.webdataset import WebdatasetSource
 

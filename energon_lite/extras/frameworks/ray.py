@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from energon_lite.entry_points import find_named
 from energon_lite.errors import SampleError, StateMismatchError, UsageError
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.pipeline import Failure, Job
 from energon_lite.loading.savable_loader import SavableDataLoader
-from energon_lite.named_object import find_named
 from energon_lite.order.hashing import hash_ints
 
 __all__ = ["SampleKey", "SampleKeys", "fetch", "fetch_batch"]

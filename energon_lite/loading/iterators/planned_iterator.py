@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 
-from energon_lite.batching.oversize import Counts
+from energon_lite.batching.micro_batches import Counts
 from energon_lite.batching.plan import Place
 from energon_lite.errors import UsageError
 from energon_lite.loading.iterators.iterator import DatasetIterator

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from energon_lite.batching.best_fit_decreasing import full_packs
 from energon_lite.batching.capacity import at_least_one
-from energon_lite.batching.pack_filling import full_packs
 from energon_lite.errors import FatalSampleError, field_of
 from energon_lite.hooks import PackedSamplesOutput, TaskEncoder, is_overridden
 from energon_lite.loading.makers.outcomes import Address

@@ -19,8 +19,7 @@ from kill_steps import killed_at_every_step
 from energon_lite import TaskEncoder
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import DataIndexError, FatalSampleError, UsageError
-from energon_lite.extras.balance.image_columns import ImageColumns
-from energon_lite.extras.balance.image_patches import ImagePatches
+from energon_lite.extras.balance.image_columns import ImageColumns, ImagePatches
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.part_lengths import measure_parts

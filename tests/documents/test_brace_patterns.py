@@ -8,7 +8,7 @@ from braceexpand import braceexpand
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.brace_patterns import MAX_NAMES, _count, expand_braces
+from energon_lite.documents.paths import MAX_NAMES, _count_names, expand_braces
 from energon_lite.errors import UsageError
 from energon_lite.storage.index.splits import divide_by_patterns
 
@@ -50,7 +50,7 @@ def test_the_names_are_those_of_bash_and_their_number_is_known_before(pattern: s
         return
     assert expand_braces(pattern) == expected
     if "\\" not in pattern:
-        assert _count(pattern) == len(expected)
+        assert _count_names(pattern) == len(expected)
     if len(expected) > 1:
         with pytest.raises(ValueError, match="stand for"):
             expand_braces(pattern, 1)

@@ -1,4 +1,4 @@
-"""One context-parallel rank's part of a batch: each sequence is cut along its length.
+"""Positions and attention masks of rows of tokens: parts of context-parallel ranks, grids of images, packed samples.
 
 With a causal mask, later tokens attend to more tokens, so of ``size`` contiguous pieces the last would cost the most.
 The zigzag cut makes ``2 * size`` chunks and gives rank ``r`` the chunks ``r`` and ``2 * size - 1 - r``: all ranks then
@@ -14,16 +14,22 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
 
 from energon_lite.errors import TopologyError, UsageError, field_of
 
-if TYPE_CHECKING:
-    import torch
+__all__ = [
+    "context_parallel_positions",
+    "context_parallel_slice",
+    "flex_segment_mask",
+    "mrope_positions",
+    "segment_mask",
+]
 
-__all__ = ["context_parallel_positions", "context_parallel_slice"]
 
 T = TypeVar("T")
 
@@ -57,8 +63,6 @@ def context_parallel_positions(
         >>> [context_parallel_positions(8, rank=rank, size=2).tolist() for rank in (0, 1)]
         [[0, 1, 6, 7], [2, 3, 4, 5]]
     """
-    import torch
-
     if cut not in get_args(Cut):
         raise UsageError(f"cut is {cut!r}", fix="give 'zigzag' or 'plain'")
     if size < 1 or not 0 <= rank < size:
@@ -137,3 +141,79 @@ def context_parallel_slice(
 
 def _shown(bounds: Sequence[int]) -> str:
     return str(bounds) if len(bounds) < 8 else f"[{bounds[0]}, {bounds[1]}, ..., {bounds[-1]}]"
+
+
+def mrope_positions(length: int, starts: Sequence[int], grids: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Frame, row and column of each position of one sample, ``[3, length]``.
+
+    Text positions count up by one, equal in all three dimensions. Each position of an image has its place in the grid,
+    offset by the end of the text before it; the text after the image continues from the largest of these values.
+
+    Args:
+        length: positions of the sample. An image may be cut at the sample's end.
+        starts: the first position of each image, ascending.
+        grids: frames, rows and columns of each image or clip, in positions (after merging of patches into tokens).
+
+    Returns:
+        int64 ``[3, length]``.
+
+    Raises:
+        UsageError: images overlap, or the numbers of images and grids differ.
+
+    Example:
+        >>> mrope_positions(8, [1], [(1, 2, 2)])  # a token, an image of two rows and columns, three tokens
+        tensor([[0, 1, 1, 1, 1, 3, 4, 5],
+                [0, 1, 1, 2, 2, 3, 4, 5],
+                [0, 1, 2, 1, 2, 3, 4, 5]])
+    """
+    if len(starts) != len(grids):
+        raise UsageError(f"{len(starts)} images have {len(grids)} grids", fix="give a grid for each image")
+    parts: list[torch.Tensor] = []
+    at = following = 0
+    for start, (frames, rows, columns) in zip(starts, grids, strict=True):
+        if not at <= start <= length:
+            raise UsageError(
+                f"an image begins at position {start}, where the one before it ends at {at}, of {length} in all",
+                fix="give the images of one sample, in their order",
+            )
+        parts.append(torch.arange(following, following + start - at).expand(3, -1))
+        following += start - at
+        axes = (torch.arange(size) + following for size in (frames, rows, columns))
+        parts.append(torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1)[:, : length - start])
+        at = start + frames * rows * columns
+        following += max(frames, rows, columns)
+    parts.append(torch.arange(following, following + max(0, length - at)).expand(3, -1))
+    return torch.cat(parts, dim=1)
+
+
+def segment_mask(segment_ids: torch.Tensor) -> torch.Tensor:
+    """Causal mask for ``scaled_dot_product_attention``: ``[rows, length]`` -> bool ``[rows, 1, length, length]``.
+
+    Its size is quadratic in the length; for long rows use ``cu_seqlens`` or :func:`flex_segment_mask`.
+
+    Example:
+        >>> segment_mask(torch.tensor([[0, 0, 1]]))[0, 0].int()
+        tensor([[1, 0, 0],
+                [1, 1, 0],
+                [0, 0, 1]], dtype=torch.int32)
+    """
+    length = segment_ids.shape[-1]
+    same = segment_ids[:, :, None] == segment_ids[:, None, :]
+    return (same & torch.ones(length, length, dtype=torch.bool, device=segment_ids.device).tril())[:, None]
+
+
+def flex_segment_mask(
+    segment_ids: torch.Tensor,
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Mask function for ``torch.nn.attention.flex_attention.create_block_mask``, which skips whole blocks.
+
+    Example:
+        >>> length = batch.tokens.shape[1]
+        >>> mask = create_block_mask(flex_segment_mask(batch.segment_ids), 1, None, length, length)
+        >>> flex_attention(query, key, value, block_mask=mask)
+    """
+
+    def allowed(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (segment_ids[row, query] == segment_ids[row, key]) & (query >= key)
+
+    return allowed

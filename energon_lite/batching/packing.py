@@ -1,4 +1,4 @@
-"""Best fit on a stream: a few micro-batches are open at a time, and each sample goes where it fits best."""
+"""Strategies that fill micro-batches along the stream: in its order, by best fit, or by concatenation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,87 @@ from dataclasses import dataclass
 import numpy as np
 
 from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked_lengths
-from energon_lite.batching.micro_batches import MicroBatches, arrange
-from energon_lite.batching.oversize import Oversize, cut_to_fit
+from energon_lite.batching.micro_batches import Counts, MicroBatches, Oversize, Pieces, PlanOrder, arrange, cut_to_fit
 from energon_lite.errors import UsageError
 
-__all__ = ["BestFit", "checked_packing_capacity"]
+__all__ = ["BestFit", "ConcatSplit", "Greedy", "checked_packing_capacity"]
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Strategy that fills a micro-batch in stream order until the next sample does not fit.
+
+    It is the simplest strategy with a capacity. It has no bias, and no sample waits. With ``padded_tokens`` it has
+    padding: every row of a micro-batch is as wide as its longest sample.
+
+    Args:
+        capacity: what a micro-batch may hold.
+        max_samples: largest number of samples in a micro-batch; None: as many as fit.
+        oversize: treatment of a sample that does not fit alone.
+        order: order of the micro-batches.
+
+    Example:
+        >>> batches = Greedy(Capacity(10, "padded_tokens")).plan(np.array([5, 3, 1, 5, 2]), seed=0)
+        >>> [part.tolist() for part in batches]
+        [[0, 1], [2, 3], [4]]
+    """
+
+    capacity: Capacity
+    max_samples: int | None = None
+    oversize: Oversize = "error"
+    order: PlanOrder = "none"
+
+    def __post_init__(self) -> None:
+        at_least_one(max_samples=self.max_samples)
+
+    def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
+        """See :class:`energon_lite.batching.strategy.Strategy`."""
+        pieces = cut_to_fit(checked_lengths(lengths), self.capacity, self.oversize)
+        sizes = self.capacity.sizes(pieces.length).tolist()
+        entries, offsets = _fill_in_order(
+            sizes, self.capacity.limit, self.max_samples or len(sizes), self.capacity.adds_up
+        )
+        # A sample in a micro-batch of its own waits until the one that is open is full.
+        wait = int(np.diff(offsets).max()) if pieces.counts.own_batches else 0
+        late = len(sizes) if self.order != "none" else wait
+        return arrange(pieces, entries, offsets, self.capacity, late, order=self.order, seed=seed)
+
+
+def _fill_in_order(sizes: list[int], limit: int, most: int, adds_up: bool) -> tuple[list[int], list[int]]:
+    """Entries and boundaries of the micro-batches, in the order in which they are emitted."""
+    entries: list[int] = []
+    # ``held`` is the size of the open micro-batch: the sum of its sizes or, with padding, its largest size.
+    offsets = [0]
+    alone: list[int] = []
+    held = 0
+    for number, size in enumerate(sizes):
+        if size > limit:
+            alone.append(number)
+            continue
+        rows = len(entries) - offsets[-1] + 1
+        if adds_up:
+            held += size
+            is_full = held > limit
+        else:
+            if size > held:
+                held = size
+            is_full = held * rows > limit
+        if is_full or rows > most:
+            _close(entries, offsets, alone)
+            held = size
+        entries.append(number)
+    _close(entries, offsets, alone)
+    return entries, offsets
+
+
+def _close(entries: list[int], offsets: list[int], alone: list[int]) -> None:
+    """Emit the open micro-batch, then the oversized samples that arrived meanwhile, each in its own micro-batch."""
+    if len(entries) > offsets[-1]:
+        offsets.append(len(entries))
+    for number in alone:
+        entries.append(number)
+        offsets.append(len(entries))
+    alone.clear()
 
 
 #: Gaps are treated as equal if they differ by less than ``limit / 400``.
@@ -75,11 +151,11 @@ class BestFit:
         age = self.max_age
         if age is None:
             age = max(1, 8 * self.open_bins * self.capacity.limit * len(sizes) // max(1, int(sizes.sum())))
-        entries, offsets = _fill(sizes.tolist(), self.capacity.limit, self.open_bins, age)
+        entries, offsets = _fill_best(sizes.tolist(), self.capacity.limit, self.open_bins, age)
         return arrange(pieces, entries, offsets, self.capacity, age)
 
 
-def _fill(sizes: list[int], limit: int, open_bins: int, max_age: int) -> tuple[list[int], list[int]]:
+def _fill_best(sizes: list[int], limit: int, open_bins: int, max_age: int) -> tuple[list[int], list[int]]:
     """Entries and boundaries of the micro-batches, in the order in which they are emitted."""
     entries: list[int] = []
     offsets = [0]
@@ -154,3 +230,53 @@ def _marks(sizes: list[int]) -> tuple[list[int], int]:
     marks = (powers << 8) + ((values << 8) >> powers)
     marks -= int(marks.sum()) // len(marks)
     return marks.tolist(), int((marks * marks).sum()) // len(marks)
+
+
+@dataclass(frozen=True)
+class ConcatSplit:
+    """Strategy with micro-batches of exactly ``tokens`` tokens (the last one is shorter), as usual in pretraining.
+
+    It fills micro-batches completely, but loses the most context: a sample is cut at the end of each micro-batch, and
+    its second part is read without the first. Not for samples that must stay whole, such as those with images. For the
+    effect of such cuts on a model see Ding et al. 2024, "Fewer truncations improve language modeling".
+
+    Samples without tokens are in no micro-batch; they are counted as dropped.
+
+    Args:
+        tokens: tokens in a micro-batch.
+
+    Example:
+        >>> batches = ConcatSplit(4).plan(np.array([3, 6]), seed=0)
+        >>> [part.tolist() for part in batches], batches.start.tolist(), batches.length.tolist()
+        ([[0, 1], [1], [1]], [0, 0, 1, 5], [3, 1, 4, 1])
+    """
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        Capacity(self.tokens)
+
+    @property
+    def capacity(self) -> Capacity:
+        """Capacity of a micro-batch, in packed tokens."""
+        return Capacity(self.tokens)
+
+    def plan(self, lengths: Ints, *, seed: int = 0, key_lengths: Ints | None = None) -> MicroBatches:
+        """See :class:`energon_lite.batching.strategy.Strategy`."""
+        lengths = checked_lengths(lengths)
+        ends = np.cumsum(lengths)
+        total = int(ends[-1]) if len(lengths) else 0
+        cuts = np.arange(0, total, self.tokens, dtype=np.int64)
+        begins = np.union1d((ends - lengths)[lengths > 0], cuts)
+        sample = np.searchsorted(ends, begins, side="right").astype(np.int64)
+        pieces = Pieces(
+            sample,
+            begins - (ends - lengths)[sample],
+            np.diff(np.append(begins, total)),
+            Counts(
+                dropped_samples=int((lengths == 0).sum()),
+                split_samples=int((np.bincount(sample, minlength=1) > 1).sum()),
+            ),
+        )
+        offsets = np.append(np.searchsorted(begins, cuts), len(begins))
+        return arrange(pieces, np.arange(len(begins)), offsets, self.capacity, 0)
