@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,19 +30,14 @@ from energon_lite.entry_points import cost_models, load
 from energon_lite.errors import DataIndexError, TopologyError, UsageError, listed
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.iterators.identity import Identity
+from energon_lite.loading.makers.batch_runner import Leaf
 from energon_lite.loading.makers.chunk_bundles import DEFAULT_CHUNK
-from energon_lite.loading.makers.pipeline import Leaf
+from energon_lite.loading.options import ByTokens
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.orders import Order
 from energon_lite.worker_config import WorkerConfig
 
-if TYPE_CHECKING:
-    from energon_lite.loading.options import ByTokens
-
-__all__ = ["Batching", "TokenBatching", "plan_by_tokens", "token_batching"]
-
-#: A strategy, its document, or the path of a YAML file with its document.
-Batching = Strategy | Mapping[str, Any] | str | os.PathLike[str]
+__all__ = ["TokenBatching", "plan_by_tokens", "token_batching"]
 
 #: Target number of epochs that are planned together; there may be up to about twice as many.
 _EPOCHS = 64
