@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from wrong_rows import Row, check
 
 from energon_lite.config import load_dataset_config, load_split_config
 from energon_lite.errors import ConfigError, TrustError
+from tests.wrong_rows import Row, check
 
 CAPTIONING = "sample_type: {__module__: megatron.energon, __class__: CaptioningSample}\n"
 

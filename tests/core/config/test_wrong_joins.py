@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from wrong_rows import Row, check
 
 from energon_lite.config import load_metadataset
 from energon_lite.errors import ConfigError
+from tests.wrong_rows import Row, check
 
 V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
 TEXT = "    joiner: {__class__: TextSample}\n"
