@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from energon_lite.cli.main import main
-from energon_lite.storage.sharded_job import helpers
+from energon_lite.storage.sharded_job import job as helpers
 from energon_lite.storage.tar.tar_headers import TarHeaders
 from tests.broken_set import FIELDS, KINDS, write_broken_set
 from tests.conftest import TEXT_YAML, text_dataset, write_dataset

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import DatasetError, EnergonLiteError, UsageError
-from energon_lite.storage.sharded_job import helpers
+from energon_lite.storage.sharded_job import job as helpers
 from energon_lite.storage.sharded_job.job import ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from tests.in_time import in_time
