@@ -25,14 +25,14 @@ from energon_lite.hooks import HookContext, TaskEncoder
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Rejected
 from energon_lite.loading.makers.sample_length import SampleLength
-from energon_lite.loading.measuring.measured_columns import MeasuredColumns
+from energon_lite.loading.measuring.measured_columns import Maker, MeasuredColumns, MeasureReport
 from energon_lite.loading.measuring.part_columns import PartColumns, PartField, RequestedColumns, part_sizes
-from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.loading.measuring.values import Costs, Values
 from energon_lite.order.hashing import hash_text
-from energon_lite.storage.index.columns import CHECKSUMS, FAILED, LENGTH, SKIP, check_column_name
+from energon_lite.storage.index.column_file import check_column_name
+from energon_lite.storage.index.columns import CHECKSUMS, FAILED, LENGTH, SKIP
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.sample_loader import SampleLoader
