@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import http.server
+import itertools
 import os
 import pickle
 import re
@@ -15,15 +17,17 @@ from typing import Any
 import fsspec
 import pytest
 
+import energon_lite as lib
 from energon_lite.errors import (
     DatasetError,
+    FatalSampleError,
     FatalStorageError,
     MissingShardError,
     NotPreparedError,
     ShardChangedError,
 )
 from energon_lite.storage.files import remote_files
-from energon_lite.storage.files.remote_files import is_remote, list_files, read_range
+from energon_lite.storage.files.remote_files import is_remote, list_files, read_range, tried
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.remote import local_meta, shard_sizes
@@ -284,3 +288,91 @@ def test_a_damaged_record_of_copies_is_made_again(upload: object, tmp_path: Path
     record.write_text(text)
     assert len(WebdatasetSource.open(URL)) == 10
     assert record.read_text() != text
+
+
+class Clock:
+    """A clock that sleeping sets forward."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(remote_files, "time", clock)
+    monkeypatch.setattr(remote_files, "_gave_up", {}, raising=False)
+    return clock
+
+
+def test_a_store_that_is_away_is_waited_for_once(
+    upload: object, memory: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once for each way in which a loader tries to read a sample."""
+    document = b"{sample_type: TextSample, field_map: {text: txt}}"
+    memory.pipe_file("/bucket/ten/.nv-meta/dataset.yaml", document)
+    dataset = lib.get_train_dataset(
+        URL,
+        batch_size=1,
+        worker_config=lib.WorkerConfig(rank=0, world_size=1),
+        reading=lib.Reading(read_ahead=lib.ReadAhead(hedge=False)),
+    )
+
+    def away(*_: Any, **__: Any) -> bytes:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "no one is there")
+
+    with lib.get_savable_loader(dataset) as loader:
+        batches = iter(loader)
+        next(batches)
+        with monkeypatch.context() as outage:
+            outage.setattr(type(memory), "cat_file", away)
+            began = clock.now
+            with pytest.raises(FatalSampleError, match=r"the store cannot be read, for 6\d\d s: ConnectionRefused"):
+                [*itertools.islice(batches, 10)]
+    assert 600 <= clock.now - began < 630
+
+
+def test_the_store_is_waited_for_anew_later(
+    upload: object, memory: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cat_file, tries = type(memory).cat_file, list[str]()
+
+    def away(_: Any, path: str, **more: Any) -> bytes:
+        tries.append(path)
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "no one is there")
+
+    def wait(url: str = f"{URL}/a.tar") -> float:
+        began = clock.now
+        with pytest.raises(FatalStorageError):
+            read_range(url, 0, 6)
+        return clock.now - began
+
+    monkeypatch.setattr(type(memory), "cat_file", away)
+    assert wait() > 600
+    tries.clear()
+    assert wait() == 0 == wait("memory://bucket/other.tar") and len(tries) == 2
+    assert wait("memory://another/a.tar") > 600, "another server"
+    clock.now += 31
+    assert wait() > 600
+    monkeypatch.setattr(type(memory), "cat_file", cat_file)
+    read_range(f"{URL}/a.tar", 0, 6)
+    monkeypatch.setattr(type(memory), "cat_file", away)
+    assert wait() > 600, "it was there in between"
+
+
+def test_a_short_wait_at_the_start_shortens_no_later_one(clock: Clock) -> None:
+    def away() -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "no one is there")
+
+    with pytest.raises(FatalStorageError):
+        tried(away, URL, None)
+    began = clock.now
+    with pytest.raises(FatalStorageError):
+        tried(away, URL, None, 600.0)
+    assert clock.now - began > 600

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -56,12 +57,16 @@ _PATIENCE = 600.0
 _PATIENCE_AT_START = 6.0
 #: Seconds of waiting after which a warning is logged.
 _TOLD = 5.0
+#: Seconds after a wait in vain during which other requests to the same server do not wait either.
+_GIVEN_UP = 30.0
 
 # A file system object owns threads and sockets, which do not survive a fork: each process has its own.
 _file_systems: dict[tuple[int, str], Any] = {}
 #: File system and path of each URL: looking them up for each request takes as long as the rest of it.
 _opened: dict[tuple[int, str], tuple[Any, str]] = {}
-#: URLs in that table, at most.
+#: By server: when the last request was given up, the first one began to wait, and its patience.
+_gave_up: dict[str, tuple[float, float, float]] = {}
+#: URLs in the table of URLs, at most.
 _OPENED = 1 << 14
 
 
@@ -133,6 +138,7 @@ async def read_range_in_loop(url: str, offset: int, size: int, version: int = 0)
                 data = await fs._cat_file(path, start=offset, end=offset + size, **options)
                 answer = Answer(data, told.get("ETag", ""), told.get("Last-Modified", ""))
             data = _checked(answer.data, url, offset, size)
+            _gave_up and _gave_up.pop(_server_of(url), None)
             if not are_current(url, answer.versions, version) and is_check_due(url):
                 info = {}
                 with suppress(Exception):  # such as a store that answers to reads only
@@ -318,7 +324,9 @@ def tried(request: Callable[[], T], url: str, part: str | None, patience: float 
     tries = None
     while True:
         try:
-            return request()
+            result = request()
+            _gave_up and _gave_up.pop(_server_of(url), None)
+            return result
         except Exception as error:  # clients of stores raise exceptions of all kinds
             tries = tries or Tries(url, part, patience)
             wait = tries.wait_after(error)
@@ -351,11 +359,17 @@ class Tries:
         if isinstance(error, FatalStorageError):
             raise error
         where = self._url if self._part is None else f"{self._url}/{self._part}"
-        kind, waited = kind_of(error), time.monotonic() - self._began
+        kind, now, server = kind_of(error), time.monotonic(), _server_of(self._url)
         if kind == "missing":
             raise FileNotFoundError(where) from error
         wait = next(self._waits) if kind == "passing" else None if kind == "refused" else next(self._others, None)
+        last, began, patience = _gave_up.get(server, (-math.inf, now, 0.0))
+        given_up = kind == "passing" and now - last <= _GIVEN_UP and patience >= self._patience
+        began = min(began, self._began) if given_up else self._began
+        waited = now - began
         if wait is None or waited > self._patience:
+            if kind == "passing":
+                _gave_up[server] = now, began, self._patience
             if isinstance(error, OSError) and error.errno in SHORTAGES:
                 raise out_of(error, self._url) from error
             raise _failed(error, kind, waited, where) from error
@@ -363,6 +377,11 @@ class Tries:
             self._told = True
             _log.warning("%s does not answer, waiting for at most %.0f s: %s", where, self._patience, error)
         return wait
+
+
+def _server_of(url: str) -> str:
+    """The scheme of a URL, and its server or bucket."""
+    return "/".join(url.split("/", 3)[:3])
 
 
 def _failed(error: Exception, kind: str, waited: float, where: str) -> DatasetError:
