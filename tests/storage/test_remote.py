@@ -26,7 +26,7 @@ from energon_lite.errors import (
     NotPreparedError,
     ShardChangedError,
 )
-from energon_lite.storage.files import remote_files
+from energon_lite.storage.files import file_versions, remote_files, retries
 from energon_lite.storage.files.remote_files import is_remote, list_files, read_range, tried
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.prepare.prepare import prepare_dataset
@@ -38,8 +38,9 @@ URL = "memory://bucket/ten"
 
 
 @pytest.fixture
-def memory() -> Iterator[Any]:
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     fs = fsspec.filesystem("memory")
+    monkeypatch.setattr(file_versions, "_known", {})  # of the objects of other tests
     yield fs
     fs.store.clear()
     fs.pseudo_dirs[:] = [""]
@@ -113,7 +114,7 @@ def test_shards_that_changed(upload: Callable[[], None], memory: Any) -> None:
 
 
 def test_a_store_that_fails_for_a_moment(upload: object, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_files, "_RETRIES", (0.0, 0.0))
+    monkeypatch.setattr(retries, "_UNKNOWN", (0.0, 0.0))
     cat_file, left = type(memory).cat_file, [2]
 
     def flaky(self: Any, *arguments: Any, **keywords: Any) -> bytes:
@@ -148,7 +149,7 @@ def test_a_store_that_answers_with_other_bytes(
     wrong: str, upload: object, ten: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sample is right or an error; also where the answer begins with the bytes that were asked for."""
-    monkeypatch.setattr(remote_files, "_RETRIES", (0.0,))
+    monkeypatch.setattr(retries, "_UNKNOWN", (0.0,))
     local, there = WebdatasetSource.open(ten), WebdatasetSource.open(URL, store=ShardStore())
     cat_file = type(memory).cat_file
 
@@ -168,7 +169,7 @@ def test_a_store_that_answers_with_other_bytes(
 
 
 def test_small_files_that_arrive_cut_off(upload: object, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_files, "_RETRIES", (0.0, 0.0))
+    monkeypatch.setattr(retries, "_UNKNOWN", (0.0, 0.0))
     get_file, cuts = type(memory).get_file, [1]
 
     def cut(self: Any, one: str, to: str, **more: Any) -> None:
@@ -276,7 +277,7 @@ def test_chained_urls_are_refused(upload: object, url: str) -> None:
 @pytest.mark.parametrize("url", ["nosuchthing://x/y", "://x", "http://[::1/x", "\0://x", "memory2://", "reference://x"])
 def test_urls_that_nobody_reads(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote_files, "_RETRIES", ())
+    monkeypatch.setattr(retries, "_UNKNOWN", ())
     with pytest.raises(DatasetError):
         local_meta(url)
 
@@ -306,8 +307,9 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(remote_files, "time", clock)
-    monkeypatch.setattr(remote_files, "_gave_up", {}, raising=False)
+    for module in (remote_files, retries):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(retries, "_gave_up", {})
     return clock
 
 
@@ -321,7 +323,7 @@ def test_a_store_that_is_away_is_waited_for_once(
         URL,
         batch_size=1,
         worker_config=lib.WorkerConfig(rank=0, world_size=1),
-        reading=lib.Reading(read_ahead=lib.ReadAhead(hedge=False)),
+        reading=lib.Reading(read_ahead=lib.ReadAhead(hedge=False, requests=1)),
     )
 
     def away(*_: Any, **__: Any) -> bytes:

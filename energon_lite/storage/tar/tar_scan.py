@@ -15,8 +15,8 @@ from typing import Any
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError, ShardFormatError
 from energon_lite.storage.files.byte_ranges import RangeFile
 from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.retries import retry_on_exhaustion
 from energon_lite.storage.files.shard_store import head_checksum
-from energon_lite.storage.files.shortage import retry_on_exhaustion
 from energon_lite.storage.tar.members import Int64
 from energon_lite.storage.tar.sample_columns import SampleColumns
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
