@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import DataIndexError
-from energon_lite.extras.many_leaves.leaf_records import LeafRecords
+from energon_lite.extras.blends.leaf_records import LeafRecords
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.leaves import open_leaves
