@@ -23,8 +23,7 @@ from energon_lite.config.weight_schedule import Segment, shared_segments
 from energon_lite.errors import ConfigError, DataIndexError
 from energon_lite.loading.makers.metadataset_keys import WeightGuest
 from energon_lite.order.block_counts import BLOCK
-from energon_lite.storage.index.columns import LENGTH, SKIP
-from energon_lite.storage.index.sample_filter import length_column
+from energon_lite.storage.index.columns import LENGTH, SKIP, length_column
 
 __all__ = ["WEIGHTS", "by_samples", "mean_of"]
 

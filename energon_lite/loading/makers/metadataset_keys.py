@@ -1,5 +1,5 @@
-"""Keys of metadatasets that guests handle: ``join``, joined data sets; ``aux``, the stores of files for a cooker; and
-``weight_unit``, weights that are shares of another unit than samples."""
+"""Keys of metadatasets that guests handle: ``join``, joined data sets; ``aux``, the stores of files for a cooker;
+``filter``, conditions on samples; and ``weight_unit``, weights that are shares of another unit than samples."""
 
 from __future__ import annotations
 
@@ -9,18 +9,28 @@ from typing import Any, NamedTuple, Protocol
 
 from energon_lite.config.leaf_spec import AuxReference, LeafSpec
 from energon_lite.entry_points import load, metadataset_keys
-from energon_lite.errors import ConfigError
+from energon_lite.errors import ConfigError, UsageError
 from energon_lite.hooks import Cooker, TaskEncoder, check_stores
 from energon_lite.storage.read.opened_source import AnySource
+from energon_lite.storage.read.sample_choice import SampleFilter
 from energon_lite.storage.samples.sample_loader import Loader
 from energon_lite.storage.stores.file_store import DecodeFileStore, FileStore
 
-__all__ = ["JoinGuest", "StoreGuest", "WeightGuest", "join_guest", "stores_of", "weight_guest"]
+__all__ = [
+    "JoinGuest",
+    "StoreGuest",
+    "WeightGuest",
+    "filters_of",
+    "join_guest",
+    "stores_of",
+    "weight_guest",
+]
 
 #: By key: the work of its guest, and the extra of this library that does it, for messages.
 _EXTRAS = {
     "join": ("joined data sets are opened", "energon"),
     "aux": ("the stores of a cooker are opened", "media"),
+    "filter": ("filters of samples are opened", "energon"),
     "weight_unit": ("weights in another unit than samples are converted", "blends"),
 }
 
@@ -83,6 +93,23 @@ def weight_guest(origin: str) -> WeightGuest:
     """
     guest: WeightGuest = _guest("weight_unit", origin)
     return guest
+
+
+def filters_of(spec: LeafSpec) -> list[SampleFilter]:
+    """Return the conditions on the samples of a leaf. Entry ``filter`` of the table ``METADATASET_KEYS`` is a function
+    of a text.
+
+    Raises:
+        ConfigError: the extra is not installed.
+        UsageError: a text is no condition.
+    """
+    if not spec.filters:
+        return []
+    make: Callable[[str], SampleFilter] = _guest("filter", spec.origin)
+    try:
+        return [make(text) for text in spec.filters]
+    except UsageError as error:
+        raise UsageError(error.what, where=spec.origin or spec.path, fix=error.fix) from None
 
 
 def stores_of(
