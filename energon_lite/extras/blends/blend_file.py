@@ -26,8 +26,7 @@ from energon_lite.config.dataset import load_own_splits
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.documents.paths import is_url
 from energon_lite.extras.blends.forks import cores_to_fork, done_by_forks
-from energon_lite.extras.blends.leaf_records import LeafRecords
-from energon_lite.extras.blends.leaf_table import LeafFacts, LeafOpener, leaf_keys
+from energon_lite.extras.blends.leaf_table import LeafFacts, LeafOpener, LeafRecords, leaf_keys
 from energon_lite.extras.blends.token_weights import by_samples
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.leaves import open_source

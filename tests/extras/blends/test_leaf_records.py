@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 
 from energon_lite.config.leaf_spec import AuxReference, LeafSpec, Step, Subset, WeightUnit
 from energon_lite.config.weight_schedule import Segment
-from energon_lite.extras.blends.leaf_records import LeafRecords
+<<<<<<< HEAD
+from energon_lite.extras.blends.leaf_table import LeafRecords
 from tests.effort import examples
+=======
+from energon_lite.extras.blends.leaf_table import LeafRecords
+>>>>>>> batching2
 
 _NUMBERS = st.floats(1e-300, 1.0)
 _PLAIN = st.recursive(
