@@ -3,7 +3,7 @@
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
 ``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``,
-``METADATASET_KEYS``, ``BLEND_OPENERS``. A guest that is deleted takes its entries with it.
+``METADATASET_KEYS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``. A guest that is deleted takes its entries with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -20,13 +20,17 @@ Example:
 
 from __future__ import annotations
 
+import os
 import pkgutil
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
+
+from energon_lite.errors import UsageError, did_you_mean
 
 __all__ = [
     "ColumnOption",
@@ -40,6 +44,7 @@ __all__ = [
     "commands",
     "cost_models",
     "decoders",
+    "find_named",
     "load",
     "metadataset_keys",
     "observers",
@@ -47,7 +52,9 @@ __all__ = [
     "range_readers",
     "source_formats",
     "state_readers",
+    "storage_guests",
 ]
+
 
 #: Packages whose folders are guests, and guests by themselves.
 _FOLDERS = "energon_lite.extras"
@@ -216,10 +223,19 @@ def metadataset_keys() -> dict[str, str]:
 def blend_openers() -> dict[str, str]:
     """Return the functions of guests that open blends in a way of their own, by name. Table ``BLEND_OPENERS``.
 
-    A value is ``module:function``, called with a :class:`~energon_lite.loading.opened_blend.BlendRequest`; returns an
-    :class:`~energon_lite.loading.opened_blend.OpenedBlend`, or None if the leaves are to be opened as usual.
+    A value is ``module:function``, called with a :class:`~energon_lite.loading.assembly.BlendRequest`; returns an
+    :class:`~energon_lite.loading.assembly.OpenedBlend`, or None if the leaves are to be opened as usual.
     """
     return _merged("BLEND_OPENERS")
+
+
+def storage_guests() -> dict[str, str]:
+    """Return what guests do for the storage, by name. Table ``STORAGE_GUESTS``; a value is ``module:object``.
+
+    ``index.sqlite`` is a :class:`~energon_lite.storage.index.nv_meta.KeyDatabase`, ``prepare_url`` a
+    :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`.
+    """
+    return _merged("STORAGE_GUESTS")
 
 
 def load(target: str) -> Any:
@@ -251,3 +267,43 @@ def _merged(table: str) -> dict[str, Any]:
         added: Mapping[str, Any] = getattr(guest, table, {})
         entries |= added
     return entries
+
+
+def find_named(text: str, *, option: str, form: str, example: str, wanted: str) -> object:
+    """Import ``module:name``. The current folder is searched first, as by ``python -m``.
+
+    Args:
+        text: the argument.
+        option: the name of the option, for messages.
+        form: the expected form, for messages.
+        example: an example of a correct argument.
+        wanted: description of the expected object.
+
+    Raises:
+        UsageError: the module or the name does not exist.
+    """
+    module_name, colon, name = text.partition(":")
+    if not colon or not module_name or not name:
+        raise UsageError(f"{text!r} is not of the form {form}", fix=f"write {example}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        value: object = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # an import inside the user's module failed
+        raise UsageError(
+            f"there is no module {error.name!r}",
+            where=f"{option} {text}",
+            fix="run the command in the folder that holds the module, or set PYTHONPATH",
+        ) from None
+    for step in name.split("."):
+        if not hasattr(value, step):
+            names = [member for member in vars(value) if not member.startswith("_")]
+            raise UsageError(
+                f"{module_name} has no {name!r}",
+                where=getattr(sys.modules[module_name], "__file__", None),
+                fix=did_you_mean(step, names, f"name {wanted}"),
+            )
+        value = getattr(value, step)
+    return value

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ import torch
 
 from energon_lite.errors import UnlikeError, UsageError, field_of, listed
 from energon_lite.samples import BASE_FIELDS, Batch
+from energon_lite.samples.sample import BASE_COLLATIONS
 from energon_lite.tensors import pad_stack
 
 __all__ = [
@@ -33,15 +33,6 @@ Padding = None | float | Literal["list"] | Mapping[str, float | Literal["list"]]
 
 #: Types that always become a list; tested first because they are common and the test is cheap.
 _SCALARS = frozenset({bytes, str, int, float, bool, type(None)})
-
-
-#: Collation of the base fields of every sample.
-_OF_BASE_FIELDS: dict[str, Callable[[list[Any]], Any]] = {
-    "__key__": list,
-    "__restore_key__": tuple,
-    "__sources__": lambda values: tuple(chain.from_iterable(filter(None, values))),
-    "__subflavors__": list,
-}
 
 
 def check_padding(padding: Any) -> None:
@@ -128,7 +119,7 @@ def collate_entry(name: str, values: list[Any], padding: Padding = None, path: t
     Args:
         path: names of the enclosing fields, outermost first.
     """
-    of_base = _OF_BASE_FIELDS.get(name)
+    of_base = BASE_COLLATIONS.get(name)
     return of_base(values) if of_base else _collate(values, padding, (*path, name))
 
 
@@ -158,14 +149,11 @@ def _collate(values: Sequence[Any], padding: Padding, path: tuple[str, ...]) -> 
     if dataclasses.is_dataclass(first):
         if hasattr(first, "from_samples"):
             return batch_from_samples(kind, values, padding)
-        fields = {}
-        for field in dataclasses.fields(first):
-            column = list(map(attrgetter(field.name), values))
-            of_base = _OF_BASE_FIELDS.get(field.name)
-            fields[field.name] = of_base(column) if of_base else _collate(column, padding, (*path, field.name))
-        return kind(**fields)
-    columns = zip(kind._fields, zip(*values, strict=True), strict=True)
-    return kind(*(_collate(column, padding, (*path, name)) for name, column in columns))
+        names = [field.name for field in dataclasses.fields(first)]
+        columns = {name: list(map(attrgetter(name), values)) for name in names}
+        return kind(**{name: collate_entry(name, column, padding, path) for name, column in columns.items()})
+    entries = zip(kind._fields, zip(*values, strict=True), strict=True)
+    return kind(*(_collate(column, padding, (*path, name)) for name, column in entries))
 
 
 def _is_structured(value: Any) -> bool:
@@ -191,7 +179,9 @@ class _Unlike(Exception):
 
     def error(self, samples: Sequence[Any]) -> UnlikeError:
         """The error for the user, with the kinds of values and the samples that have them."""
-        values = [self._value(sample) for sample in samples]
+        values = list(samples)
+        for name in self.path:
+            values = [value[name] if isinstance(value, dict) else getattr(value, name) for value in values]
         keys = [field_of(sample, "__key__") for sample in samples]
         names_by_look: dict[str, list[str]] = {}
         for number, (key, value) in enumerate(zip(keys, values, strict=True)):
@@ -199,7 +189,9 @@ class _Unlike(Exception):
         seen = [f"{looks}: {listed(names, _SHOWN)}" for looks, names in names_by_look.items()]
         more = f"; and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
         what, fix = self._mistake(samples, values)
-        error = UnlikeError(f"{what}: {'; '.join(seen[:_SHOWN])}{more}", where=_places(samples), fix=fix)
+        sources = [source for sample in samples for source in field_of(sample, "__sources__") or ()]
+        where = ", ".join(dict.fromkeys(source.dataset_path for source in sources)) or None
+        error = UnlikeError(f"{what}: {'; '.join(seen[:_SHOWN])}{more}", where=where, fix=fix)
         error.is_named = None not in keys
         return error
 
@@ -229,11 +221,6 @@ class _Unlike(Exception):
             f"another number: {padding}; or {own}",
         )
 
-    def _value(self, sample: Any) -> Any:
-        for name in self.path:
-            sample = sample[name] if isinstance(sample, dict) else getattr(sample, name)
-        return sample
-
 
 #: Largest number of kinds of values in a message, and of samples of each kind.
 _SHOWN = 4
@@ -252,12 +239,6 @@ def _looks(value: Any, others: Sequence[Any]) -> str:
     if isinstance(value, dict) and all(isinstance(other, dict) for other in others):
         return f"entries {', '.join(map(str, value))}"
     return type(value).__name__
-
-
-def _places(samples: Sequence[Any]) -> str | None:
-    """Paths of the data sets of the samples; None if unknown."""
-    paths = dict.fromkeys(source.dataset_path for sample in samples for source in field_of(sample, "__sources__") or ())
-    return ", ".join(paths) or None
 
 
 def empty_like(batch: Any, rows: int) -> Any:

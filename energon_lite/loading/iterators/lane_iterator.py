@@ -13,15 +13,15 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from energon_lite.batching.chunks import default_lanes
+from energon_lite.batching.plan import default_lanes
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading.iterators.collectives import agree_on_step, check_group
 from energon_lite.loading.iterators.iterator import DatasetIterator
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, check_topology
 from energon_lite.loading.iterators.lane_prefetcher import LanePrefetcher
 from energon_lite.loading.iterators.state import State
+from energon_lite.loading.makers.batch_runner import Address, Outcome, Result
 from energon_lite.loading.makers.chunk_job import Made
-from energon_lite.loading.makers.pipeline import Address, Failure, Mark, Outcome, Result
 
 __all__ = ["LaneIterator"]
 
@@ -72,15 +72,6 @@ class LaneIterator(DatasetIterator):
         elif not self._reads:
             self._step = step[1]
             self.cursor = replace(self.cursor, pass_number=step[0])
-
-    def take(self) -> Result | None:
-        while (result := self._take()) is not None and self._is_skipped(*self.step):
-            # The samples of the step are not delivered, but failures of other samples in its jobs are counted.
-            self._report.add(
-                [outcome for outcome in result.outcomes if isinstance(outcome, (Failure, Mark))], batches=0
-            )
-            self.advance()
-        return result
 
     def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
         raise UsageError(

@@ -13,7 +13,7 @@ from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.strategy import Strategy
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.hooks import TaskEncoder
-from energon_lite.loading.makers.chunk_job import Carried, Item, Place
+from energon_lite.loading.makers.chunk_job import Carried, ChunkPlace, Item
 from energon_lite.loading.makers.chunk_run import BEHIND, ChunkRun, dropped, origins_of
 from energon_lite.loading.makers.outcomes import Mark, Rejected
 from energon_lite.loading.makers.sample_length import SampleLength, as_planned
@@ -49,8 +49,8 @@ class Bundle:
 
     items: list[Item]
     chunk: int
-    begin: Place
-    following: Place | None
+    begin: ChunkPlace
+    following: ChunkPlace | None
     is_filled: bool = True
 
 
@@ -75,7 +75,7 @@ class BundlesByCount:
         for item in items:
             some.append(item)
             if len(some) == self.size:
-                following = Place(*item.after, begin.bundle + (tail is None))
+                following = ChunkPlace(*item.after, begin.bundle + (tail is None))
                 yield Bundle(some, *(tail or (job.number, begin)), following)
                 some = []
                 begin = following
@@ -116,7 +116,7 @@ class BundlesByGroup:
                 )
             some.append(item)
             if len(some) >= size:
-                yield Bundle(list(some), job.number, begin_of(number, run), Place(*item.after, number + 1))
+                yield Bundle(list(some), job.number, begin_of(number, run), ChunkPlace(*item.after, number + 1))
                 some.clear()
                 number += 1
         rest = [some for _, some in groups.values() if some]
@@ -146,13 +146,13 @@ class BundlesByGroup:
         return key, size
 
 
-def begin_of(number: int, run: ChunkRun) -> Place:
+def begin_of(number: int, run: ChunkRun) -> ChunkPlace:
     """Return the place at which a bundle begins, if whole chunks are needed."""
     first = run.job.first
-    return Place(bundle=number, sub=first.sub if number == first.bundle else 0)
+    return ChunkPlace(bundle=number, sub=first.sub if number == first.bundle else 0)
 
 
-def _remainder(rest: list[list[Item]], first: Place, run: ChunkRun, chunk: int) -> Iterator[Bundle]:
+def _remainder(rest: list[list[Item]], first: ChunkPlace, run: ChunkRun, chunk: int) -> Iterator[Bundle]:
     """Yield the remainder at the end of ``chunk`` as bundles, or drop it; the first bundle begins at ``first``."""
     run.at = BEHIND  # outcomes from here on have not been reported before
     if not run.keep_remainder:
@@ -163,7 +163,7 @@ def _remainder(rest: list[list[Item]], first: Place, run: ChunkRun, chunk: int) 
     for place, items in enumerate(rest):
         number = first.bundle + place
         begin = begin_of(number, run) if place else first
-        yield Bundle(items, chunk, begin, None if place + 1 == len(rest) else Place(*run.job.end, number + 1))
+        yield Bundle(items, chunk, begin, None if place + 1 == len(rest) else ChunkPlace(*run.job.end, number + 1))
 
 
 #: Samples that are encoded and then planned together. A worker holds them all in memory, and a run that is resumed in
@@ -220,7 +220,7 @@ class BundlesByTokens:
         for number in range(run.job.first.bundle, len(plan)):
             pieces = list(_pieces(plan, number, kept, lengths, run))
             if pieces:
-                following = None if number + 1 == len(plan) else Place(*run.job.end, number + 1)
+                following = None if number + 1 == len(plan) else ChunkPlace(*run.job.end, number + 1)
                 yield Bundle(pieces, run.job.number, begin_of(number, run), following)
 
     def _measured(self, item: Item, run: ChunkRun) -> tuple[int, int] | None:
@@ -229,8 +229,8 @@ class BundlesByTokens:
         name = _name(item.value) or f"sample {address[1]}"
         with run.of_sample(_LENGTH, address, item.result or 0):
             try:
-                leaf = run.samples.leaves[address[0]].name
-                return run.samples.guarded("sample_length", leaf, name, item.value, self._lengths, item.value)
+                leaf = run.runner.leaves[address[0]].name
+                return run.runner.guarded("sample_length", leaf, name, item.value, self._lengths, item.value)
             except Rejected as rejected:
                 run.fail(rejected.failure, item.origins)
                 return None
@@ -240,11 +240,11 @@ class BundlesByTokens:
 
     def _plan(self, items: list[Item], lengths: list[tuple[int, int]], run: ChunkRun) -> MicroBatches:
         columns = np.array(lengths, dtype=np.int64).T
-        seed = hash_ints(run.samples.seed, _PLAN, run.job.pass_number, run.job.number)
+        seed = hash_ints(run.runner.seed, _PLAN, run.job.pass_number, run.job.number)
         rows = [item.origins[0] or (0, place, 0) for place, item in enumerate(items)]
         leaf, index, epoch = np.array([row[:3] for row in rows], dtype=np.int64).T
         # Without ends, epochs are mixed within batches; so is a blend of leaves.
-        ascending = len(run.samples.leaves) == 1 and bool((np.diff(epoch) >= 0).all())
+        ascending = len(run.runner.leaves) == 1 and bool((np.diff(epoch) >= 0).all())
         ends: list[int] = (np.flatnonzero(np.diff(epoch)) + 1).tolist() if ascending else []
         try:
             samples = (leaf, index, epoch)
@@ -275,7 +275,7 @@ def _pieces(
             yield item
             continue
         try:
-            value = run.samples.guarded("plan", "*", "a sample", item.value, as_planned, item.value, start, length, 1)
+            value = run.runner.guarded("plan", "*", "a sample", item.value, as_planned, item.value, start, length, 1)
         except Rejected as rejected:
             run.fail(rejected.failure, item.origins)
             continue

@@ -1,32 +1,33 @@
-"""Columns that a measuring writes: the files that exist, and the values to be written."""
+"""Columns that a measuring writes: their maker, the files that exist, the values to be written, and the report."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from glob import glob
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError, UsageError
-from energon_lite.loading.measuring.report import Maker
 from energon_lite.loading.measuring.values import Shapes, Values
 from energon_lite.storage.files.atomic_file import remove_if_there
 from energon_lite.storage.index.column_file import (
     ColumnFile,
     Made,
-    Ragged,
     RaggedFile,
+    column_path,
+    writable_folder,
     write_column_file,
-    write_ragged_file,
 )
-from energon_lite.storage.index.columns import LENGTH, SKIP, column_path, stored_columns, writable_folder
+from energon_lite.storage.index.columns import FAILED, LENGTH, SKIP, SKIPPED
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
-__all__ = ["Blocks", "MeasuredColumns"]
+__all__ = ["Blocks", "Maker", "MeasureReport", "MeasuredColumns"]
 
 #: Function that yields the values of each shard, or None for shards without known values.
 Blocks = Callable[[], Iterable[Values | None]]
@@ -72,7 +73,7 @@ class MeasuredColumns:
 
     def _check_not_hidden(self, name: str, kind: type[ColumnFile]) -> None:
         """Refuse a column of another maker next to the data: it takes precedence over columns in the user's cache."""
-        for file in stored_columns(self._source.path, name, kind):
+        for file in kind.stored(self._source.path, name):
             if os.path.dirname(file.path) == self._folder:
                 break
             if file.fits(self._source.index) and not self._is_ours(file):
@@ -97,7 +98,7 @@ class MeasuredColumns:
         index = self._source.index
         fixed: list[dict[int, NDArray[Any]]] = []
         for name in self._fixed:
-            made = [file for file in stored_columns(self._source.path, name) if self._is_ours(file)]
+            made = [file for file in ColumnFile.stored(self._source.path, name) if self._is_ours(file)]
             fixed.append(self._unchanged(made[0]) if made else {})
         columns = {name: self._unchanged(file) for name, file in self._others(ColumnFile).items()}
         ragged = {name: self._unchanged(file) for name, file in self._others(RaggedFile).items()}
@@ -153,23 +154,18 @@ class MeasuredColumns:
             self._check_not_hidden(self._prefix + name, RaggedFile if width else ColumnFile)
         index = self._source.index
         made = self._made_by()
+        getters: dict[str, Callable[[Values], Any]] = {}
         for name, width in sorted(shapes.items()):
+            getters[name] = methodcaller("rows", name, abs(width)) if width else methodcaller("column", name)
+        getters |= {name: attrgetter("lengths" if name.endswith(LENGTH) else "flags") for name in self._fixed}
+        for name, get in getters.items():
+            width, full = abs(shapes.get(name, 0)), name if name in self._fixed else self._prefix + name
             kind = RaggedFile if width else ColumnFile
-            kept, most, made["others"] = self._kept(self._prefix + name, kind, abs(width), measured)
-            path = self._path(name, kind)
-            dtype = _dtype(max(largest.get(name, 0), most))
-            if width:
-                rows = partial(_rows, blocks, name, abs(width), kept)
-                write_ragged_file(path, self._prefix + name, index, rows, width=abs(width), dtype=dtype, **made)
-            else:
-                column = (kept.get(row) if block is None else block.column(name) for row, block in enumerate(blocks()))
-                write_column_file(path, self._prefix + name, index, column, dtype=dtype, **made)
-        for name in self._fixed:
-            what = "lengths" if name.endswith(LENGTH) else "flags"
-            kept, most, made["others"] = self._kept(name, ColumnFile, 0, measured)
-            column = (kept.get(row) if block is None else getattr(block, what) for row, block in enumerate(blocks()))
-            dtype = _dtype(max(largest.get(LENGTH, 0), most)) if what == "lengths" else "|u1"
-            write_column_file(column_path(self._folder, name), name, index, column, dtype=dtype, **made)
+            kept, most, made["others"] = self._kept(full, kind, width, measured)
+            dtype = _dtype(max(largest.get(LENGTH if name in self._fixed else name, 0), most))
+            dtype = "|u1" if name in self._fixed and name.endswith(SKIP) else dtype
+            path = column_path(self._folder, full, kind.suffix)
+            write_column_file(path, full, index, partial(_blocks, blocks, get, kept), width=width, dtype=dtype, **made)
         for kind in (ColumnFile, RaggedFile):
             for name, file in self._others(kind, any_code=True).items():
                 if name not in shapes or bool(shapes[name]) != (kind is RaggedFile):
@@ -183,7 +179,7 @@ class MeasuredColumns:
         Raises:
             UsageError: they do not fit into one file with the values that were measured now.
         """
-        for file in stored_columns(self._source.path, name, kind):
+        for file in kind.stored(self._source.path, name):
             unchanged = file.unchanged(self._source.index)
             stored = {row: entry for row, entry in unchanged.items() if row not in measured}
             if not stored:
@@ -208,8 +204,8 @@ class MeasuredColumns:
         return {"maker": self._maker.settings, "code": self._maker.code, "command": self._maker.command}
 
 
-def _rows(blocks: Blocks, name: str, width: int, kept: Mapping[int, Ragged]) -> Iterator[Ragged | None]:
-    return (kept.get(row) if block is None else block.rows(name, width) for row, block in enumerate(blocks()))
+def _blocks(blocks: Blocks, get: Callable[[Values], Any], kept: Mapping[int, Any]) -> Iterator[Any]:
+    return (kept.get(row) if block is None else get(block) for row, block in enumerate(blocks()))
 
 
 def _kind(path: str) -> type[ColumnFile]:
@@ -218,3 +214,79 @@ def _kind(path: str) -> type[ColumnFile]:
 
 def _dtype(largest: int) -> str:
     return "<i4" if largest < 2**31 else "<i8"
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Maker of columns: the settings and the code that their values depend on.
+
+    Args:
+        settings: plain data; with other settings, values are different.
+        code: hash of the user's code involved; empty if there is none.
+        command: command line that makes the columns again.
+        any_code: accept values that were made with the same settings and other code.
+    """
+
+    settings: Mapping[str, Any]
+    code: str = ""
+    command: str = ""
+    any_code: bool = False
+
+    def made(self, settings: Mapping[str, Any], code: str) -> bool:
+        """Return whether values made with these settings and code are valid for this maker."""
+        return dict(settings) == dict(self.settings) and (self.any_code or code == self.code)
+
+
+@dataclass
+class MeasureReport:
+    """Results of a measuring.
+
+    Attributes:
+        path: path of the data set.
+        shards: number of shards to be measured.
+        samples: samples in those shards; on ranks other than 0: samples that this rank has measured.
+        known: number of samples that had been measured before.
+        skipped, failed: numbers of samples.
+        shortest, longest, total: of the lengths of the other samples.
+        reasons: ``(count, stage, reason, skipped)`` of samples measured now, the most frequent first.
+        failures: a few of the failed samples: shard, key, stage and reason as text.
+        columns: by the name of another column: its number of values (one for each sample, except in ragged ones), their
+            sum, and the largest; ragged columns of rows have no sum.
+        written: files of the columns; empty on ranks other than 0.
+    """
+
+    path: str
+    shards: int = 0
+    samples: int = 0
+    known: int = 0
+    skipped: int = 0
+    failed: int = 0
+    shortest: int = 0
+    longest: int = 0
+    total: int = 0
+    reasons: tuple[tuple[int, str, str, bool], ...] = ()
+    failures: tuple[str, ...] = ()
+    columns: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    written: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> int:
+        """Number of samples that have a length."""
+        return self.samples - self.skipped - self.failed
+
+    def add(self, block: Values) -> None:
+        """Count the samples of one shard."""
+        flags = block.flags
+        kept = block.lengths[block.flags == 0]
+        if len(kept):
+            self.shortest = min(self.shortest, int(kept.min())) if self.kept else int(kept.min())
+            self.longest = max(self.longest, int(kept.max()))
+        self.samples += len(flags)
+        self.skipped += int((flags == SKIPPED).sum())
+        self.failed += int((flags == FAILED).sum())
+        self.total += int(kept.sum())
+        values = {**block.columns, **{name: rows.values for name, rows in block.ragged.items()}}
+        for name, column in values.items():
+            count, total, largest = self.columns.get(name, (0, 0, 0))
+            more = int(column.sum()) if column.ndim == 1 or column.shape[1] == 1 else 0
+            self.columns[name] = count + len(column), total + more, max(largest, int(column.max(initial=0)))

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import logging
 import os
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.array_file import FileKind, write_arrays
-from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.stored_array import MemoryArray, Numbers, open_arrays, whole_or_none
-from energon_lite.storage.index.index_cache import cache_folder
+from energon_lite.storage.index.index_cache import cache_folder, made_once
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import Int64
 
@@ -78,22 +77,19 @@ class KeyIndex:
 
 def _open(index: PackedIndex) -> tuple[Numbers, Numbers]:
     path = os.path.join(cache_folder(), "keys", f"{index.digest}.keys")
-    arrays = whole_or_none(_opened, path)
+
+    def make() -> None:
+        hashes, samples = _sorted_hashes(index)
+        write_arrays(path, _FILE, {"hashes": hashes, "samples": samples}, {})
+
     try:
-        if arrays is None:
-            with only_one(path):
-                arrays = whole_or_none(_opened, path)  # another process may have made it while this one waited
-                if arrays is None:
-                    hashes, samples = _sorted_hashes(index)
-                    write_arrays(path, _FILE, {"hashes": hashes, "samples": samples}, {})
-                    arrays = _opened(path)
+        return made_once(path, partial(whole_or_none, _opened), make)
     except OSError as error:
         if isinstance(error, DataIndexError):
             raise
         _log.warning("%s cannot be written (%s): each process keeps the keys in memory", path, error.strerror or error)
         hashes, samples = _sorted_hashes(index)
         return hashes.view(MemoryArray), samples.view(MemoryArray)
-    return arrays
 
 
 def _opened(path: str) -> tuple[Numbers, Numbers]:

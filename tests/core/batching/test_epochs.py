@@ -1,0 +1,285 @@
+"""The epoch law of plans: small data sets come round several times in a chunk, and stay apart."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite.batching.epochs import plan_epochs
+from energon_lite.batching.strategy import STRATEGIES, strategy_from_dict
+from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
+from energon_lite.order import BlendOrder, ConcatOrder, EpochBlendOrder, Order, WeightStage
+from energon_lite.order.orders import Rebase
+from energon_lite.order.shuffle import LeafOrder
+from tests.effort import examples
+
+CAPACITY = 100
+DOCUMENTS: list[dict[str, Any]] = [
+    {"strategy": "fixed", "batch_size": 4},
+    {"strategy": "fixed", "batch_size": 4, "sort": True, "order": "random"},
+    {"strategy": "capacity", "capacity": CAPACITY},
+    {"strategy": "capacity", "capacity": CAPACITY, "unit": "packed_tokens", "max_samples": 6, "order": "bs_asc"},
+    {"strategy": "sorted_window", "capacity": CAPACITY, "batches": 4},
+    {"strategy": "sorted_window", "capacity": CAPACITY, "batches": None, "order": "none", "max_samples": 8},
+    {"strategy": "sorted_window", "capacity": CAPACITY, "unit": "packed_tokens", "batches": None, "order": "pc_desc"},
+    {"strategy": "length_difference", "batch_size": 5, "max_difference": 7},
+    {"strategy": "max_length", "batch_size": 4, "max_length": 30, "sort": True, "order": "random"},
+    {"strategy": "max_length", "batch_size": 4, "max_length": 30, "oversize": "drop"},
+    {"strategy": "best_fit", "capacity": CAPACITY, "open_bins": 5},
+    {"strategy": "best_fit", "capacity": 150, "unit": "cost", "alpha": 40, "oversize": "truncate"},
+    {"strategy": "bfd", "capacity": CAPACITY},
+    {"strategy": "bfd", "capacity": CAPACITY, "chunk": 50, "order": "none"},
+    {"strategy": "concat_split", "tokens": CAPACITY},
+    *({"strategy": "bfd", "capacity": 50, "oversize": how} for how in ("drop", "truncate", "split", "own_batch")),
+    {"strategy": "capacity", "capacity": 45, "oversize": "split"},
+]
+
+
+def lengths_of(size: int, seed: int) -> np.ndarray:
+    """1 to 60 tokens, many of them equal."""
+    return np.random.default_rng(seed).integers(1, 61, size)
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> tuple[Order, list[int]]:
+    """One leaf, or a blend: by weight, by stages, by repetitions; perhaps of a pass that ends, or after a rebase."""
+    sizes = draw(st.lists(st.sampled_from([1, 3, 10, 41, 150, 700]), min_size=1, max_size=4))
+    leaves = [LeafOrder(size, key + 1, draw(st.sampled_from([1, 1, 1, None, 2]))) for key, size in enumerate(sizes)]
+    amounts = [draw(st.sampled_from([0.1, 0.5, 1.0, 1.5, 3.0])) for _ in sizes]
+    if sum(amount * size for amount, size in zip(amounts, sizes, strict=True)) < 1:
+        amounts[0] = 1.0
+    kind = draw(st.sampled_from(["weights", "weights", "stages", "repetitions", "concat"]))
+    if kind == "concat":
+        return ConcatOrder(sizes), sizes
+    order: Order
+    if kind == "repetitions":
+        order = EpochBlendOrder(leaves, amounts, 5, repeat=draw(st.booleans()))
+    elif kind == "stages" and len(sizes) > 1:
+        order = BlendOrder(leaves, [WeightStage(0, tuple(amounts)), WeightStage(300, tuple(reversed(amounts)))], 5)
+    else:
+        order = BlendOrder(leaves, amounts, 5, length=draw(st.sampled_from([None, None, 400])))
+    if order.bounds(0) is None and draw(st.booleans()):
+        order = order.rebased(Rebase(0, tuple(size // 2 for size in sizes)))
+    return order, sizes
+
+
+def chunks_of(plan: TokenPlan, positions: int) -> list[PlannedChunk]:
+    """The chunks of pass 1 or, where there is only one pass, of its first positions."""
+    number = 0 if plan.order.bounds(0) is None else 1
+    count = plan.count(number)
+    return [plan.make(number, chunk) for chunk in range(-(-positions // plan.chunk) if count is None else count)]
+
+
+def cases(function: Any) -> Any:
+    return given(
+        made=orders(),
+        document=st.sampled_from(DOCUMENTS),
+        chunk=st.sampled_from([40, 300, 900]),
+        step=st.sampled_from([None, None, 4]),
+    )(function)
+
+
+@cases
+def test_every_sample_comes_once_in_each_epoch(made: Any, document: dict[str, Any], chunk: int, step: Any) -> None:
+    order, sizes = made
+    lengths = [lengths_of(size, seed) for seed, size in enumerate(sizes)]
+    plan = TokenPlan(order, strategy_from_dict(document), lengths, seed=3, chunk=chunk, step=step)
+    for planned in chunks_of(plan, 1000):
+        tokens: Counter[tuple[int, ...]] = Counter()
+        for number in range(len(planned)):
+            for leaf, index, epoch, _, length, _ in planned.spans(number):
+                tokens[leaf, index, epoch] += length
+        rows = planned.addresses.rows()
+        assert len(set(rows)) == len(rows) and set(tokens) <= set(rows)
+        missing = set(rows) - set(tokens)
+        assert len(missing) == planned.batches.counts.dropped_samples
+        for row, count in tokens.items():
+            whole = int(lengths[row[0]][row[1]])
+            assert count == whole or (document.get("oversize") == "truncate" and 0 < count < whole)
+
+
+@cases
+def test_epochs_are_kept_apart(made: Any, document: dict[str, Any], chunk: int, step: Any) -> None:
+    """No micro-batch has what comes before the end of an epoch of everything, and what comes behind; a step has it
+    only if the end is inside of it. Copies of a sample are in the order of their epochs, and in different
+    micro-batches, if there are enough of them."""
+    order, sizes = made
+    lengths = [lengths_of(size, seed) for seed, size in enumerate(sizes)]
+    plan = TokenPlan(order, strategy_from_dict(document), lengths, seed=3, chunk=chunk, step=step)
+    first = 0 if order.bounds(0) is None else order.bounds(1)[0]
+    streams = [] if isinstance(order, ConcatOrder) else order.leaves.leaves
+    mixed = {number for number, leaf in enumerate(streams) if leaf.copies == 2}  # on purpose
+    for planned in chunks_of(plan, 1000):
+        batches, count = planned.batches, len(planned.lengths)
+        ends = np.array([end - first for end in order.epoch_ends(first, first + count)], dtype=np.int64)
+        first += count
+        assert set(ends) <= set(planned.stretches.edges)
+        cycle = order.cycles(planned.addresses)
+        stretch = np.searchsorted(planned.stretches.edges, np.arange(count), side="right")
+        edges = planned.stretches.edges
+        fewest = [len(plan.strategy.plan(planned.lengths[slice(*pair)])) for pair in pairwise(edges)]
+        copies: Counter[Any] = Counter()
+        for place, (leaf, index, _) in enumerate(planned.addresses.rows()):
+            copies[stretch[place], leaf, index] += 1
+        parts = [batches[number] for number in range(len(batches))]
+        seen: set[Any] = set()
+        latest: Counter[Any] = Counter()
+        last = 0
+        if step is not None:
+            parts = [
+                np.array([place_of[piece[:3]] for piece in pieces], dtype=np.int64)
+                for place_of in [{row: place for place, row in enumerate(planned.addresses.rows())}]
+                for turn in range(0, len(batches), step)
+                for pieces in planned.step_spans(turn, step)
+            ]
+        apart = step is None or planned.capacity is None  # packed micro-batches of a step exchange their samples
+        for turn in range(0, len(parts), step or 1):
+            together = stretch[np.concatenate(parts[turn : turn + (step or 1)])]
+            assert len(together) == 0 or last <= together.min()
+            last = together.max(initial=last)
+        for number, part in enumerate(parts):
+            here: dict[Any, set[int]] = defaultdict(set)
+            for place in part.tolist():
+                leaf, index = int(planned.addresses.leaf[place]), int(planned.addresses.index[place])
+                if leaf not in mixed:
+                    here[leaf, index].add(int(cycle[place]))
+            for owner, cycles in here.items():  # of a sample that was cut, the first piece counts
+                new = [one for one in cycles if (owner, one) not in seen]
+                assert step is not None or all(latest[owner] <= one for one in new), "a later epoch came before"
+                seen |= {(owner, one) for one in new}
+                latest[owner] = max(new, default=latest[owner])
+            assert len(set(stretch[part])) <= 1 or not apart
+            turn = number - number % (step or 1)
+            together = stretch[part if apart else np.concatenate(parts[turn : turn + (step or 1)])]
+            for (leaf, index), cycles in here.items():
+                most = max(-(-copies[one, leaf, index] // fewest[one - 1]) for one in set(together.tolist()))
+                assert len(cycles) <= most, (number, leaf, index)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document["strategy"])
+@pytest.mark.parametrize("chunk", [131_072 // 8, 700])
+def test_an_epoch_of_one_data_set_is_a_closed_set(document: dict[str, Any], chunk: int) -> None:
+    """As many micro-batches as it takes, and then the next one: in the order in which they are delivered."""
+    lengths = lengths_of(501, 0)
+    plan = TokenPlan(
+        BlendOrder([LeafOrder(501, 1)], [1.0], 0), strategy_from_dict(document), [lengths], seed=1, chunk=chunk
+    )
+    epochs = [
+        {piece[2] for piece in planned.spans(number)}
+        for planned in chunks_of(plan, 2800)
+        for number in range(len(planned))
+    ]
+    assert all(len(one) == 1 for one in epochs)
+    flat = [epoch for one in epochs for epoch in one]
+    assert flat == sorted(flat) and max(flat) > 4
+
+
+@settings(max_examples=examples(50))
+@given(
+    document=st.sampled_from(DOCUMENTS),
+    size=st.sampled_from([10, 100, 3000]),
+    chunk=st.integers(1, 20_000) | st.integers(1, 40),
+    step=st.sampled_from([None, None, 2, 4]),
+    repeat=st.booleans(),
+)
+def test_small_data_with_any_chunk(
+    document: dict[str, Any], size: int, chunk: int, step: int | None, repeat: bool
+) -> None:
+    """Each sample once in each epoch, none twice in a micro-batch, and no micro-batch of two epochs, but in a step that
+    has the end of one in it."""
+    chunk = max(chunk, size // 20)  # a plan for each few samples takes its time
+    leaf, lengths = LeafOrder(size, 1), lengths_of(size, 0)
+    order = BlendOrder([leaf], [1.0], 0) if repeat else EpochBlendOrder([leaf], [1.0], 5, repeat=False)
+    plan = TokenPlan(order, strategy_from_dict(document), [lengths], seed=3, chunk=chunk, step=step)
+    shown: dict[int, Counter[int]] = defaultdict(Counter)
+    for number in range(-(-2 * size // chunk) if repeat else plan.count(0) or 0):
+        planned = plan.make(0, number)
+        steps = (
+            [planned.step_spans(first, step) for first in range(0, len(planned), step)]
+            if step
+            else [[planned.spans(micro_batch)] for micro_batch in range(len(planned))]
+        )
+        last = 0
+        for micro_batches in steps:
+            epochs = [{epoch for _, _, epoch, *_ in spans} for spans in micro_batches]
+            assert last <= min(set().union(*epochs), default=last)
+            last = max(set().union(*epochs), default=last)
+            for spans, mixed in zip(micro_batches, epochs, strict=True):
+                assert len(mixed) <= 1 or planned.capacity is not None
+                assert len({(index, start) for _, index, _, start, *_ in spans}) == len(spans)  # pieces of one may meet
+                for _, index, epoch, _, tokens, _ in spans:
+                    shown[epoch][index] += tokens
+        missing = {*planned.addresses.index.tolist()} - {index for counts in shown.values() for index in counts}
+        assert len(missing) <= planned.batches.counts.dropped_samples
+    for epoch in range(2 if repeat else 1):
+        whole = {index: int(lengths[index]) for index in shown[epoch]}
+        assert shown[epoch] == whole or document.get("oversize") == "truncate"
+        assert len(whole) == size or document.get("oversize") == "drop"
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_no_sample_twice_in_a_micro_batch_where_leaves_are_larger_than_it(strategy: str) -> None:
+    """Whatever the sizes of the leaves, if the micro-batches of a stretch outnumber the copies of each sample."""
+    document: dict[str, Any] = next(one for one in DOCUMENTS if one["strategy"] == strategy)
+    sizes = [20, 33, 400, 5000]
+    order = BlendOrder([LeafOrder(size, key) for key, size in enumerate(sizes)], [0.05, 0.1, 0.4, 0.45], 0)
+    lengths = [lengths_of(size, seed) for seed, size in enumerate(sizes)]
+    planned = TokenPlan(order, strategy_from_dict(document), lengths, seed=1, chunk=8192).make(0, 0)
+    assert len(planned.stretches.edges) > 5
+    for number in range(len(planned)):
+        owners = {piece[:3] for piece in planned.spans(number)}
+        assert len({owner[:2] for owner in owners}) == len(owners)
+
+
+@pytest.mark.parametrize("copies", [2, -1])
+def test_epochs_that_are_mixed_on_purpose_stay_mixed(copies: int) -> None:
+    order = BlendOrder([LeafOrder(50, 1, copies)], [1.0], 0)
+    plan = TokenPlan(order, strategy_from_dict({"strategy": "fixed", "batch_size": 8}), [lengths_of(50, 0)], chunk=1000)
+    planned = plan.make(0, 0)
+    assert len(planned.stretches.edges) - 1 == (10 if copies == 2 else 1)
+    epochs = [{piece[2] for piece in planned.spans(number)} for number in range(len(planned))]
+    assert max(map(len, epochs)) == 2
+
+
+@pytest.mark.parametrize(("strategy", "least"), [("best_fit", 0.95), ("bfd", 0.7), ("sorted_window", 0.65)])
+def test_a_leaf_that_is_over_at_once_is_spread_evenly(strategy: str, least: float) -> None:
+    """Half of all samples are one sample: each micro-batch must have it several times, but none has all."""
+    order = BlendOrder([LeafOrder(1, 0), LeafOrder(10_000, 1)], [1.0, 1.0], 0)
+    lengths = [np.array([40]), lengths_of(10_000, 0)]
+    document = {"strategy": strategy, "capacity": 1000}
+    planned = TokenPlan(order, strategy_from_dict(document), lengths, seed=1, chunk=2000).make(0, 0)
+    many = [sum(piece[0] == 0 for piece in planned.spans(number)) for number in range(len(planned))]
+    assert sum(many) == 1000 and max(many) <= 2 * 1000 / len(planned)
+    assert planned.batches.tokens().sum() > least * 1000 * len(planned)
+
+
+def test_fill_hardly_suffers() -> None:
+    """Micro-batches of a data set of 3,001 samples, of which a chunk has 43 epochs, beside those of a large one."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(np.exp(rng.normal(6, 0.6, 131_072)), 1, 8000).astype(np.int64)
+    for document, lost in (({"strategy": "best_fit"}, 0.01), ({"strategy": "sorted_window"}, 0.015)):
+        strategy = strategy_from_dict(document | {"capacity": 12_000})
+
+        def fill(size: int, strategy: Any = strategy) -> float:
+            order = BlendOrder([LeafOrder(size, 1)], [1.0], 0)
+            batches = TokenPlan(order, strategy, [lengths[:size]], seed=1).make(0, 0).batches
+            return float(batches.tokens().sum() / len(batches) / 12_000)
+
+        assert fill(3001) > fill(131_072) - lost
+
+
+def test_a_chunk_without_repetition_is_planned_as_a_whole() -> None:
+    lengths = lengths_of(300, 0)
+    columns = np.zeros(300, dtype=np.int64), np.arange(300), np.zeros(300, dtype=np.int64)
+    for document in DOCUMENTS[:-2]:
+        if document.get("oversize"):
+            continue
+        strategy = strategy_from_dict(document)
+        batches, stretches = plan_epochs(strategy, lengths, columns, seed=7)
+        assert batches.digest() == strategy.plan(lengths, seed=7).digest() and stretches.edges == [0, 300]

@@ -1,0 +1,237 @@
+"""What holds for every strategy, whatever the lengths: nothing is lost, too full, or too late, and nothing varies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite.batching.capacity import UNITS, AttentionCost, Capacity, Ints
+from energon_lite.batching.micro_batches import PLAN_ORDERS, MicroBatches
+from energon_lite.batching.strategy import Strategy, plan_in_chunks, strategy_from_dict, to_dict
+from energon_lite.errors import UsageError
+from tests.effort import examples
+
+LIMITS = st.integers(4, 60)
+OVERSIZE = st.sampled_from(["drop", "truncate", "split", "own_batch"])
+ORDERS = st.sampled_from(PLAN_ORDERS)
+
+
+def _capacity(unit: st.SearchStrategy[str]) -> dict[str, st.SearchStrategy[Any]]:
+    return {"capacity": LIMITS, "unit": unit, "multiple": st.sampled_from([1, 1, 3]), "oversize": OVERSIZE}
+
+
+_ANY, _SUMS = st.sampled_from(UNITS), st.sampled_from(["packed_tokens", "cost"])
+_ORDERED = {"order": ORDERS}
+
+#: Documents of all strategies.
+DOCUMENTS = st.one_of(
+    st.fixed_dictionaries(
+        {"strategy": st.just("fixed"), "batch_size": st.integers(1, 5), "sort": st.booleans(), **_ORDERED}
+    ),
+    st.fixed_dictionaries(
+        {
+            "strategy": st.just("capacity"),
+            **_capacity(_ANY),
+            "max_samples": st.sampled_from([None, 1, 3]),
+            **_ORDERED,
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "strategy": st.just("sorted_window"),
+            **_capacity(_ANY),
+            "batches": st.sampled_from([None, 1, 2, 5]),
+            "max_samples": st.sampled_from([None, 1, 3]),
+            **_ORDERED,
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "strategy": st.just("length_difference"),
+            "batch_size": st.integers(1, 5),
+            "max_difference": st.integers(0, 9),
+            **_ORDERED,
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "strategy": st.just("max_length"),
+            "batch_size": st.integers(1, 5),
+            "max_length": LIMITS,
+            "sort": st.booleans(),
+            "oversize": st.sampled_from(["drop", "truncate", "split"]),
+            **_ORDERED,
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "strategy": st.just("best_fit"),
+            **_capacity(_SUMS),
+            "open_bins": st.integers(1, 5),
+            "max_age": st.sampled_from([None, 1, 4, 20]),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "strategy": st.just("bfd"),
+            **_capacity(_SUMS),
+            "chunk": st.sampled_from([None, 1, 10]),
+            **_ORDERED,
+        }
+    ),
+    st.fixed_dictionaries({"strategy": st.just("concat_split"), "tokens": LIMITS}),
+)
+LENGTHS = st.lists(st.integers(0, 90), max_size=60).map(lambda values: np.array(values, dtype=np.int64))
+
+
+def check_exactly_once(batches: MicroBatches, lengths: Ints) -> None:
+    """Every token of every sample is in one micro-batch, or counted as left out."""
+    counts = batches.counts
+    shown = np.zeros(len(lengths), dtype=np.int64)
+    np.add.at(shown, batches.sample, batches.length)
+    pieces = np.bincount(batches.sample, minlength=len(lengths))
+    dropped = pieces == 0
+    assert dropped.sum() == counts.dropped_samples
+    assert lengths[dropped].sum() == counts.dropped_tokens
+    assert (pieces > 1).sum() == counts.split_samples
+    cut = ~dropped & (shown < lengths)
+    assert cut.sum() == counts.truncated_samples
+    assert (lengths - shown)[cut].sum() == counts.truncated_tokens
+    assert (shown <= lengths).all()
+    # The pieces of a sample follow each other without a gap or an overlap.
+    order = np.lexsort((batches.start, batches.sample))
+    sample, start, length = (column[order] for column in (batches.sample, batches.start, batches.length))
+    same = np.concatenate([[False], sample[1:] == sample[:-1]])[: len(sample)]
+    assert (start[~same] == 0).all()
+    assert (start[same] == (start + length)[np.flatnonzero(same) - 1]).all()
+    assert (np.diff(batches.offsets) > 0).all() and batches.offsets[0] == 0 and batches.offsets[-1] == len(sample)
+
+
+def check_capacity(strategy: Strategy, batches: MicroBatches) -> None:
+    """No micro-batch is above the capacity, but those of one sample that are counted."""
+    most = getattr(strategy, "max_samples", None) or getattr(strategy, "batch_size", None)
+    if most is not None:
+        assert (batches.rows() <= most).all()
+    capacity = getattr(strategy, "capacity", None)
+    if capacity is None:
+        return
+    sizes = capacity.sizes(batches.length)
+    used = np.array(
+        [
+            sizes[first:last].sum() if capacity.adds_up else (last - first) * sizes[first:last].max()
+            for first, last in zip(batches.offsets[:-1], batches.offsets[1:], strict=True)
+        ]
+    )
+    over = used > capacity.limit
+    assert over.sum() == batches.counts.own_batches
+    assert (batches.rows()[over] == 1).all()
+
+
+def lateness(batches: MicroBatches) -> Ints:
+    """How many places after its place in the stream each entry comes."""
+    rank = np.empty(len(batches.sample), dtype=np.int64)
+    rank[np.lexsort((batches.start, batches.sample))] = np.arange(len(rank))
+    return np.arange(len(rank)) - rank
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(DOCUMENTS, LENGTHS, st.integers(0, 2**64 - 1))
+def test_laws(document: dict[str, Any], lengths: Ints, seed: int) -> None:
+    strategy = strategy_from_dict(document)
+    batches = strategy.plan(lengths, seed=seed)
+    check_exactly_once(batches, lengths)
+    check_capacity(strategy, batches)
+    assert lateness(batches).max(initial=0) <= batches.lateness_bound
+    assert strategy.plan(lengths.tolist(), seed=seed).digest() == batches.digest()  # type: ignore[arg-type]
+    assert strategy_from_dict(to_dict(strategy)) == strategy
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(DOCUMENTS, LENGTHS, st.integers(1, 30))
+def test_chunks_are_planned_alone(document: dict[str, Any], lengths: Ints, chunk: int) -> None:
+    strategy = strategy_from_dict(document)
+    whole = plan_in_chunks(strategy, lengths, seed=3, chunk=chunk)
+    check_exactly_once(whole, lengths)
+    # What comes later changes nothing about a chunk that is complete.
+    before = plan_in_chunks(strategy, lengths[: chunk * (len(lengths) // chunk)], seed=3, chunk=chunk)
+    count = len(before) if len(before.sample) else 0
+    assert [part.tolist() for part in before] == [part.tolist() for part in whole][:count]
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    st.lists(st.sampled_from([1, 2, 9, 10, 11, 19, 20, 50]), max_size=200),
+    st.integers(1, 6),
+    st.integers(1, 40),
+)
+def test_best_fit_lets_nothing_starve(lengths: list[int], open_bins: int, max_age: int) -> None:
+    """Sizes chosen to leave gaps that nothing fills."""
+    document = {"strategy": "best_fit", "capacity": 20, "open_bins": open_bins, "max_age": max_age}
+    batches = strategy_from_dict({**document, "oversize": "own_batch"}).plan(np.array(lengths, dtype=np.int64))
+    assert batches.lateness_bound == max_age
+    assert lateness(batches).max(initial=0) < max_age
+    assert (batches.tokens()[batches.rows() > 1] <= 20).all()
+
+
+def test_a_short_sample_that_never_fits_well_is_not_kept_to_the_end() -> None:
+    # After 0, only samples that fill a micro-batch alone, or do not fit beside the first one.
+    lengths = np.array([15] + [20, 19] * 500)
+    for max_age in (3, 100):
+        batches = strategy_from_dict({"strategy": "best_fit", "capacity": 20, "max_age": max_age}).plan(lengths)
+        assert np.flatnonzero(batches.sample == 0)[0] < max_age
+    windows = strategy_from_dict({"strategy": "sorted_window", "capacity": 40, "batches": 5}).plan(lengths)
+    assert lateness(windows).max() < windows.lateness_bound < 50
+
+
+def test_the_seed_decides_where_something_is_shuffled_and_only_there() -> None:
+    lengths = np.arange(1, 200)
+    for name, shuffles in (("capacity", False), ("best_fit", False), ("bfd", True), ("sorted_window", True)):
+        strategy = strategy_from_dict({"strategy": name, "capacity": 400})
+        digests = {strategy.plan(lengths, seed=seed).digest() for seed in range(5)}
+        assert len(digests) == (5 if shuffles else 1), name
+
+
+GOLDEN = {
+    "fixed": "634050a35a13cc7dcd8f3f3ffe5ca9f4ecc82ae33f967d453abd9c2c7a53c533",
+    "capacity": "40312e3e4d00f1ee46683a4ed2a2f83357cb260e30de9a8cf3bd007ece2f79b6",
+    "sorted_window": "da8b43117993a09e3b7ad4c77b404f0ab7a47d7f4c1dd2669da9892daa8efa99",
+    "length_difference": "63330292c820ee0db4533d00bfedf8180f623711782195daa233cd6a0e8bd774",
+    "max_length": "9a63d2a4a9ceca73c31008537813246c56199e24c0735e3dae0f1bc87540798a",
+    "best_fit": "ce85d3a4625604633dbdf9826a1d386f407acc2b4b5653b5e5a6995120fa4c7b",
+    "best_fit cost": "7fadd744e2a372b1c3809a77ca6721448e90fe47d81cb1246a7851b55849477f",
+    "bfd": "8b5084c9752813b38d339d753f06bb5c40ec5a0fb7d9bec5c6cb0a35694a6d3e",
+    "concat_split": "351df55902e4bfc73af4c3488b446466f570e2480df0365953bfaff2168b84ac",
+}
+GOLDEN_DOCUMENTS: dict[str, dict[str, Any]] = {
+    "fixed": {"strategy": "fixed", "batch_size": 3, "sort": True, "order": "random"},
+    "capacity": {"strategy": "capacity", "capacity": 500, "order": "pc_desc"},
+    "sorted_window": {"strategy": "sorted_window", "capacity": 500, "batches": 20},
+    "length_difference": {"strategy": "length_difference", "batch_size": 4, "max_difference": 1},
+    "max_length": {"strategy": "max_length", "batch_size": 4, "max_length": 64, "order": "bs_asc"},
+    "best_fit": {"strategy": "best_fit", "capacity": 500, "open_bins": 8},
+    "best_fit cost": {"strategy": "best_fit", "capacity": 800, "unit": "cost", "alpha": 100, "open_bins": 8},
+    "bfd": {"strategy": "bfd", "capacity": 500, "chunk": 1000},
+    "concat_split": {"strategy": "concat_split", "tokens": 500},
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_plans_never_change(name: str) -> None:
+    """The digest of a plan is part of the format: a run that is resumed must find the same micro-batches."""
+    lengths = np.arange(5000) * 2654435761 % 2**32 % 211
+    assert (
+        plan_in_chunks(strategy_from_dict(GOLDEN_DOCUMENTS[name]), lengths, seed=7, chunk=2048).digest() == GOLDEN[name]
+    )
+
+
+def test_a_cost_function_of_ones_own() -> None:
+    strategy = strategy_from_dict({"strategy": "best_fit", "capacity": 100, "unit": "cost", "alpha": 10})
+    assert strategy.capacity == Capacity(100, "cost", cost=AttentionCost(10))  # type: ignore[attr-defined]
+    batches = strategy.plan(np.array([20, 20, 10, 10]))  # costs 60, 60, 20, 20
+    assert [part.tolist() for part in batches] == [[0, 2, 3], [1]]
+    with pytest.raises(UsageError, match="one integer for each length"):
+        Capacity(100, "cost", cost=lambda lengths: lengths * 1.5)

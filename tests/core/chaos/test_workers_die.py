@@ -1,0 +1,383 @@
+"""Worker processes that die, hang, or lose their trainer: no batch changes, nothing hangs, nothing stays behind."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from energon_lite import (
+    SavableDataLoader,
+    TaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon_lite.errors import UsageError, WorkerError
+from energon_lite.storage import SampleDecoder
+from tests.effort import nightly_but
+
+ALONE = WorkerConfig(rank=0, world_size=1)
+
+
+def _loader(path: Any, workers: int, **kwargs: Any) -> SavableDataLoader:
+    encoder = kwargs.pop("task_encoder", None)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    dataset = get_train_dataset(path, batch_size=4, task_encoder=encoder, worker_config=config)
+    return get_savable_loader(dataset, **kwargs)
+
+
+def _pids(loader: SavableDataLoader) -> list[int]:
+    return [worker.process.pid for worker in loader._workers.executor()._workers]  # type: ignore[attr-defined]
+
+
+class Slow(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        time.sleep(0.002)
+        return sample
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_every_start_method_gives_the_same_batches(leaf_of: Any, start_method: str) -> None:
+    with _loader(leaf_of(50, "a"), 0) as alone, _loader(leaf_of(50, "a"), 2, start_method=start_method) as two:
+        for _, one, other in zip(range(10), alone, two, strict=False):
+            assert one.__key__ == other.__key__
+
+
+def test_killed_workers_are_replaced_and_nothing_changes(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+    rng = random.Random(0)
+    with _loader(leaf_of(200, "a"), 0) as alone:
+        expected = [batch.__key__ for _, batch in zip(range(100), alone, strict=False)]
+    found = []
+    with _loader(leaf_of(200, "a"), 3, task_encoder=Slow()) as loader:
+        for step, batch in zip(range(100), loader, strict=False):
+            found.append(batch.__key__)
+            if step % 10 == 3:
+                os.kill(rng.choice(_pids(loader)), signal.SIGKILL)
+        assert loader.stats()["worker_deaths"] >= 8
+    assert found == expected
+    assert "ended with SIGKILL; it is replaced" in caplog.text
+
+
+def test_all_workers_killed_at_once(leaf_of: Any) -> None:
+    with _loader(leaf_of(200, "a"), 0) as alone, _loader(leaf_of(200, "a"), 3) as loader:
+        for step, one, other in zip(range(30), alone, loader, strict=False):
+            assert one.__key__ == other.__key__
+            if step in (5, 6, 20):
+                for pid in _pids(loader):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_sample_that_kills_its_worker_is_named(leaf_of: Any) -> None:
+    class Poison(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            if sample.text == "a-7":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return sample
+
+    with _loader(leaf_of(20, "a"), 2, task_encoder=Poison()) as loader:
+        with pytest.raises(WorkerError, match="3 workers died while making the same micro-batch") as caught:
+            for _, _ in zip(range(10), loader, strict=False):
+                pass
+    assert "a-20[train][7]" in str(caught.value) and "SIGKILL" in str(caught.value)
+    assert "encode_sample of a-7 of a-20[train]" in str(caught.value)
+
+
+@pytest.mark.parametrize("hook", ["decode", "batch"])
+def test_the_step_that_kills_a_worker_is_named(leaf_of: Any, hook: str) -> None:
+    pid = os.getpid()
+
+    def bomb(data: bytes) -> Any:
+        if data == b"a-7" and os.getpid() != pid:
+            faulthandler.disable()  # pytest's, which would show the stack
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return data.decode()
+
+    class Heavy(TaskEncoder):
+        def batch(self, samples: list[Any]) -> Any:
+            if any(sample.text == "a-7" for sample in samples) and os.getpid() != pid:
+                os._exit(9)
+            return super().batch(samples)
+
+    encoder = TaskEncoder() if hook == "decode" else Heavy()
+    if hook == "decode":
+        encoder.decoder = SampleDecoder(handlers={"txt": bomb})
+    with _loader(leaf_of(20, "a"), 2, task_encoder=encoder) as loader:
+        with pytest.raises(WorkerError, match="3 workers died") as caught:
+            for _, _ in zip(range(10), loader, strict=False):
+                pass
+    assert ("in decode of a-7 of" if hook == "decode" else "exit code 9 in batch of 4 samples") in str(caught.value)
+
+
+def test_workers_ignore_the_signals_that_stop_a_trainer(leaf_of: Any) -> None:
+    with _loader(leaf_of(50, "a"), 2) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        before = _pids(loader)
+        for pid in before:
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+        for _ in range(20):
+            next(iterator)
+        assert _pids(loader) == before and loader.stats()["worker_deaths"] == 0
+
+
+class Stuck(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        if sample.text == "a-7":
+            time.sleep(1.0)
+        return sample
+
+
+def test_a_slow_batch_is_reported(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with _loader(leaf_of(20, "a"), 1, task_encoder=Stuck(), watchdog_timeout_seconds=0.2) as loader:
+        for _ in zip(range(5), loader, strict=False):
+            pass
+    assert "waited for longer than 0.2 s (worker 0 (pid" in caplog.text
+
+
+def test_a_slow_batch_may_end_the_run(leaf_of: Any) -> None:
+    with _loader(
+        leaf_of(20, "a"), 1, task_encoder=Stuck(), watchdog_timeout_seconds=0.2, fail_on_timeout=True
+    ) as loader:
+        with pytest.raises(WorkerError, match="waited for longer than"):
+            for _ in zip(range(5), loader, strict=False):
+                pass
+
+
+class Forever(TaskEncoder):
+    """Hangs, in Python, each time; or the first time only."""
+
+    def __init__(self, once: Path | None = None):
+        self.once = once
+
+    def encode_sample(self, sample: Any) -> Any:
+        if sample.text == "a-7" and not (self.once is not None and self.once.exists()):
+            if self.once is not None:
+                self.once.touch()
+            self.wait_for_nobody()
+        return sample
+
+    def wait_for_nobody(self) -> None:
+        time.sleep(100)
+
+
+def test_the_stack_of_a_hung_worker_is_shown(leaf_of: Any) -> None:
+    with _loader(
+        leaf_of(20, "a"), 2, task_encoder=Forever(), watchdog_timeout_seconds=1.0, on_timeout="raise"
+    ) as loader:
+        pids = _pids(loader)
+        with pytest.raises(WorkerError, match="waited for longer than") as caught:
+            for _ in zip(range(5), loader, strict=False):
+                pass
+    assert "in wait_for_nobody" in str(caught.value) and "in encode_sample" in str(caught.value)
+    assert _gone(pids, seconds=5)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_a_hung_worker_is_replaced(
+    tmp_path: Path, leaf_of: Any, start_method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with _loader(leaf_of(20, "a"), 0) as alone:
+        expected = [batch.__key__ for _, batch in zip(range(10), alone, strict=False)]
+    encoder = Forever(tmp_path / "hung")
+    with _loader(
+        leaf_of(20, "a"),
+        2,
+        task_encoder=encoder,
+        watchdog_timeout_seconds=1.0,
+        on_timeout="replace",
+        start_method=start_method,
+    ) as loader:
+        found = [batch.__key__ for _, batch in zip(range(10), loader, strict=False)]
+        assert loader.stats()["worker_deaths"] == 1
+    assert found == expected
+    assert "was stuck; it is replaced" in caplog.text and "in wait_for_nobody" in caplog.text
+
+
+def test_a_job_that_always_hangs_ends_the_run(leaf_of: Any) -> None:
+    with _loader(
+        leaf_of(20, "a"), 2, task_encoder=Forever(), watchdog_timeout_seconds=0.3, on_timeout="replace"
+    ) as loader:
+        with pytest.raises(WorkerError, match="the last one was stuck in encode_sample of a-7 of a-20") as caught:
+            for _ in zip(range(5), loader, strict=False):
+                pass
+        assert "a-20[train][7]" in str(caught.value) and loader.stats()["worker_deaths"] == 3
+
+
+def test_a_stopped_worker_has_no_stack_but_is_replaced(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with _loader(leaf_of(20, "a"), 1, watchdog_timeout_seconds=0.5, on_timeout="replace") as loader:
+        iterator = iter(loader)
+        next(iterator)
+        os.kill(_pids(loader)[0], signal.SIGSTOP)
+        for _ in range(10):
+            next(iterator)
+        assert loader.stats()["worker_deaths"] == 1
+    assert "it does not answer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"on_timeout": "replce"}, "did you mean 'replace'"),
+        ({"start_method": "forked"}, "did you mean 'fork"),
+        ({"start_method": "thread", "on_timeout": "replace"}, "a thread cannot be ended"),
+        ({"fail_on_timeout": True, "on_timeout": "warn"}, "give one of the two"),
+        ({"max_bytes_in_flight": 0}, "max_bytes_in_flight is 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(leaf_of: Any, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        _loader(leaf_of(20, "a"), 1, **wrong)
+
+
+class Large(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        return {"x": torch.zeros(1 << 18)}  # 1 MiB, four times in a batch
+
+
+@pytest.mark.parametrize("start_method", ["fork", "thread"])
+@pytest.mark.parametrize("limit", [1, 9 << 20, 1 << 30])
+def test_bytes_in_flight_are_bounded(leaf_of: Any, limit: int, start_method: str) -> None:
+    with _loader(
+        leaf_of(20, "a"),
+        2,
+        task_encoder=Large(),
+        prefetch_factor=4,
+        max_bytes_in_flight=limit,
+        start_method=start_method,
+    ) as loader:
+        iterator = iter(loader)
+        for _ in range(4):  # the size of a batch is known after the first one
+            next(iterator)
+        most = 0
+        for _ in range(10):
+            next(iterator)
+            time.sleep(0.05)
+            most = max(most, loader.stats()["queue"]["bytes_in_flight"])
+    batch = 4 << 20
+    assert most <= max(limit + (1 << 20), batch + (1 << 20))
+    if limit == 1 << 30:
+        assert most >= batch
+
+
+def test_close_leaves_no_process_and_the_loader_can_go_on(leaf_of: Any) -> None:
+    loader = _loader(leaf_of(50, "a"), 3)
+    keys = [batch.__key__ for _, batch in zip(range(4), loader, strict=False)]
+    pids = _pids(loader)
+    loader.close()
+    loader.close()
+    assert not [pid for pid in pids if _alive(pid)]
+    keys += [batch.__key__ for _, batch in zip(range(4), loader, strict=False)]
+    loader.close()
+    with _loader(leaf_of(50, "a"), 0) as alone:
+        assert keys == [batch.__key__ for _, batch in zip(range(8), alone, strict=False)]
+
+
+def test_a_forgotten_loader_takes_its_workers_along(leaf_of: Any) -> None:
+    loader = _loader(leaf_of(50, "a"), 2)
+    next(iter(loader))
+    pids = _pids(loader)
+    del loader
+    assert _gone(pids, seconds=5)
+
+
+@pytest.mark.parametrize(
+    "start_method, big",
+    nightly_but(
+        {0, 1, 2, 4}, [("fork", False), ("fork", True), ("forkserver", True), ("spawn", False), ("spawn", True)]
+    ),
+)
+def test_nothing_stays_when_the_trainer_is_killed(tmp_path: Path, leaf_of: Any, start_method: str, big: bool) -> None:
+    """No process, also when it is blocked, sending batches larger than a pipe holds; no file, no folder."""
+    program = tmp_path / "trainer.py"
+    program.write_text(
+        textwrap.dedent(
+            f"""
+            import sys, time, torch
+            from energon_lite import *
+
+            class Big(TaskEncoder):
+                def encode_sample(self, sample):
+                    return {{"x": torch.zeros({3_000_000 if big else 1})}}
+
+            if __name__ == "__main__":
+                loaders = []
+                for _ in range(2):  # two pools: the later workers inherit the ends of the earlier ones' pipes
+                    dataset = get_train_dataset({str(leaf_of(50, "a"))!r}, batch_size=2, task_encoder=Big(),
+                                                worker_config=WorkerConfig(rank=0, world_size=1, num_workers=2))
+                    loaders.append(get_savable_loader(dataset, start_method={start_method!r}))
+                    next(iter(loaders[-1]))
+                pids = [w.process.pid for l in loaders for w in l._workers.executor()._workers]
+                print(*pids, flush=True)
+                time.sleep(60)
+            """
+        )
+    )
+    temporary = Path(tempfile.mkdtemp())  # with a short path: a socket's may have 107 characters
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    command = [sys.executable, str(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as trainer:
+        assert trainer.stdout is not None
+        pids = [int(pid) for pid in trainer.stdout.readline().split()]
+        assert len(pids) == 4
+        time.sleep(0.3)
+        named = {name for pid in [trainer.pid, *pids] for name in _files_of(pid)}
+        trainer.kill()
+    assert _gone([trainer.pid, *pids], seconds=10)
+    # What has no name cannot stay behind (others use /dev/shm, too, so a look at the folder would tell nothing).
+    assert any("memfd:energon_lite" in name for name in named)
+    assert not [name for name in named if name.startswith("/dev/shm") and "(deleted)" not in name]
+    deadline = time.monotonic() + 10  # the fork server removes its folder, right behind the workers' end
+    while list(temporary.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    temporary.rmdir()
+
+
+def test_validation_with_workers_survives_deaths_too(leaf_of: Any) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
+    dataset = get_val_dataset(leaf_of(50, "a"), batch_size=4, task_encoder=Slow(), worker_config=config)
+    with get_savable_loader(dataset) as loader:
+        texts = []
+        for step, batch in enumerate(loader):
+            texts += batch.text
+            if step == 3:
+                os.kill(_pids(loader)[0], signal.SIGKILL)
+    assert texts == [f"a-{i}" for i in range(50)]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _files_of(pid: int) -> list[str]:
+    """The files that a process has open, or mapped."""
+    links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if os.path.lexists(link)]
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return links + [line.split(maxsplit=5)[5] for line in maps if len(line.split(maxsplit=5)) == 6]
+
+
+def _gone(pids: list[int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(map(_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(_alive, pids))

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from energon_lite.cli import arguments
+from energon_lite.storage.index.column_file import ColumnFile
+from energon_lite.storage.index.nv_meta import read_info
+from energon_lite.storage.prepare.shard_scans import ShardScans
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.prepare_by_command import FIELDS, document, run, written
+
+
+class TestWithoutQuestions:
+    def test_everything_by_options(self, data: Path) -> None:
+        code, output = run(
+            data,
+            *("--non-interactive", "--split-ratio", "2,1,1", "--sample-type", "CaptioningSample"),
+            *("--field-map", FIELDS, "--num-workers", "2", "--no-progress"),
+        )
+        assert code == 0
+        assert "Found 4 shards with 8 samples" in output and "png (8), json (8), cls (8)" in output
+        assert "Splits: train 4 samples in 2 shards; val 2 samples in 1 shard; test 2 samples in 1 shard" in output
+        for name in (".info.json", "split.yaml", "dataset.yaml", "index.uuid", "index.sqlite", "energon_lite.idx"):
+            assert name in output and (data / ".nv-meta" / name).exists()
+        assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
+        assert "Sample 1, key '001':" in output and '"text": "caption 1"' in output and "x" * 60 + "..." in output
+
+    @pytest.mark.slow
+    def test_the_printed_next_step_runs(self, data: Path) -> None:
+        options = ["--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", "--field-map", FIELDS]
+        _, output = run(data, "--non-interactive", *options)
+        lines = output.partition("Next, in Python:\n")[2].partition("\nDone")[0].strip("\n").splitlines()
+        assert len(lines) == 6
+        (data / "next.py").write_text("\n".join(line[2:] for line in lines).replace("num_workers=2", "num_workers=0"))
+        done = subprocess.run([sys.executable, data / "next.py"], capture_output=True, text=True)
+        assert done.returncode == 0 and "caption=['caption" in done.stdout, done.stderr
+
+    def test_splits_by_pattern(self, data: Path) -> None:
+        code, output = run(
+            data, "--non-interactive", "--split-parts", "a:s[01]", "--split-parts", "b:s2", "--skip-dataset-yaml"
+        )
+        assert code == 0 and "1 shard in no split, such as 's3.tar'" in output
+        assert document(data, "split.yaml") == {"split_parts": {"a": ["s{0..1}.tar"], "b": ["s2.tar"]}, "exclude": []}
+
+    def test_crude(self, data: Path) -> None:
+        code, _ = run(data, "--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
+        assert code == 0
+        assert document(data) == {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
+    def test_without_a_sample_type_no_dataset_yaml(self, data: Path) -> None:
+        code, output = run(data, "--non-interactive", "--split-ratio", "1,0,0")
+        assert code == 0 and "There is no dataset.yaml yet" in output and "--force-overwrite" in output
+        assert not (data / ".nv-meta/dataset.yaml").exists()
+
+    def test_another_name_for_it(self, data: Path) -> None:
+        options = ["--non-interactive", "--split-ratio", "0,1,0", "--sample-type", "CrudeWebdataset"]
+        _, output = run(data, *options, "--dataset-yaml-name", "crude.yaml", "--no-sqlite")
+        assert "crude.yaml" in output and "dataset_config='crude.yaml'" in output and "split_part='val'" in output
+        assert not (data / ".nv-meta/index.sqlite").exists()
+
+    def test_excluded_and_shuffled_shards(self, data: Path) -> None:
+        code, _ = run(data, "--non-interactive", "--split-ratio", "1,1,1", "--exclude", "s0", "--shuffle-tars")
+        assert code == 0 and list(read_info(str(data))) == ["s1.tar", "s2.tar", "s3.tar"]
+        split = document(data, "split.yaml")
+        assert [split["split_parts"][name] for name in ("train", "val", "test")] != [["s1.tar"], ["s2.tar"], ["s3.tar"]]  # type: ignore
+
+    def test_overwriting(self, data: Path) -> None:
+        options = ["--non-interactive", "--split-ratio", "1,0,0"]
+        assert run(data, *options)[0] == 0
+        code, output = run(data, *options)
+        assert code == 1 and "already been prepared" in output and "--force-overwrite" in output
+        code, _ = run(data, *options, "--force-overwrite", "--exclude", "s3")
+        assert code == 0 and len(read_info(str(data))) == 3
+
+    def test_tar_index_only(self, data: Path) -> None:
+        run(data, "--non-interactive", "--split-ratio", "1,0,0")
+        for path in (data / "s0.tar.idx", data / ".nv-meta/energon_lite.idx"):
+            path.unlink()
+        code, output = run(data, "--tar-index-only")
+        assert code == 0 and "Wrote 4 .tar.idx files" in output
+        assert (data / "s0.tar.idx").exists() and len(WebdatasetSource.open(data)) == 8
+
+
+class TestOnRanks:
+    def test_two_processes(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        options = ["--non-interactive", "--split-ratio", "1,0,0"]
+        code, output = run(data, *options)
+        assert code == 0 and "Rank 1 of 2: 4 samples in 2 shards; rank 0 goes on" in output and written(data) == set()
+        code, output = run(data, *options, "--rank", "0")
+        assert code == 0 and "Found 4 shards with 8 samples" in output and len(read_info(str(data))) == 4
+
+    def test_the_other_does_not_come(self, data: Path) -> None:
+        ranks = ["--rank", "0", "--world-size", "2", "--rank-timeout", "0.1"]
+        code, output = run(data, "--non-interactive", "--split-ratio", "1,0,0", *ranks)
+        assert code == 1 and "rank 1: s1.tar, s3.tar" in output
+
+    def test_they_ask_nothing(self, data: Path) -> None:
+        code, output = run(data, "--rank", "1", "--world-size", "2")
+        assert code == 1 and "2 processes cannot ask questions" in output and "--non-interactive" in output
+        code, output = run(data, "--rank", "2", "--world-size", "2", "--non-interactive", "--split-ratio", "1,0,0")
+        assert code == 1 and "rank 2 of 2 does not exist" in output
+
+
+class TestProgress:
+    OPTIONS = ("--non-interactive", "--split-ratio", "1,0,0", "--num-workers", "1")
+
+    def test_lines_in_a_log(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(arguments, "_BETWEEN", 0.0)
+        lines = [line for line in run(data, *self.OPTIONS)[1].splitlines() if line.startswith("Indexing")]
+        assert len(lines) == 4 and lines[-1].startswith("Indexing: 4 of 4 shards, ")
+        assert "GB/s" in lines[-1] and "about 0 s left" in lines[-1]
+
+    def test_a_bar_on_a_terminal(
+        self, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        with arguments.progress(True, "Indexing", "shards") as show:
+            scans = ShardScans(str(data), [f"s{number}.tar" for number in range(4)], workers=1, progress=show)
+            scans.do_share()
+        shown = capsys.readouterr().err
+        assert "Indexing: 100%" in shown and "4/4" in shown and "GB/s" in shown
+
+    def test_nothing(self, data: Path) -> None:
+        assert "Indexing" not in run(data, *self.OPTIONS, "--no-progress")[1]
+
+
+class TestWithoutAFieldMap:
+    def test_a_sample_loader_is_begun(self, data: Path) -> None:
+        code, output = run(data, "--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "TextSample")
+        assert code == 0 and "sample_loader.py: complete it where it says TODO" in output
+        assert document(data)["part_filter"] == "sample_loader.py:part_filter"  # type: ignore[index]
+        assert (data / ".nv-meta/sample_loader.py").exists()
+        assert "When sample_loader.py is complete" in output and "trust_code=True" in output.split("in Python")[1]
+
+    def test_the_fields_that_there_seem_to_be_are_proposed(self, data: Path) -> None:
+        command = ["--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CaptioningSample"]
+        _, output = run(data, *command)
+        proposed = next(line for line in output.splitlines() if "--field-map" in line)
+        code, output = run(data, *command, *shlex.split(proposed))
+        assert code == 0 and "Next, in Python" in output and "trust_code" not in output
+        assert document(data)["field_map"] == {"image": "png", "caption": "json[text]"}  # type: ignore[index]
+
+
+class TestMetadatasets:
+    def test_all_that_is_in_one_is_opened(self, data: Path, tmp_path: Path) -> None:
+        blend = tmp_path / "blend.yaml"
+        blend.write_text(f"splits: {{train: {{blend: [{{path: {data}}}]}}}}")
+        code, output = run(blend)
+        assert code == 1 and "has not been prepared" in output and "1 of 1 data set cannot be read" in output
+        run(data, "--non-interactive", "--split-ratio", "1,0,0")
+        code, output = run(blend)
+        assert code == 0 and f"{data} [train]: 8 samples" in output and "1 data set ready" in output
+
+    def test_a_wrong_one(self, tmp_path: Path) -> None:
+        (tmp_path / "blend.yaml").write_text("splits: {train: {blend: 3}}")
+        code, output = run(tmp_path / "blend.yaml")
+        assert code == 1 and "blend" in output
+
+
+def test_json(data: Path) -> None:
+    code, output = run(data, "--non-interactive", "--split-ratio", "1,0,0", "--json", "--no-progress")
+    assert code == 0 and json.loads(output)["splits"]["train"] == [4, 8]
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("options", "messages"),
+        [
+            ([], ["--non-interactive needs --split-ratio"]),
+            (["--split-ratio", "8;1;1"], ["'8;1;1' is not a ratio", '"8,1,1"']),
+            (["--split-parts", "train"], ["'train' is not of the form name:regex"]),
+            (["--split-parts", "train:x.*"], ["'x.*'", "matches none of the 4 shards", "'s0.tar'"]),
+            (["--split-ratio", "1,0,0", "--split-parts", "a:."], ["--split-parts goes together neither"]),
+            (["--split-ratio", "1,0,0", "--exclude", "("], ["--exclude '('", "regular expression"]),
+            (["--split-ratio", "1,0,0", "--sample-type", "CaptionSample"], ["did you mean 'CaptioningSample'"]),
+            (["--split-ratio", "1,0,0", "--field-map", "{}"], ["a field map needs a sample type"]),
+        ],
+    )
+    def test_options(self, data: Path, options: list[str], messages: list[str]) -> None:
+        code, output = run(data, "--non-interactive", *options)
+        assert code == 1
+        for message in messages:
+            assert message in output
+        assert written(data) == set()
+
+    @pytest.mark.parametrize(
+        ("field_map", "message"),
+        [
+            ("image=png", "--field-map is not JSON"),
+            ("[1]", "--field-map is not a JSON object"),
+            ('{"image": 1}', "not a JSON object of strings"),
+            ('{"image": "png"}', "CaptioningSample needs 'caption'"),
+            ('{"image": "png", "captoin": "json[text]"}', "did you mean 'caption'"),
+            ('{"image": "pgn", "caption": "json[text]"}', "did you mean 'png'"),
+            ('{"image": "png", "caption": "json[txt]"}', "did you mean 'text'"),
+            ('{"image": "png", "caption": "json["}', "not a field access"),
+        ],
+    )
+    def test_field_maps(self, data: Path, field_map: str, message: str) -> None:
+        options = ["--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", "--field-map", field_map]
+        code, output = run(data, "--non-interactive", *options)
+        assert code == 1 and message in output and written(data) == set()
+
+    def test_broken_shards(self, data: Path) -> None:
+        os.truncate(data / "s1.tar", 3000)
+        (data / "s2.tar").write_bytes(b"")
+        code, output = run(data, "--non-interactive", "--split-ratio", "1,0,0")
+        assert code == 1 and "2 of 4 shards cannot be indexed" in output
+        assert "s1.tar: the tar file is truncated" in output and "s2.tar: the shard is an empty file" in output
+
+    def test_broken_shards_are_left_out_if_that_is_wanted(self, data: Path) -> None:
+        os.truncate(data / "s1.tar", 3000)
+        code, output = run(data, "--non-interactive", "--split-ratio", "1,0,0", "--skip-broken-shards")
+        assert code == 0 and "s1.tar: left out: the tar file is truncated" in output
+        assert list(read_info(str(data))) == ["s0.tar", "s2.tar", "s3.tar"]
+
+    def test_no_such_folder(self, data: Path) -> None:
+        code, output = run(data / "nowhere", "--non-interactive", "--split-ratio", "1,0,0")
+        assert code == 1 and "no such folder" in output
+
+    def test_a_folder_that_cannot_be_written(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(path: str, **_: object) -> None:
+            raise PermissionError(13, "Permission denied", path)
+
+        monkeypatch.setattr(os, "makedirs", refuse)
+        code, output = run(data, "--non-interactive", "--split-ratio", "1,0,0")
+        assert code == 1 and "Permission denied: " in output and ".nv-meta" in output
+
+    def test_index_only_of_an_unprepared_folder(self, data: Path) -> None:
+        code, output = run(data, "--tar-index-only")
+        assert code == 1 and "has not been prepared" in output
+
+
+def test_columns_beside_the_length(data: Path) -> None:
+    options = [
+        "--split-ratio",
+        "1,0,0",
+        "--length-field",
+        "json",
+        "--column",
+        "all=*",
+        "--patches",
+        "1",
+        "--non-interactive",
+    ]
+    code, output = run(data, *options)
+    assert code == 0 and "column all:" in output
+    source = WebdatasetSource.open(data)
+    assert (source.column("all")[:] >= source.column("length")[:]).all()
+    assert source.column("patches")[:].tolist() == [4] * 8
+    (file,) = ColumnFile.stored(str(data), "all")
+    again = ["--tar-index-only", "--length-field", "json", "--column", "all=*", "--patches", "1"]
+    assert shlex.split(file.command) == ["energon-lite", "prepare", str(data), *again]

@@ -1,0 +1,163 @@
+"""Metadatasets at random: how weights and repetitions multiply, and what becomes of damaged ones."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite.config import load_metadataset
+from energon_lite.errors import ConfigError
+from tests.effort import examples
+
+WEIGHTS = st.integers(1, 1000) | st.floats(1e-3, 1e3)
+#: A leaf is an int (its number does not matter), a blend a list of (weight, what is below).
+TREES = st.recursive(
+    st.just(0), lambda inner: st.lists(st.tuples(WEIGHTS, inner), min_size=1, max_size=4), max_leaves=20
+).filter(lambda tree: isinstance(tree, list))
+
+
+def write_tree(tree: Any, folder: Path, expected: list[tuple[str, Fraction]], share: Fraction, name: str) -> str:
+    """Writes the documents of a tree; returns the path for the reference to it; collects the leaves in order."""
+    if not isinstance(tree, list):
+        path = folder / f"leaf{len(expected)}"
+        path.mkdir()
+        expected.append((str(path), share))
+        return path.name
+    total = sum(Fraction(weight) for weight, _ in tree)
+    entries = [
+        {"path": write_tree(below, folder, expected, share * Fraction(weight) / total, f"{name}{i}"), "weight": weight}
+        for i, (weight, below) in enumerate(tree)
+    ]
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump({"splits": {"train": {"blend": entries}}}))
+    return f"{name}.yaml"
+
+
+@settings(deadline=None)
+@given(TREES)
+def test_weights_sum_to_one_and_multiply_along_the_path(tree: Any) -> None:
+    with TemporaryDirectory() as folder:
+        expected: list[tuple[str, Fraction]] = []
+        top = write_tree(tree, Path(folder), expected, Fraction(1), "top")
+        leaves = load_metadataset(Path(folder, top), split_part="train")
+        document = yaml.safe_load(Path(folder, top).read_text())
+        for entry in document["splits"]["train"]["blend"]:
+            entry["path"] = Path(folder, entry["path"])
+        given_as_dict = load_metadataset(document, split_part="train")
+    assert [leaf.path for leaf in leaves] == [path for path, _ in expected]
+    assert math.fsum(leaf.weight for leaf in leaves) == pytest.approx(1.0, rel=1e-12)
+    for leaf, (_, share) in zip(leaves, expected, strict=True):
+        assert leaf.weight == pytest.approx(float(share), rel=1e-12)
+    assert [(leaf.path, leaf.weight) for leaf in given_as_dict] == [(leaf.path, leaf.weight) for leaf in leaves]
+
+
+REPETITIONS = st.integers(1, 9) | st.integers(1, 99).map(lambda n: n / 10)
+EPOCH_TREES = st.recursive(
+    st.just(0), lambda inner: st.lists(st.tuples(REPETITIONS, inner), min_size=1, max_size=4), max_leaves=12
+).filter(lambda tree: isinstance(tree, list))
+
+
+def write_epochs(tree: Any, folder: Path, expected: list[Fraction], product: Fraction, name: str) -> str:
+    """As :func:`write_tree`, with repetitions: they multiply as decimal numbers."""
+    if not isinstance(tree, list):
+        (folder / f"leaf{len(expected)}").mkdir()
+        expected.append(product)
+        return f"leaf{len(expected) - 1}"
+    entries = [
+        {"path": write_epochs(below, folder, expected, product * Fraction(str(r)), f"{name}{i}"), "repetitions": r}
+        for i, (r, below) in enumerate(tree)
+    ]
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump({"splits": {"train": {"blend_epochized": entries}}}))
+    return f"{name}.yaml"
+
+
+@settings(deadline=None)
+@given(EPOCH_TREES)
+def test_repetitions_multiply_along_the_path(tree: Any) -> None:
+    with TemporaryDirectory() as folder:
+        expected: list[Fraction] = []
+        top = write_epochs(tree, Path(folder), expected, Fraction(1), "top")
+        leaves = load_metadataset(Path(folder, top), split_part="train")
+    assert [leaf.repetitions for leaf in leaves] == [float(product) for product in expected]
+
+
+GOOD = """\
+__module__: megatron.energon
+__class__: MetadatasetV2
+splits:
+  train:
+    blend:
+      - path: digits
+        weight: 2.5
+        subflavors: {a: [1, "x"], b: {c: true}}
+      - path: prose
+        split_part: val
+        shuffle_over_epochs_multiplier: -1
+  val: {path: digits, dataset_config: other.yaml}
+"""
+
+
+GOOD_EPOCHS = """\
+splits:
+  train:
+    subset: {range: [10%, 90.5%]}
+    blend_epochized:
+      - {path: digits, repetitions: 1.5, subset: {range: [5, end]}}
+      - path: prose
+        repetitions: 2
+        subset:
+          range: [0%, 1e1%]
+"""
+
+
+@settings(deadline=None, max_examples=examples(200))
+@given(
+    st.integers(0, len(GOOD_EPOCHS)),
+    st.integers(0, 12),
+    st.text(st.sampled_from("019-:'\"{}[]%.e\t\n ,"), max_size=4),
+)
+def test_damaged_repetitions_and_subsets_load_or_are_config_errors(start: int, length: int, insert: str) -> None:
+    with TemporaryDirectory() as folder:
+        for name in ("digits", "prose"):
+            Path(folder, name).mkdir()
+        path = Path(folder, "doc.yaml")
+        path.write_text(GOOD_EPOCHS[:start] + insert + GOOD_EPOCHS[start + length :])
+        try:
+            leaves = load_metadataset(path, split_part="train")
+        except ConfigError as error:
+            assert error.file == str(path)
+            assert error.line is not None
+            return
+    kinds = {leaf.repetitions is None for leaf in leaves}
+    assert len(kinds) == 1
+    for leaf in leaves:
+        assert leaf.repetitions is None or leaf.repetitions > 0
+        if leaf.subset is not None:
+            samples = max(10**6, leaf.subset.last or 0, leaf.subset.first or 0)
+            start, stop = leaf.subset.bounds(samples)
+            assert 0 <= start <= stop <= samples
+
+
+@settings(deadline=None, max_examples=examples(200))
+@given(st.integers(0, len(GOOD)), st.integers(0, 12), st.text(st.sampled_from("ab1-:'\"{}[]&*!<\t\n .,"), max_size=4))
+def test_damaged_documents_load_or_are_config_errors(start: int, length: int, insert: str) -> None:
+    """Whatever is cut out and put in, nothing but a ConfigError with its place comes out."""
+    with TemporaryDirectory() as folder:
+        for name in ("digits", "prose"):
+            Path(folder, name).mkdir()
+        path = Path(folder, "doc.yaml")
+        path.write_text(GOOD[:start] + insert + GOOD[start + length :])
+        try:
+            leaves = load_metadataset(path, split_part="train")
+        except ConfigError as error:
+            assert error.file == str(path)
+            assert error.line is not None
+        else:
+            assert math.fsum(leaf.weight for leaf in leaves) == pytest.approx(1.0)

@@ -1,0 +1,326 @@
+"""The laws for batches by tokens where lengths are known only when samples are encoded."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from energon_lite import (
+    BestFit,
+    Capacity,
+    SkipSample,
+    TaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    pack_sequences,
+    stateless,
+)
+from energon_lite.batching import LengthDifference, TokenSequence
+from energon_lite.errors import FatalSampleError, StateMismatchError, UsageError
+from tests.effort import examples
+
+CAPACITY = 100
+
+
+def length_of(index: int) -> int:
+    """Tokens of sample ``index``: 1 to 60."""
+    return index * 37 % 60 + 1
+
+
+def sequence(sample: Any, part: int = 0) -> TokenSequence:
+    """Tokens that say which sample, and which of its parts, they are of."""
+    index = sample.__restore_key__[2]
+    tokens = torch.arange(length_of(index)) + 1000 * (2 * index + part)
+    return TokenSequence.derive_from(sample, tokens=tokens, labels=tokens)
+
+
+class Tokens(TaskEncoder):
+    """Packed batches of sequences; every ``skips``-th sample is skipped."""
+
+    def __init__(self, skips: int = 0):
+        super().__init__()
+        self.skips = skips
+
+    @stateless
+    def encode_sample(self, sample: Any) -> TokenSequence:
+        if self.skips and sample.__restore_key__[2] % self.skips == 0:
+            raise SkipSample("not this one")
+        return sequence(sample)
+
+    @stateless
+    def batch(self, samples: list[TokenSequence]) -> Any:
+        return pack_sequences(samples, pad=-1)
+
+    def empty_batch(self, like: Any, rows: int) -> Any:
+        return pack_sequences([], pad=-1)
+
+
+class Parts(Tokens):
+    """Two sequences of each even sample, none of each fifth."""
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Iterator[TokenSequence]:  # type: ignore[override]
+        index = sample.__restore_key__[2]
+        if index % 5:
+            yield sequence(sample)
+            if index % 2 == 0:
+                yield sequence(sample, 1)
+
+
+def dataset_of(path: Any, config: WorkerConfig | None = None, **more: Any) -> Any:
+    arguments: dict[str, Any] = {"batching": BestFit(Capacity(CAPACITY)), "plan_chunk": 20, "task_encoder": Tokens()}
+    config = config or WorkerConfig(rank=0, world_size=1, num_workers=0)
+    return get_train_dataset(path, batch_size=None, length_column=None, worker_config=config, **(arguments | more))
+
+
+def tokens_of(batches: list[Any]) -> list[list[int]]:
+    return [batch.tokens[0].tolist() for batch in batches]
+
+
+STRATEGIES = st.sampled_from(
+    [
+        {"strategy": "best_fit", "capacity": CAPACITY, "open_bins": 3},
+        {"strategy": "bfd", "capacity": 50, "oversize": "split"},
+        {"strategy": "sorted_window", "capacity": CAPACITY, "batches": 4, "order": "random"},
+        {"strategy": "concat_split", "tokens": 64},
+        {"strategy": "capacity", "capacity": 45, "oversize": "drop"},
+        {"strategy": "fixed", "batch_size": 3},
+        {"strategy": "max_length", "batch_size": 3, "max_length": 20, "oversize": "truncate"},
+    ]
+)
+QUIET = settings(deadline=None, max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@QUIET
+@given(
+    strategy=STRATEGIES,
+    chunk=st.sampled_from([7, 20, 200]),
+    encoder=st.sampled_from([Tokens(), Tokens(4), Parts()]),
+    lanes=st.sampled_from([1, 2, 6]),
+    parts=st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from([0, 0, 0, 2]), st.integers(0, 8)), min_size=1, max_size=4
+    ),
+)
+def test_any_chain_of_topologies_is_the_uninterrupted_run(
+    cluster: Any,
+    leaf_of: Callable[..., Any],
+    strategy: dict[str, Any],
+    chunk: int,
+    encoder: Tokens,
+    lanes: int,
+    parts: list[tuple[int, int, int]],
+) -> None:
+    path = leaf_of(50)
+    worlds = [world for world in (1, 2, 3, 6) if lanes % world == 0]
+    segments = [(worlds[choice % len(worlds)], workers, steps) for choice, workers, steps in parts]
+
+    def build(config: WorkerConfig) -> Any:
+        return dataset_of(path, config, batching=strategy, plan_chunk=chunk, lanes=lanes, task_encoder=encoder)
+
+    with cluster(build, 1, 0) as alone:
+        expected = tokens_of(alone.steps(sum(world * steps for world, _, steps in segments)))
+    found: list[list[int]] = []
+    states: Any = None
+    for world, workers, steps in segments:
+        with cluster(build, world, workers) as ranks:
+            if states is not None:
+                for loader in ranks.loaders:
+                    loader.restore_state_global(states)
+            found += tokens_of(ranks.steps(steps))
+            states = [json.loads(json.dumps(loader.save_state_rank())) for loader in ranks.loaders]
+    assert found == expected
+
+
+def own_tokens(path: Any, encoder: Tokens, strategy: dict[str, Any] | BestFit, **more: Any) -> tuple[list[Any], Any]:
+    """The batches of one pass, and what the loader counted."""
+    loader = get_savable_loader(
+        dataset_of(path, batching=strategy, task_encoder=encoder, repeat=False, chunk_remainder=None, **more)
+    )
+    return list(loader), loader.stats()
+
+
+@QUIET
+@given(
+    strategy=STRATEGIES, chunk=st.sampled_from([7, 20, 200]), encoder=st.sampled_from([Tokens(), Tokens(4), Parts()])
+)
+def test_a_pass_has_everything_once(
+    leaf_of: Callable[..., Any], strategy: dict[str, Any], chunk: int, encoder: Tokens
+) -> None:
+    batches, stats = own_tokens(leaf_of(50), encoder, strategy, plan_chunk=chunk)
+    found = Counter(token for tokens in tokens_of(batches) for token in tokens)
+    parts = {index: [0] for index in range(50)}
+    if isinstance(encoder, Parts):
+        parts = {index: [0, 1] if index % 2 == 0 else [0] for index in range(50) if index % 5}
+    elif encoder.skips:
+        parts = {index: [0] for index in range(50) if index % encoder.skips}
+    limit = strategy.get("max_length", 60)
+    drops = strategy["strategy"] == "capacity"
+    whole = [(index, part) for index, of in parts.items() for part in of if length_of(index) <= 45 or not drops]
+    expected = [
+        1000 * (2 * index + part) + token for index, part in whole for token in range(min(limit, length_of(index)))
+    ]
+    assert found == Counter(expected)
+    assert stats["samples"] == len(whole)
+    everything = [(index, part) for index, of in parts.items() for part in of]
+    assert stats["dropped"] - (10 if isinstance(encoder, Parts) else 0) == len(everything) - len(whole)
+    cuts = {"truncated_samples": 0, "split_samples": 0}
+    if strategy["strategy"] == "max_length":
+        cuts["truncated_samples"] = sum(length_of(index) > limit for index, _ in everything)
+    if strategy["strategy"] == "bfd":
+        cuts["split_samples"] = sum(length_of(index) > 50 for index, _ in everything)
+    if strategy["strategy"] != "concat_split":
+        assert stats["planned"] == cuts
+    capacity = strategy.get("capacity") or strategy.get("tokens")
+    assert capacity is None or strategy["strategy"] == "sorted_window" or all(b.num_tokens <= capacity for b in batches)
+
+
+def test_each_batch_again_from_its_key(leaf_of: Callable[..., Any], same: Any) -> None:
+    loader = get_savable_loader(
+        dataset_of(leaf_of(50), batching={"strategy": "bfd", "capacity": 50, "oversize": "split"})
+    )
+    batches = [batch for batch, _ in zip(loader, range(20), strict=False)]
+    for batch in batches:
+        assert same(loader.restore_sample(json.loads(json.dumps(batch.__restore_key__))), batch)
+
+
+def test_the_field_that_has_the_length(leaf_of: Callable[..., Any]) -> None:
+    class Weighed(Tokens):
+        @stateless
+        def encode_sample(self, sample: Any) -> dict[str, Any]:  # type: ignore[override]
+            index = sample.__restore_key__[2]
+            return {"weight": length_of(index), "short": torch.zeros(index % 3), "tokens": torch.zeros(1)}
+
+        @stateless
+        def batch(self, samples: list[Any]) -> Any:
+            return samples
+
+        def empty_batch(self, like: Any, rows: int) -> Any:
+            return []
+
+    batches, _ = own_tokens(leaf_of(50), Weighed(), BestFit(Capacity(CAPACITY)), length_field="weight")
+    assert max(sum(sample["weight"] for sample in batch) for batch in batches) <= CAPACITY
+    assert max(len(batch) for batch in batches) > 1 and sum(map(len, batches)) == 50
+    batches, _ = own_tokens(leaf_of(50), Weighed(), LengthDifference(4, 0, key="short"), length_field="weight")
+    assert all(len({len(sample["short"]) for sample in batch}) == 1 for batch in batches)
+    with pytest.raises(FatalSampleError, match=r"(?s)no field 'wait'.*did you mean 'weight'"):
+        own_tokens(leaf_of(50), Weighed(), BestFit(Capacity(CAPACITY)), length_field="wait")
+
+
+def test_a_sample_above_the_capacity_is_an_error_unless_told(leaf_of: Callable[..., Any]) -> None:
+    with pytest.raises(FatalSampleError, match="longer than the 50 tokens that fit"):
+        own_tokens(leaf_of(50), Tokens(), BestFit(Capacity(50)))
+
+
+def test_arguments_that_do_not_go_together(leaf_of: Callable[..., Any]) -> None:
+    class Groups(Tokens):
+        def batch_group_criterion(self, sample: Any) -> tuple[str, int]:
+            return "a", 2
+
+    path = leaf_of(7)
+    for arguments, words in (
+        ({"chunk_remainder": "keep"}, "chunk_remainder='keep' has no effect with batching"),
+        ({"task_encoder": Groups()}, "Groups.batch_group_criterion together with batching"),
+        ({"length_column": "length", "length_field": "tokens"}, "length_field='tokens' is about encoded samples"),
+        ({"batching": None, "length_field": "tokens"}, "length_field='tokens' has no effect without batching"),
+        ({"plan_chunk": 0}, "chunk_size is 0"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            get_train_dataset(
+                path,
+                worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+                **({"batching": BestFit(Capacity(99)), "batch_size": None, "length_column": None} | arguments),
+            )
+
+
+def test_states_of_other_settings_are_refused(leaf_of: Callable[..., Any]) -> None:
+    path = leaf_of(50)
+    state = get_savable_loader(dataset_of(path)).save_state_rank()
+    for other in ({"plan_chunk": 21}, {"batching": BestFit(Capacity(99))}, {"length_field": "tokens"}):
+        with pytest.raises(StateMismatchError, match=next(iter(other))):
+            get_savable_loader(dataset_of(path, **other)).restore_state_rank(state)
+    assert "batches by best_fit (capacity 100" in str(dataset_of(path))
+
+
+def test_what_cannot_be_cut_is_counted_once_however_often_the_run_is_interrupted(leaf_of: Callable[..., Any]) -> None:
+    class Media(Tokens):
+        @stateless
+        def encode_sample(self, sample: Any) -> TokenSequence:
+            made = sequence(sample)
+            made.media = {"image": torch.zeros(1)} if len(made.tokens) % 3 == 0 else None
+            return made
+
+    strategy = {"strategy": "bfd", "capacity": 50, "oversize": "split"}
+    path = leaf_of(50)
+
+    def loader() -> Any:
+        return get_savable_loader(dataset_of(path, batching=strategy, task_encoder=Media()))
+
+    whole = loader()
+    steps = [batch.num_tokens for _, batch in zip(range(60), whole, strict=False)]
+    failed = samples = 0
+    state, seen = None, []
+    for _ in range(20):
+        part = loader()
+        part.restore_state_rank(state)
+        seen += [batch.num_tokens for _, batch in zip(range(3), part, strict=False)]
+        state = part.save_state_rank()
+        stats = part.stats()
+        failed, samples = failed + stats["failed"], samples + stats["samples"]
+    assert seen == steps
+    assert (failed, samples) == (whole.stats()["failed"], whole.stats()["samples"]) and failed > 0
+
+
+class Measures(Tokens):
+    """Says for itself how long samples are; not for all of them."""
+
+    def sample_length(self, encoded: TokenSequence) -> int:
+        index = encoded.__restore_key__[2]
+        if index % 5 == 1:
+            raise SkipSample("nobody knows")
+        if index % 5 == 2:
+            raise KeyError("length")
+        assert self.rng.random() < 1  # it has randomness of its own, as every hook
+        return len(encoded.tokens)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("cut", [0, 1, 5])
+def test_a_sample_whose_length_is_not_known_is_skipped_or_fails(leaf_of: Any, workers: int, cut: int) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+
+    def loader() -> Any:
+        arguments: dict[str, Any] = {"batching": BestFit(Capacity(CAPACITY)), "plan_chunk": 20}
+        return get_savable_loader(
+            get_val_dataset(
+                leaf_of(50),
+                batch_size=None,
+                length_column=None,
+                worker_config=config,
+                task_encoder=Measures(),
+                **arguments,
+            )
+        )
+
+    with loader() as first, loader() as second:
+        batches = [batch for _, batch in zip(range(cut), first, strict=False)]
+        second.restore_state_rank(first.save_state_rank())
+        batches += list(second)
+        stats = [one.stats() for one in (first, second)]
+    shown = sorted({token // 2000 for tokens in tokens_of(batches) for token in tokens if token >= 0})
+    assert shown == [index for index in range(50) if index % 5 not in (1, 2)]
+    counts = {kind: sum(one[kind] for one in stats) for kind in ("samples", "skipped", "failed")}
+    assert counts == {"samples": 30, "skipped": 10, "failed": 10}
+    reasons = {(one["dataset"], one["stage"], one["reason"]) for both in stats for one in both["reasons"]}
+    assert reasons == {
+        ("a-50[val]", "sample_length", "nobody knows"),
+        ("a-50[val]", "sample_length", "KeyError: 'length'"),
+    }

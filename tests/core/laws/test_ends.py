@@ -1,0 +1,153 @@
+"""Law 5 for passes that end early, by a limit or without what is not full: the same on any ranks, also on others than
+those on which the pass began."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_val_dataset
+from energon_lite.extras.energon import BatchDataset, MapDataset
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.effort import examples
+
+
+class Names(TaskEncoder):
+    """Batches of names."""
+
+    def batch(self, samples: list[Any]) -> Any:
+        return {"__key__": [sample.text for sample in samples]}
+
+
+class Yielded(Names):
+    """The same, but nobody knows before how many there are."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        yield sample
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "planned": {"batch_size": 3, "task_encoder": Names()},
+    "tokens": {
+        "batch_size": None,
+        "task_encoder": Names(),
+        "batching": {"strategy": "fixed", "batch_size": 3},
+        "plan_chunk": 20,
+    },
+    "hooks": {"batch_size": 3, "task_encoder": Yielded(), "chunk_size": 9, "lanes": 12},
+}
+chains = st.lists(st.tuples(st.sampled_from([1, 2, 3, 4]), st.integers(1, 3)), min_size=1, max_size=4)
+
+
+@pytest.fixture(autouse=True)
+def _lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: np.ones(len(self), dtype=np.int64))
+
+
+def _steps(
+    on_ranks: Callable[..., Any], leaf: Any, kind: str, chain: list[tuple[int, int]], **arguments: Any
+) -> list[list[list[str]]]:
+    """The names in each rank's batch, step by step: so many steps on each number of ranks, and then to the end of the
+    pass on the last one."""
+    steps: list[list[list[str]]] = []
+    states: Any = None
+    for number, (world, count) in enumerate(chain):
+        most = 1000 if number + 1 == len(chain) else count
+
+        def work(rank: int, world: int = world, most: int = most, states: Any = states) -> Any:
+            config = WorkerConfig(rank=rank, world_size=world)
+            loader = get_savable_loader(get_val_dataset(leaf, worker_config=config, **KINDS[kind], **arguments))
+            if states is not None:
+                loader.restore_state_global(states)
+            batches = [batch["__key__"] for _, batch in zip(range(most), loader, strict=False)]
+            return batches, loader.save_state_rank()
+
+        results = on_ranks(world, work)
+        states = [state for _, state in results]
+        if states[0]["pass_number"]:
+            break  # the pass was over before
+        steps += [list(step) for step in zip(*[batches for batches, _ in results], strict=True)]
+    return steps
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=examples(20))
+@given(chain=chains, limit=st.integers(4, 9))
+def test_a_limit_is_the_same_on_the_ranks_that_go_on(
+    on_ranks: Any, leaf_of: Any, kind: str, chain: list[tuple[int, int]], limit: int
+) -> None:
+    world = chain[0][0]
+    whole = _steps(on_ranks, leaf_of(120, "a"), kind, [(world, 1000)], limit=limit)
+    assert len(whole) == limit
+    expected = [batch for step in whole for batch in step if batch]
+    assert len(expected) == limit * world
+    parts = _steps(on_ranks, leaf_of(120, "a"), kind, chain, limit=limit)
+    assert [batch for step in parts for batch in step if batch] == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=examples(20))
+@given(chain=chains, size=st.integers(30, 60))
+def test_with_drop_last_each_step_is_full(
+    on_ranks: Any, leaf_of: Any, kind: str, chain: list[tuple[int, int]], size: int
+) -> None:
+    steps = _steps(on_ranks, leaf_of(size, "a"), kind, chain, batch_drop_last=True)
+    assert all(step and all(step) for step in steps)
+    names = [name for step in steps for batch in step for name in batch]
+    assert len(set(names)) == len(names)
+
+
+def test_the_first_two_samples_need_not_go_together(
+    on_ranks: Any, leaf_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that has none left gets a batch without samples, whatever the first ones do to the batch hook."""
+
+    class Picky(Names):
+        def batch(self, samples: list[Any]) -> Any:
+            if samples[0].text == "a-0":
+                raise ValueError("not this one")
+            return super().batch(samples)
+
+    monkeypatch.setitem(KINDS, "picky", {"batch_size": 2, "task_encoder": Picky()})
+    steps = _steps(on_ranks, leaf_of(10, "a"), "picky", [(4, 1000)])
+    assert steps == [[[], ["a-2", "a-3"], ["a-4", "a-5"], ["a-6", "a-7"]], [["a-8", "a-9"], [], [], []]]
+
+
+class Rows(TaskEncoder):
+    """Batches with a tensor."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        return {"__key__": sample.text, "x": torch.ones(2)}
+
+
+def _rows(leaf: Any, wrapped: Callable[[Any], Any]) -> list[list[int]]:
+    """Rows of the tensors that each of two ranks gets of five samples in batches of two."""
+    found = []
+    for rank in range(2):
+        config = WorkerConfig(rank=rank, world_size=2)
+        inner = get_val_dataset(leaf, worker_config=config, batch_size=2, task_encoder=Rows())
+        found.append([len(tensor) for tensor in get_savable_loader(wrapped(inner))])
+    return found
+
+
+def test_a_batch_of_batches_has_no_rows_for_a_rank_that_has_none_left(leaf_of: Any) -> None:
+    """Rows of batches that are put together are not the items: an empty one must not show the first samples again."""
+
+    def joined(batches: list[Any]) -> Any:
+        return torch.cat([batch["x"] for batch in batches])
+
+    def doubled(batch: Any) -> Any:
+        return {"x": 2 * batch["x"]}
+
+    assert _rows(leaf_of(5, "a"), lambda inner: BatchDataset(inner, 3, joined)) == [[5], [0]]
+    assert _rows(leaf_of(5, "a"), lambda inner: BatchDataset(MapDataset(inner, doubled), 3, joined)) == [[5], [0]]
+
+
+def test_a_function_is_given_the_batch_without_samples_too(leaf_of: Any) -> None:
+    assert _rows(leaf_of(5, "a"), lambda inner: MapDataset(inner, lambda batch: batch["x"])) == [[2, 1], [2, 0]]

@@ -1,0 +1,262 @@
+"""Laws 4 and 5 where content decides: each sample once in a pass that ends, and ranks in step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import TaskEncoder, WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite.errors import FatalSampleError, UnknownLengthError, UsageError
+from tests.core.laws.content_encoders import Content, contents, names_in
+from tests.effort import examples
+
+
+def _steps(per_rank: list[list[Any]]) -> list[Any]:
+    """The batches that have samples, in the order of the run."""
+    assert len({len(batches) for batches in per_rank}) == 1  # nobody made more steps than another
+    return [batch for step in zip(*per_rank, strict=True) for batch in step if batch is not None and batch["__key__"]]
+
+
+@settings(max_examples=examples(60))
+@given(content=contents, chunk=st.integers(1, 6), lanes=st.sampled_from([1, 2, 3, 6]), size=st.integers(6, 60))
+def test_a_pass_is_the_same_on_any_number_of_ranks(
+    on_ranks: Any, leaf_of: Any, content: Content, chunk: int, lanes: int, size: int
+) -> None:
+    leaf = leaf_of(size, "a")
+    chunk_size = chunk * (content.packing or 3)
+
+    def passes(world: int) -> list[list[Any]]:
+        def work(rank: int) -> list[list[Any]]:
+            config = WorkerConfig(rank=rank, world_size=world)
+            dataset = get_val_dataset(
+                leaf, worker_config=config, chunk_size=chunk_size, lanes=lanes, **content.arguments()
+            )
+            loader = get_savable_loader(dataset)
+            return [list(loader), list(loader)]
+
+        results = on_ranks(world, work)
+        return [_steps([result[number] for result in results]) for number in range(2)]
+
+    found = {world: passes(world) for world in range(1, lanes + 1) if lanes % world == 0}
+    keys = {world: [[batch["__key__"] for batch in one] for one in both] for world, both in found.items()}
+    assert all(one == keys[1] for one in keys.values())
+    if not (content.yields or content.packing):  # with neither, every sample is in just one batch
+        assert sorted(names_in(found[1][0])) == sorted(f"a-{number}" for number in range(size))
+
+
+@settings(max_examples=examples(40))
+@given(content=contents, lanes=st.sampled_from([1, 2, 4]), cut=st.integers(0, 20), train=st.booleans(), data=st.data())
+def test_a_pass_goes_on_where_it_was_cut(
+    on_ranks: Any, leaf_of: Any, content: Content, lanes: int, cut: int, train: bool, data: st.DataObject
+) -> None:
+    leaf, build = leaf_of(40, "a"), get_train_dataset if train else get_val_dataset
+    worlds = [world for world in (1, 2, 4) if lanes % world == 0]
+    before, after = data.draw(st.sampled_from(worlds)), data.draw(st.sampled_from(worlds))
+
+    def loader(rank: int, world: int) -> Any:
+        arguments: dict[str, Any] = {**content.arguments(), **({"repeat": False} if train else {})}
+        config = WorkerConfig(rank=rank, world_size=world)
+        size = 2 * (content.packing or 3)
+        return get_savable_loader(build(leaf, worker_config=config, chunk_size=size, lanes=lanes, **arguments))
+
+    def begin(rank: int) -> Any:
+        one = loader(rank, before)
+        batches = [batch for _, batch in zip(range(cut), one, strict=False)]
+        return batches, one.save_state_rank()
+
+    began = on_ranks(before, begin)
+    states = [state for _, state in began]
+
+    def go_on(rank: int) -> Any:
+        one = loader(rank, after)
+        one.restore_state_global(states)
+        return [list(one), list(one)]
+
+    went_on = on_ranks(after, go_on)
+    alone = loader(0, 1)
+    passes = [[batch["__key__"] for batch in alone] for _ in range(3)]
+    head = [batch["__key__"] for batch in _steps([batches for batches, _ in began])]
+    tail, following = (
+        [batch["__key__"] for batch in _steps([result[number] for result in went_on])] for number in range(2)
+    )
+    if len(head) == len(passes[0]):  # cut behind the last batch: the next loop is the next pass
+        assert [head, tail, following] == passes
+    else:
+        assert [head + tail, following] == passes[:2]
+
+
+def test_without_a_group_the_first_pass_says_what_to_do(leaf_of: Any) -> None:
+    config = WorkerConfig(rank=0, world_size=2)
+    loader = get_loader(get_val_dataset(leaf_of(20, "a"), worker_config=config, **Content(groups=2).arguments()))
+    with pytest.raises(UsageError, match=r"(?s)no process group.*init_process_group.*world_size=1"):
+        next(iter(loader))
+
+
+def test_a_rank_without_data_cannot_know_the_end(leaf_of: Any) -> None:
+    content = Content(groups=2)
+    config = WorkerConfig(rank=0, world_size=2, loads_data=False)
+    with pytest.raises(UsageError, match="loads no data cannot know"):
+        next(iter(get_loader(get_val_dataset(leaf_of(20, "a"), worker_config=config, **content.arguments()))))
+    endless = get_savable_loader(get_train_dataset(leaf_of(20, "a"), worker_config=config, **content.arguments()))
+    assert [batch for _, batch in zip(range(3), endless, strict=False)] == [None] * 3
+    assert endless.state_dict()["cursors"] == [] and endless.state_dict()["position"] == 6
+
+
+def test_the_length_is_not_known(leaf_of: Any) -> None:
+    config = WorkerConfig(rank=0, world_size=1)
+    content = Content(groups=2)
+    loader = get_loader(get_val_dataset(leaf_of(20, "a"), worker_config=config, **content.arguments()))
+    with pytest.raises(UnknownLengthError, match="virtual_epoch_length"):
+        len(loader)
+    with pytest.raises(TypeError):
+        len(loader)
+    assert len(list(loader)) >= 7  # list() asks for the length, and can do without it
+    dataset = get_train_dataset(leaf_of(20, "a"), worker_config=config, virtual_epoch_length=5, **content.arguments())
+    loops = get_loader(dataset)
+    assert len(loops) == 5 and [len(list(loops)) for _ in range(3)] == [5, 5, 5]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+def test_validation_up_to_a_limit(on_ranks: Any, leaf_of: Any, limit: int) -> None:
+    leaf = leaf_of(20, "a")
+
+    def work(rank: int) -> list[Any]:
+        config = WorkerConfig(rank=rank, world_size=2)
+        content = Content(groups=2, batch_size=2)
+        return list(
+            get_loader(get_val_dataset(leaf, worker_config=config, limit=limit, chunk_size=5, **content.arguments()))
+        )
+
+    per_rank = on_ranks(2, work)
+    _steps(per_rank)
+    assert len(per_rank[0]) == limit if limit < 100 else len(per_rank[0]) < 10
+
+
+def test_drop_last_ends_with_the_last_full_step(on_ranks: Any, leaf_of: Any) -> None:
+    leaf = leaf_of(33, "a")
+
+    def work(rank: int) -> list[Any]:
+        config = WorkerConfig(rank=rank, world_size=2)
+        content = Content(groups=2, batch_size=2)
+        dataset = get_val_dataset(leaf, worker_config=config, batch_drop_last=True, chunk_size=8, **content.arguments())
+        return list(get_loader(dataset))
+
+    per_rank = on_ranks(2, work)
+    assert all(len(batch["__key__"]) == 2 for batches in per_rank for batch in batches)
+    assert len(per_rank[0]) == len(per_rank[1]) >= 4
+
+
+def test_an_error_on_one_rank_ends_the_loop_on_all(on_ranks: Any, leaf_of: Any) -> None:
+    class Breaks(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            if sample.text == "a-17":
+                raise FatalSampleError("seventeen")
+            yield sample
+
+    leaf = leaf_of(60, "a")
+
+    def work(rank: int) -> str:
+        config = WorkerConfig(rank=rank, world_size=3)
+        dataset = get_val_dataset(leaf, batch_size=2, chunk_size=4, worker_config=config, task_encoder=Breaks())
+        with pytest.raises(FatalSampleError) as caught:
+            list(get_loader(dataset))
+        return str(caught.value)
+
+    words = on_ranks(3, work)
+    assert sorted("seventeen" in word for word in words) == [False, False, True]
+    assert sum("another rank of the data-parallel group failed" in word for word in words) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_empty_batches_look_like_the_others(on_ranks: Any, leaf_of: Any, workers: int) -> None:
+    leaf = leaf_of(9, "a")
+
+    def work(rank: int) -> list[Any]:
+        config = WorkerConfig(rank=rank, world_size=2, num_workers=workers)
+        dataset = get_val_dataset(leaf, batch_size=2, chunk_size=6, worker_config=config, task_encoder=Echo())
+        with get_loader(dataset) as loader:
+            return list(loader)
+
+    per_rank = on_ranks(2, work)
+    assert [[batch.text for batch in batches] for batches in per_rank] == [
+        [["a-0", "a-1"], ["a-2", "a-3"], ["a-4", "a-5"]],
+        [["a-6", "a-7"], ["a-8"], []],
+    ]
+    assert per_rank[1][2].__restore_key__ == ("empty",)
+
+
+class Halves(TaskEncoder):
+    """Makes two batches of the samples for one; with ``tensors`` their names are told by nothing but a tensor."""
+
+    tensors = False
+
+    def batch(self, samples: list[Any]) -> Any:
+        numbers = [int(sample.text.split("-")[1]) for sample in samples]
+        for half in (numbers[::2], numbers[1::2]):
+            if half and self.tensors:
+                yield {"numbers": torch.tensor(half), "mean": torch.tensor(half).float().mean()}
+            elif half:
+                yield {"__key__": [f"a-{number}" for number in half], "numbers": half, "shape": (2, 3)}
+
+
+class TensorHalves(Halves):
+    tensors = True
+
+
+@pytest.mark.parametrize("encoder", [Halves, TensorHalves])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_empty_batches_of_hooks_that_yield_batches_are_empty(
+    on_ranks: Any, leaf_of: Any, encoder: Any, workers: int
+) -> None:
+    leaf = leaf_of(13, "a")
+
+    def work(rank: int) -> list[Any]:
+        config = WorkerConfig(rank=rank, world_size=2, num_workers=workers)
+        dataset = get_val_dataset(leaf, batch_size=3, chunk_size=9, worker_config=config, task_encoder=encoder())
+        with get_loader(dataset) as loader:
+            return [list(map(int, batch["numbers"])) for batch in loader]
+
+    per_rank = on_ranks(2, work)
+    assert len(per_rank[0]) == len(per_rank[1]) and [] in per_rank[1]
+    assert sorted(number for batches in per_rank for batch in batches for number in batch) == list(range(13))
+
+
+@pytest.mark.parametrize("yields", [False, True])
+def test_a_batch_that_cannot_be_emptied_is_an_error_on_all_ranks(on_ranks: Any, leaf_of: Any, yields: bool) -> None:
+    class Sums(TaskEncoder):
+        def batch(self, samples: list[Any]) -> Any:
+            return {"sum": sum(int(sample.text.split("-")[1]) for sample in samples)}
+
+        if yields:
+
+            def encode_batch(self, batch: Any) -> Any:
+                yield batch
+
+        else:
+
+            def encode_sample(self, sample: Any) -> Any:
+                yield sample
+
+    def work(rank: int) -> str:
+        config = WorkerConfig(rank=rank, world_size=2)
+        dataset = get_val_dataset(
+            leaf_of(33, "a"), batch_size=3, chunk_size=24, worker_config=config, task_encoder=Sums()
+        )
+        with pytest.raises(FatalSampleError) as caught:
+            list(get_loader(dataset))
+        return str(caught.value)
+
+    words = on_ranks(2, work)
+    assert sum("another rank of the data-parallel group failed" in word for word in words) == 1
+    assert sum("write empty_batch(self, like, rows)" in word for word in words) == 1
+
+
+class Echo(TaskEncoder):
+    """A generator that yields what it gets."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        yield sample

@@ -1,0 +1,310 @@
+"""Packing that pushes samples back into the buffer: nothing is lost, and a run may be cut anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import (
+    SavableDataset,
+    SkipSample,
+    TaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    rebase_state,
+)
+from energon_lite.errors import FatalSampleError, StateError
+from energon_lite.hooks import PackedSamplesOutput
+from tests.effort import examples
+
+ROOM = 20
+
+
+def size_of(key: str) -> int:
+    return int(key.partition("-")[2]) * 7 % 11 + 1
+
+
+class Sized(TaskEncoder):
+    """Samples have sizes, and all hooks but the selection draw random numbers.
+
+    Args:
+        skips: each so many-th sample is left out.
+    """
+
+    failure_tolerance = 0
+
+    def __init__(self, skips: int = 0):
+        self.skips = skips
+
+    def preencode_sample(self, sample: Any) -> Any:
+        number = int(sample.__key__.partition("-")[2])
+        if self.skips and number % self.skips == 1:
+            raise SkipSample("not this one")
+        key = sample.__restore_key__
+        return {
+            "__key__": sample.__key__,
+            "__restore_key__": key,
+            "size": size_of(sample.__key__),
+            "drawn": float(self.rng.random()),
+        }
+
+    def postencode_sample(self, sample: Any) -> Any:
+        return {**sample, "late": float(self.rng.random())}
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return {
+            "__key__": [sample["__key__"] for sample in samples],
+            "__restore_key__": (),
+            "noise": [float(self.rng.random()), *(sample[name] for sample in samples for name in ("drawn", "late"))],
+        }
+
+    def batch(self, samples: list[Any]) -> Any:
+        packs, noise = ([pack[name] for pack in samples] for name in ("__key__", "noise"))
+        return {"packs": packs, "noise": noise, "__restore_key__": ()}
+
+
+class Full(Sized):
+    """The library selects."""
+
+    pack_capacity = ROOM
+
+    def sample_length(self, sample: Any) -> int:
+        return int(sample["size"])
+
+
+class Greedy(Sized):
+    """Fills packs one after the other; the last one, which may have room left, goes back."""
+
+    def select_samples_to_pack(self, samples: list[Any]) -> Any:
+        packs: list[list[Any]] = [[]]
+        room = ROOM + int(self.rng.integers(3))
+        for sample in samples:
+            if sum(one["size"] for one in packs[-1]) + sample["size"] > room:
+                packs.append([])
+            packs[-1].append(sample)
+        if len(packs) > 1:
+            return PackedSamplesOutput(packs=packs[:-1], pushback=tuple(packs[-1]))
+        return packs  # there is nothing to come, or the buffer is small
+
+
+class Backwards(Greedy):
+    """What goes back is not the end of the buffer."""
+
+    def select_samples_to_pack(self, samples: list[Any]) -> Any:
+        return super().select_samples_to_pack(samples[::-1])
+
+
+def encoder(kind: type[Sized], skips: int, yields: bool) -> TaskEncoder:
+    """One of a kind, whose samples come twice if it ``yields``."""
+
+    def twice(self: Any, sample: Any) -> Iterator[Any]:
+        made = kind.preencode_sample(self, sample)
+        yield made
+        yield {**made, "__key__": made["__key__"] + "'", "drawn": made["drawn"] + 1}
+
+    cls: type[Sized] = type("Twice", (kind,), {"preencode_sample": twice}) if yields else kind
+    return cls(skips)
+
+
+def builder(
+    leaf: Path, size: int | None, buffer: int, chunk: int, *encodes: Any
+) -> Callable[[WorkerConfig], SavableDataset]:
+    arguments: Any = {"batch_size": size, "packing_buffer_size": buffer, "chunk_size": chunk, "lanes": 12}
+
+    def build(config: WorkerConfig) -> SavableDataset:
+        return get_train_dataset(leaf, task_encoder=encoder(*encodes), worker_config=config, **arguments)
+
+    return build
+
+
+KINDS = st.sampled_from([Full, Full, Greedy, Backwards])
+
+
+topologies = st.tuples(st.sampled_from([1, 2, 3, 4]), st.sampled_from([0, 0, 1]))
+
+
+@settings(max_examples=examples(25))
+@given(
+    chain=st.lists(st.tuples(topologies, st.integers(0, 7)), min_size=1, max_size=3),
+    size=st.none() | st.integers(1, 3),
+    kind=KINDS,
+    buffer=st.integers(4, 9),
+    chunk=st.sampled_from([9, 16, 30]),
+    skips=st.sampled_from([0, 3, 7]),
+    yields=st.booleans(),
+)
+def test_cut_anywhere(
+    cluster: Any, leaf_of: Callable[..., Path], chain: Any, size: int | None, buffer: int, chunk: int, **encodes: Any
+) -> None:
+    build = builder(leaf_of(50), size, buffer, chunk, *(encodes[name] for name in ("kind", "skips", "yields")))
+    total = sum(world * count for (world, _), count in chain)
+
+    def run(topology: Any, states: Any, steps: int) -> Any:
+        with cluster(build, *topology) as ranks:
+            for loader in ranks.loaders:
+                if states is not None:
+                    loader.restore_state_global(states)
+            made = ranks.steps(steps)
+            for one in made[-2:]:
+                key = json.loads(json.dumps(one["__restore_key__"]))
+                assert ranks.loaders[0].restore_sample(tuple(key)) == one
+            batches = [{**one, "__restore_key__": None} for one in made]
+            return batches, json.loads(json.dumps([loader.save_state_rank() for loader in ranks.loaders]))
+
+    expected, _ = run((1, 0), None, total)
+    found: list[Any] = []
+    states: Any = None
+    for topology, count in chain:
+        batches, states = run(topology, states, count)
+        found += batches
+    assert found == expected
+
+
+@settings(max_examples=examples(25))
+@given(
+    kind=KINDS,
+    buffer=st.integers(4, 12),
+    chunk=st.sampled_from([12, 16, 50]),
+    skips=st.sampled_from([0, 3, 7]),
+    yields=st.booleans(),
+    cut=st.integers(0, 20),
+)
+def test_nothing_is_lost(
+    leaf_of: Callable[..., Path], kind: type[Sized], buffer: int, chunk: int, skips: int, yields: bool, cut: int
+) -> None:
+    """An epoch: each sample is in a pack, also those that were pushed back; also around a cut, and from the keys."""
+    arguments = {"batch_size": 1, "packing_buffer_size": buffer, "chunk_size": chunk, "lanes": 1}
+    config = WorkerConfig(rank=0, world_size=1)
+    packs: list[list[str]] = []
+    state: Any = None
+    counted = 0
+    for stop in (cut, 1000):
+        dataset = get_val_dataset(
+            leaf_of(50), task_encoder=encoder(kind, skips, yields), worker_config=config, **arguments
+        )
+        loader = get_savable_loader(dataset).with_restored_state_rank(state)
+        taken = 0
+        for batch in loader if stop else ():
+            packs += batch["packs"]
+            assert loader.restore_sample(batch["__restore_key__"]) == batch
+            taken += 1
+            if taken == stop:
+                break
+        state = loader.save_state_rank()
+        counted += loader.stats()["skipped"]
+        assert loader.stats()["dropped"] == loader.stats()["failed"] == 0
+    if taken == 0 and cut:  # the cut was at the end: another epoch was begun
+        return
+    kept = [f"a-{number}" for number in range(50) if not (skips and number % skips == 1)]
+    expected = Counter(key + mark for key in kept for mark in (("", "'") if yields else ("",)))
+    if sum(map(len, packs)) == sum(expected.values()):
+        assert Counter(key for pack in packs for key in pack) == expected and counted == 50 - len(kept)
+    else:  # the cut was behind the last batch, and the next epoch came as well
+        assert Counter(key for pack in packs for key in pack) == Counter(dict.fromkeys(expected, 2))
+    assert all(len(pack) == 1 or sum(size_of(key.strip("'")) for key in pack) <= ROOM + 2 for pack in packs)
+
+
+def test_a_state_from_before_they_went_on(leaf_of: Callable[..., Path]) -> None:
+    """The run goes on as it was begun: what is pushed back at a chunk's end is selected by itself."""
+    build = builder(leaf_of(50), 2, 6, 16, Greedy, 0, False)
+    dataset: Any = build(WorkerConfig(rank=0, world_size=1))
+    before = {name: value for name, value in dataset.identity.settings.items() if name != "pushback"}
+    released = replace(
+        dataset, plan=replace(dataset.plan, pushback=False), identity=replace(dataset.identity, settings=before)
+    )
+    old, new = get_savable_loader(released), get_savable_loader(dataset)
+    batches = iter(old)
+    begun = [next(batches) for _ in range(15)]
+    state = old.save_state_rank()
+    assert begun != [batch for _, batch in zip(range(15), new, strict=False)]
+    new.restore_state_rank(state)
+    assert [batch for _, batch in zip(range(15), new, strict=False)] == [next(batches) for _ in range(15)]
+    assert new.save_state_rank() == old.save_state_rank()
+
+
+@pytest.mark.parametrize("kind", [Full, Greedy])
+def test_behind_what_was_begun(leaf_of: Callable[..., Path], kind: type[Sized]) -> None:
+    """Another batch size begins behind all chunks that were begun; what is passed over is known."""
+    config = WorkerConfig(rank=0, world_size=1)
+    old, new = (builder(leaf_of(50), size, 6, 16, kind, 0, False)(config) for size in (2, 3))
+    for steps in (0, 7, 40):
+        loader = get_savable_loader(old)
+        delivered = sum(len(pack) for _, batch in zip(range(steps), loader, strict=False) for pack in batch["packs"])
+        state, report = rebase_state(loader.save_state_rank() or {}, old, new, give_up=True)
+        assert delivered + report.given_up >= report.first == -(-report.first // 16) * 16
+        assert report.given_up <= report.first - delivered + 12 * 4 * 6  # ends that count for both sizes of batches
+        again = get_savable_loader(new).with_restored_state_rank(state)
+        assert all(len(batch["packs"]) == 3 for _, batch in zip(range(20), again, strict=False))
+
+
+WRONG: list[list[Any]] = [
+    [0, 0, [-1]],  # there is nothing before the first chunk
+    [0, 12_000, [-(1 << 40)]],
+    [0, 0, [0, -1]],
+    [0, 0, [[-1]]],
+    [0, 12_000, [], [4, -(1 << 40)]],
+    [0, 0, [], [-4, 1]],  # later chunks that begin where they always do
+    [0, 0, [], [-4]],
+    [0, 0, [], [0, -1]],
+]
+
+
+@pytest.mark.parametrize("row", WRONG, ids=str)
+def test_places_that_cannot_be(leaf_of: Callable[..., Path], row: list[Any]) -> None:
+    loader = get_savable_loader(builder(leaf_of(50), 2, 6, 16, Full, 0, False)(WorkerConfig(rank=0, world_size=1)))
+    state = loader.save_state_rank() or {}
+    with pytest.raises(StateError, match="damaged"):
+        loader.restore_state_rank({**state, "cursors": [row, *state["cursors"][1:]]})
+
+
+class Stubborn(Greedy):
+    """Pushes everything back."""
+
+    def select_samples_to_pack(self, samples: list[Any]) -> Any:
+        return PackedSamplesOutput([], pushback=samples)
+
+
+class Rest(Greedy):
+    """A pack of the first sample and a half of the second one, of which the rest goes back."""
+
+    def select_samples_to_pack(self, samples: list[Any]) -> Any:
+        if len(samples) < 2:
+            return [samples]
+        half = {**samples[1], "__key__": samples[1]["__key__"] + "/"}
+        return PackedSamplesOutput([[samples[0], half]], pushback=[dict(half), *samples[2:]])
+
+
+def test_a_selection_that_makes_nothing(leaf_of: Callable[..., Path]) -> None:
+    config, arguments = WorkerConfig(rank=0, world_size=1), {"batch_size": 1, "lanes": 1}
+    dataset = get_train_dataset(
+        leaf_of(50), packing_buffer_size=4, chunk_size=8, task_encoder=Stubborn(), worker_config=config, **arguments
+    )
+    with pytest.raises(FatalSampleError, match="pushed back 4 samples, as many as a buffer has"):
+        next(iter(get_savable_loader(dataset)))
+    dataset = get_val_dataset(
+        leaf_of(3), packing_buffer_size=4, chunk_size=8, task_encoder=Stubborn(), worker_config=config, **arguments
+    )
+    loader = get_savable_loader(dataset)
+    assert list(loader) == [] and loader.stats()["dropped"] == 3
+    assert "pushed back at the end of a chunk" in loader.stats()["reasons"][0]["reason"]
+
+
+def test_the_rest_of_a_sample_is_counted_with_its_first_part(leaf_of: Callable[..., Path]) -> None:
+    config = WorkerConfig(rank=0, world_size=1)
+    dataset = get_val_dataset(
+        leaf_of(7), packing_buffer_size=3, batch_size=1, chunk_size=20, task_encoder=Rest(), worker_config=config
+    )
+    loader = get_savable_loader(dataset)
+    packs = [pack for batch in loader for pack in batch["packs"]]
+    assert {key.strip("/") for pack in packs for key in pack} == {f"a-{number}" for number in range(7)}
+    assert loader.stats()["samples"] == 7 and loader.stats()["dropped"] == 0

@@ -1,0 +1,289 @@
+"""Laws 1, 2 and 4 for ``blend_epochized`` and ``subset``: repetitions are exact over epochs, and subsets partition."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite.errors import EmptyDatasetError, StateMismatchError, UsageError
+from tests.effort import examples
+
+REPETITIONS = st.sampled_from([1, 2, 3, 0.5, 1.5, 0.1, 2.75, 0.333])
+blends = st.lists(st.tuples(st.integers(1, 60), REPETITIONS), min_size=1, max_size=4).filter(
+    lambda blend: sum(int(count * Fraction(str(repetition))) for count, repetition in blend) >= 8
+)
+#: Mostly no worker processes, because each takes some 20 ms to start.
+workers = st.sampled_from([0, 0, 0, 0, 2])
+segments = st.lists(st.tuples(st.integers(1, 8), workers, st.integers(0, 12)), min_size=1, max_size=4)
+
+WriteBlend = Callable[[Sequence[tuple[int, float]]], dict[str, Any]]
+
+
+@pytest.fixture
+def write_epochs(leaf_of: Any) -> WriteBlend:
+    """A blend_epochized of text leaves (samples, repetitions) as a metadataset dict."""
+
+    def write(leaves: Sequence[tuple[int, float]]) -> dict[str, Any]:
+        entries = [
+            {"path": str(leaf_of(count, "abcdef"[number])), "repetitions": repetitions}
+            for number, (count, repetitions) in enumerate(leaves)
+        ]
+        return {"splits": {"train": {"blend_epochized": entries}, "val": {"blend_epochized": entries}}}
+
+    return write
+
+
+def _texts(batches: list[Any]) -> list[str]:
+    return [text for batch in batches for text in batch.text]
+
+
+def _config(world: int = 1, **options: Any) -> WorkerConfig:
+    return WorkerConfig(rank=0, world_size=world, **options)
+
+
+def _val(path: Any, **options: Any) -> list[str]:
+    return _texts(list(get_loader(get_val_dataset(path, batch_size=7, worker_config=_config(), **options))))
+
+
+# -- repetitions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("worker_count", [0, 2])
+def test_one_and_a_half_times_a_hundred(write_epochs: WriteBlend, worker_count: int) -> None:
+    dataset = get_train_dataset(
+        write_epochs([(100, 1.5)]), batch_size=8, repeat=False, worker_config=_config(num_workers=worker_count)
+    )
+    with get_savable_loader(dataset) as loader:
+        epochs = [_texts(list(loader)) for _ in range(4)]
+    assert [len(epoch) for epoch in epochs] == [150] * 4
+    for first, second in (epochs[:2], epochs[2:]):
+        assert set(Counter(first).values()) == {1, 2}
+        assert Counter(first + second) == Counter({f"a-{i}": 3 for i in range(100)})
+    assert epochs[0] != epochs[2]
+
+
+@settings(max_examples=examples(12))
+@given(blend=blends, world=st.integers(1, 8), batch_size=st.integers(1, 9), worker_count=workers)
+def test_each_pass_is_an_epoch_exact_with_fractions_and_in_step(
+    cluster: Any, write_epochs: WriteBlend, blend: Any, world: int, batch_size: int, worker_count: int
+) -> None:
+    metadataset = write_epochs(blend)
+
+    def build(config: WorkerConfig) -> Any:
+        return get_train_dataset(metadataset, batch_size=batch_size, repeat=False, worker_config=config)
+
+    found: Counter[str] = Counter()
+    with cluster(build, world, worker_count) as ranks:
+        for epoch in range(1, 4):
+            per_rank = [list(iterator) for iterator in map(iter, ranks.loaders)]
+            assert len({len(batches) for batches in per_rank}) == 1
+            found.update(_texts([batch for step in zip(*per_rank, strict=True) for batch in step]))
+            for leaf, (count, repetitions) in enumerate(blend):
+                shown = [found[f"{'abcdef'[leaf]}-{i}"] for i in range(count)]
+                total = int(epoch * count * Fraction(str(repetitions)))
+                assert sum(shown) == total
+                assert min(shown) == total // count and max(shown) == -(-total // count)
+
+
+@settings(max_examples=examples(12))
+@given(blend=blends, batch_size=st.integers(1, 7), seed=st.integers(0, 2), segments=segments)
+def test_with_repeat_any_chain_of_topologies_is_the_uninterrupted_run(
+    cluster: Any, write_epochs: WriteBlend, blend: Any, batch_size: int, seed: int, segments: Any
+) -> None:
+    metadataset = write_epochs(blend)
+
+    def build(config: WorkerConfig) -> Any:
+        config.seed_offset = seed
+        return get_train_dataset(metadataset, batch_size=batch_size, worker_config=config)
+
+    with cluster(build, 1, 0) as alone:
+        expected = [batch.__key__ for batch in alone.steps(sum(world * steps for world, _, steps in segments))]
+    found: list[list[str]] = []
+    state = None
+    for world, worker_count, steps in segments:
+        with cluster(build, world, worker_count, state) as ranks:
+            found += [batch.__key__ for batch in ranks.steps(steps)]
+            state = json.loads(json.dumps(ranks.state()))
+    assert found == expected
+
+
+@settings(max_examples=examples(12))
+@given(blend=blends, batch_size=st.integers(1, 7), segments=segments)
+def test_without_repeat_too_pass_by_pass(
+    cluster: Any, write_epochs: WriteBlend, blend: Any, batch_size: int, segments: Any
+) -> None:
+    metadataset = write_epochs(blend)
+
+    def build(config: WorkerConfig) -> Any:
+        return get_train_dataset(metadataset, batch_size=batch_size, repeat=False, worker_config=config)
+
+    steps_of_all = sum(steps for _, _, steps in segments)
+    with cluster(build, 1, 0) as alone:
+        passes = [[batch.__key__ for batch in alone.loaders[0]] for _ in range(steps_of_all + 1)]
+    expected: list[list[str]] = []
+    found: list[list[str]] = []
+    state, number, at = None, 0, 0
+    for world, worker_count, steps in segments:
+        with cluster(build, world, worker_count, state) as ranks:
+            for step in range(steps):
+                if at == len(passes[number]):
+                    number, at = number + 1, 0
+                    if step:  # a loop that starts at the end of a pass is the next pass
+                        assert [next(iterator, None) for iterator in ranks.iterators] == [None] * world
+                        ranks.iterators = [iter(loader) for loader in ranks.loaders]
+                found += [batch.__key__ for batch in ranks.step() if batch.__key__]
+                expected += passes[number][at : at + world]
+                at = min(at + world, len(passes[number]))
+            state = ranks.state()
+    assert found == expected
+
+
+def test_golden_epochs(write_epochs: WriteBlend) -> None:
+    """The whole way from YAML to batches, for ever. If this changes, so must ORDER_VERSION."""
+    dataset = get_train_dataset(
+        write_epochs([(3, 1.5), (4, 0.5)]), batch_size=10, repeat=False, worker_config=_config()
+    )
+    with get_savable_loader(dataset) as loader:
+        assert [_texts(list(loader)) for _ in range(2)] == [
+            ["a-0", "a-2", "b-1", "a-1", "a-2", "b-3"],
+            ["a-1", "a-0", "b-2", "a-0", "b-0", "a-2", "a-1"],
+        ]
+
+
+def test_validation_ignores_repetitions(write_epochs: WriteBlend) -> None:
+    assert _val(write_epochs([(3, 2), (2, 0.5)])) == ["a-0", "a-1", "a-2", "b-0", "b-1"]
+
+
+def test_other_repetitions_are_another_run(write_epochs: WriteBlend, write_blend: Any) -> None:
+    def loader(metadataset: Any) -> Any:
+        return get_savable_loader(get_train_dataset(metadataset, batch_size=2, worker_config=_config()))
+
+    state = loader(write_epochs([(30, 1), (20, 2)])).save_state_rank()
+    with pytest.raises(StateMismatchError, match=r"data set 1 .*\['repetitions', 2.5, 1\]"):
+        loader(write_epochs([(30, 1), (20, 2.5)])).restore_state_rank(state)
+    with pytest.raises(StateMismatchError, match="blend: 'repetitions' in the state, '\\(not set\\)' here"):
+        loader(write_blend([(30, 1), (20, 2)])).restore_state_rank(state)
+
+
+def test_the_text_of_a_data_set_says_the_repetitions(write_epochs: WriteBlend) -> None:
+    dataset = get_train_dataset(write_epochs([(30, 1.5), (20, 2)]), batch_size=2, worker_config=_config())
+    assert len(dataset) == 43  # 85 samples an epoch
+    text = str(dataset)
+    assert "by repetitions" in text and "30 samples, 1.5 times an epoch" in text
+
+
+@pytest.mark.parametrize(("blend", "fix"), [([(3, 0.1), (4, 0.1)], "larger"), ([(3, 1e200)], "smaller")])
+def test_an_epoch_of_no_size(write_epochs: WriteBlend, blend: Any, fix: str) -> None:
+    with pytest.raises(UsageError, match="an epoch of the blend would have") as caught:
+        get_train_dataset(write_epochs(blend), batch_size=1, worker_config=_config())
+    assert caught.value.fix == f"write {fix} repetitions"
+
+
+def test_an_epoch_smaller_than_the_ranks(write_epochs: WriteBlend) -> None:
+    with pytest.raises(EmptyDatasetError, match="3 samples for 4 data-parallel ranks"):
+        get_train_dataset(write_epochs([(7, 0.5)]), batch_size=1, repeat=False, worker_config=_config(4))
+
+
+# -- subsets --------------------------------------------------------------------------------------------------------
+
+
+def _with_subset(path: Any, start: Any, stop: Any) -> dict[str, Any]:
+    node = {"path": str(path), "subset": {"range": [start, stop]}}
+    return {"splits": {"train": node, "val": node}}
+
+
+cuts = st.lists(st.integers(1, 9999).map(lambda n: n / 100), min_size=0, max_size=3).map(
+    lambda inner: sorted({0.0, 100.0, *inner})
+)
+
+
+@settings(max_examples=examples(25))
+@given(count=st.integers(1, 200), outer=cuts, inner=cuts)
+def test_subsets_that_meet_are_disjoint_and_complete(
+    leaf_of: Any, tmp_path: Any, count: int, outer: list[float], inner: list[float]
+) -> None:
+    found: list[str] = []
+    for a, b in pairwise(inner):
+        (tmp_path / "in.yaml").write_text(yaml.safe_dump(_with_subset(leaf_of(count, "a"), f"{a}%", f"{b}%")))
+        for c, d in pairwise(outer):
+            try:
+                found += _val(_with_subset(tmp_path / "in.yaml", f"{c}%", f"{d}%"))
+            except EmptyDatasetError as error:
+                assert "is empty" in error.what
+    assert found == [f"a-{i}" for i in range(count)]
+
+
+def test_thirty_and_seventy_percent(leaf_of: Any) -> None:
+    leaf = leaf_of(50, "a")
+    assert _val(_with_subset(leaf, "0%", "30%")) == [f"a-{i}" for i in range(15)]
+    assert _val(_with_subset(leaf, "30%", "100%")) == [f"a-{i}" for i in range(15, 50)]
+    assert _val(_with_subset(leaf, 7, 9)) == ["a-7", "a-8"]
+    assert _val(_with_subset(leaf, 48, "end")) == ["a-48", "a-49"]
+
+
+def test_training_on_a_subset_shows_each_of_its_samples_once_an_epoch(cluster: Any, leaf_of: Any) -> None:
+    metadataset = _with_subset(leaf_of(50, "a"), "10%", "50%")
+
+    def build(config: WorkerConfig) -> Any:
+        return get_train_dataset(metadataset, batch_size=5, worker_config=config)
+
+    with cluster(build, 2, 2) as ranks:
+        texts = _texts(ranks.steps(4))
+    for epoch in (texts[:20], texts[20:]):
+        assert sorted(epoch) == sorted(f"a-{i}" for i in range(5, 25))
+    assert texts[:20] != texts[20:]
+
+
+def test_two_subsets_of_a_data_set_in_one_blend(leaf_of: Any) -> None:
+    leaf = str(leaf_of(10, "a"))
+    entries = [
+        {"path": leaf, "repetitions": repetitions, "subset": {"range": range_}}
+        for repetitions, range_ in ((3, ["0%", "20%"]), (1, ["20%", "100%"]))
+    ]
+    dataset = get_train_dataset(
+        {"splits": {"train": {"blend_epochized": entries}}}, batch_size=4, repeat=False, worker_config=_config()
+    )
+    with get_savable_loader(dataset) as loader:
+        assert Counter(_texts(list(loader))) == {f"a-{i}": 3 if i < 2 else 1 for i in range(10)}
+
+
+def test_another_subset_is_another_data_set(leaf_of: Any) -> None:
+    def loader(stop: str) -> Any:
+        metadataset = _with_subset(leaf_of(1000, "a"), "0%", stop)
+        return get_savable_loader(get_train_dataset(metadataset, batch_size=2, worker_config=_config()))
+
+    state = loader("50%").save_state_rank()
+    loader("50.01%").restore_state_rank(state)  # the same 500 samples
+    with pytest.raises(StateMismatchError, match="500 in the state, 501 here"):
+        loader("50.1%").restore_state_rank(state)
+
+
+def test_the_whole_as_a_subset_is_the_whole(cluster: Any, leaf_of: Any) -> None:
+    found = []
+    for metadataset in (leaf_of(50, "a"), _with_subset(leaf_of(50, "a"), "0%", "100%")):
+
+        def build(config: WorkerConfig, metadataset: Any = metadataset) -> Any:
+            return get_train_dataset(metadataset, batch_size=5, worker_config=config)
+
+        with cluster(build, 1, 0) as one:
+            found.append(([batch.__key__ for batch in one.steps(5)], one.state()))
+    assert found[0] == found[1]
+
+
+def test_an_empty_subset_names_its_place(leaf_of: Any, tmp_path: Any) -> None:
+    leaf = leaf_of(3, "a")
+    path = tmp_path / "doc.yaml"
+    path.write_text(f"splits:\n  train:\n    path: {leaf}\n    subset: {{range: [0%, 30%]}}\n")
+    with pytest.raises(EmptyDatasetError, match=r"subset \(0% to 30%\) of the 3 samples in split 'train'") as caught:
+        get_train_dataset(path, batch_size=1, worker_config=_config())
+    assert f"{leaf}, subset at {path}:4" in str(caught.value)

@@ -1,0 +1,233 @@
+"""What a step has is known before it is made, and steps can be passed over without moving anything else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, rebase_state
+from energon_lite.errors import UsageError
+from energon_lite.storage.read.sample_reader import SampleReader
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.effort import examples
+
+
+class Keys(TaskEncoder):
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        return {"__key__": sample.__key__, "__restore_key__": sample.__restore_key__}
+
+    def batch(self, samples: list[Any]) -> dict[str, Any]:
+        return {"__key__": [one["__key__"] for one in samples], "__restore_key__": ()}
+
+    def empty_batch(self, like: Any, rows: int) -> Any:
+        return {"__key__": [], "__restore_key__": ()}
+
+
+class Groups(Keys):
+    def batch_group_criterion(self, sample: Any) -> Any:
+        return int(sample["__key__"].split("-")[1]) % 3, None
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "planned": {"batch_size": 3},
+    "single": {"batch_size": None},
+    "tokens": {"batch_size": None, "plan_chunk": 20, "batching": {"strategy": "bfd", "capacity": 100}},
+    "groups": {"batch_size": 3, "chunk_size": 24, "lanes": 12},
+}
+CONCAT: dict[str, Any] = {
+    "batch_size": None,
+    "plan_chunk": 11,
+    "batching": {"strategy": "concat_split", "tokens": 64},
+}
+worlds = st.sampled_from([1, 2, 3, 4])
+
+
+@pytest.fixture(autouse=True)
+def lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    def column(self: WebdatasetSource, name: str) -> np.ndarray:
+        return np.array([index * 37 % 60 + 1 for index in range(len(self))], dtype=np.int64)
+
+    monkeypatch.setattr(WebdatasetSource, "column", column)
+
+
+def build(path: Any, kind: str, config: WorkerConfig | None = None, **more: Any) -> Any:
+    encoder = Groups() if kind == "groups" else Keys()
+    config = config or WorkerConfig(rank=0, world_size=1)
+    make = get_val_dataset if more.pop("validate", False) else get_train_dataset
+    return make(path, task_encoder=encoder, worker_config=config, **KINDS[kind], **more)
+
+
+def keys(batches: list[Any]) -> list[list[str]]:
+    return [batch["__key__"] if isinstance(batch["__key__"], list) else [batch["__key__"]] for batch in batches]
+
+
+def loader_of(path: Any, kind: str, rank: int, world: int, skip: Any = (), workers: int = 0, **more: Any) -> Any:
+    config = WorkerConfig(rank=rank, world_size=world, num_workers=workers)
+    return get_savable_loader(build(path, kind, config, **more), skip_steps=skip)
+
+
+# -- which samples --------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(25))
+@given(
+    kind=st.sampled_from(["planned", "planned", "single", "tokens"]),
+    first=worlds,
+    second=worlds,
+    before=st.integers(0, 9),
+    at=st.integers(0, 9),
+)
+def test_what_a_step_has_is_known_without_reading(
+    cluster: Any, leaf_of: Any, kind: str, first: int, second: int, before: int, at: int
+) -> None:
+    """From any place of the run, on any ranks, steps behind and ahead."""
+    path = leaf_of(50, "a")
+    with cluster(lambda config: build(path, kind, config), first, 0) as ranks:
+        ranks.steps(before)
+        state = ranks.state()
+    with cluster(lambda config: build(path, kind, config), second, 0, state) as ranks:
+        start = state["position"] // second
+        batches = keys(ranks.steps(10))
+        loaders = [loader_of(path, kind, rank, second) for rank in range(second)]
+    for loader in loaders:
+        loader.restore_state_rank(state)
+    for _ in zip(range(at), loaders[-1], strict=False):
+        pass
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SampleReader, "sample", None)
+        patch.setattr(SampleReader, "read", None)
+        for step in range(10):
+            expected = batches[step * second : (step + 1) * second]
+            for rank, loader in enumerate(loaders):
+                own = loader.samples_at(start + step)
+                assert [sample.key for sample in own] == expected[rank] and {one.rank for one in own} <= {rank}
+            of_all = loaders[-1].samples_at(start + step, all_ranks=True)
+            assert [sample.key for sample in of_all] == [key for own in expected for key in own]
+    for sample in of_all:
+        assert loaders[0].restore_sample(sample.restore_key)["__key__"] == sample.key
+        assert sample.shard.startswith("shard-") and sample.dataset == str(path)
+
+
+@pytest.mark.parametrize("kind", ["planned", "tokens"])
+@pytest.mark.parametrize("validate", [False, True])
+def test_passes_that_end(leaf_of: Any, kind: str, validate: bool) -> None:
+    more: dict[str, Any] = {"split_part": "train"}
+    more |= {"validate": True} if validate else {"repeat": False}
+    loader = loader_of(leaf_of(50, "a"), kind, 0, 2, **more)
+    passes = [keys(list(loader)) for _ in range(3)]
+    for number, one in enumerate(passes):
+        assert [[s.key for s in loader.samples_at(n, pass_number=number)] for n in range(len(one))] == one
+        with pytest.raises(UsageError, match=f"no step {len(one)} in pass {number}"):
+            loader.samples_at(len(one), pass_number=number)
+    assert [sample.key for sample in loader.samples_at(1)] == passes[2][1]  # of the pass that is running
+
+
+def test_pieces_say_which_tokens(leaf_of: Any) -> None:
+    config = WorkerConfig(rank=0, world_size=1)
+    dataset = get_train_dataset(leaf_of(50, "a"), task_encoder=Keys(), worker_config=config, **CONCAT)
+    loader = get_savable_loader(dataset)
+    samples = [sample for step in range(20) for sample in loader.samples_at(step)]
+    cut = [sample for sample in samples if sample.length is not None]
+    assert cut and any(sample.start for sample in cut) and len(cut) < len(samples)
+
+
+def test_steps_that_are_not_there(leaf_of: Any) -> None:
+    path = leaf_of(50, "a")
+    for kind in ("planned", "tokens"):
+        loader = loader_of(path, kind, 0, 1)
+        with pytest.raises(UsageError, match="no step -1 in pass 0"):
+            loader.samples_at(-1)
+        with pytest.raises(UsageError, match="no step 0 in pass 1"):
+            loader.samples_at(0, pass_number=1)
+    with pytest.raises(UsageError, match="decided by the hooks"):
+        loader_of(path, "groups", 0, 1).samples_at(0)
+    old, new = build(path, "planned"), build(leaf_of(7, "b"), "planned")
+    state, _ = rebase_state(get_savable_loader(old).save_state_rank() | {"position": 9}, old, new)
+    loader = get_savable_loader(new)
+    loader.restore_state_rank(state)
+    assert len(loader.samples_at(9)) == 3
+    with pytest.raises(UsageError, match="before the blend was changed"):
+        loader.samples_at(8)
+
+
+def test_far_out_at_once(leaf_of: Any) -> None:
+    loader = loader_of(leaf_of(50, "a"), "planned", 1, 64)
+    assert len(loader.samples_at(10**14, all_ranks=True)) == 3 * 64
+
+
+# -- passing over ---------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(15))
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    world=st.integers(1, 3),
+    workers=st.sampled_from([0, 0, 0, 0, 0, 0, 2]),
+    skip=st.sets(st.integers(0, 14)),
+    cut=st.integers(0, 8),
+)
+def test_steps_that_are_passed_over_move_nothing_else(
+    leaf_of: Any, kind: str, world: int, workers: int, skip: set[int], cut: int
+) -> None:
+    path = leaf_of(50, "a")
+
+    def steps(skip: Any, count: int, states: Any = None) -> tuple[list[Any], list[Any]]:
+        found, saved = [], []
+        for rank in range(world):
+            with loader_of(path, kind, rank, world, skip, workers) as loader:
+                loader.restore_state_rank(None if states is None else states[rank])
+                found.append(keys([batch for _, batch in zip(range(count), loader, strict=False)]))
+                saved.append(json.loads(json.dumps(loader.save_state_rank())))
+        return [list(one) for one in zip(*found, strict=True)], saved
+
+    everything, _ = steps((), 16 + len(skip))
+    expected = [step for number, step in enumerate(everything) if number not in skip]
+    assert steps(skip, 16)[0] == expected[:16]
+    # Saved and restored in between, with the same steps to be passed over.
+    first, states = steps(skip, cut)
+    assert first + steps(skip, 16 - cut, states)[0] == expected[:16]
+    # A state from before, restored by a loader that passes over more.
+    position = states[0]["position"] // world
+    later = [step for number, step in enumerate(everything) if number >= position and number != position + 1]
+    assert steps([position + 1], 4, states)[0] == later[:4]
+
+
+@pytest.mark.parametrize("kind", ["planned", "tokens"])
+def test_in_passes_that_end(leaf_of: Any, kind: str) -> None:
+    path = leaf_of(50, "a")
+    one = keys(list(loader_of(path, kind, 0, 1, repeat=False)))
+    last = len(one) - 1
+    loader = loader_of(path, kind, 0, 1, [0, 3, last, last + 5, (1, 1)], repeat=False)
+    assert keys(list(loader)) == [batch for number, batch in enumerate(one) if number not in (0, 3, last)]
+    whole = loader_of(path, kind, 0, 1, repeat=False)
+    passes = [keys(list(whole)) for _ in range(2)]
+    assert keys(list(loader)) == [batch for number, batch in enumerate(passes[1]) if number != 1]
+    nothing = loader_of(path, kind, 0, 1, range(len(one)), repeat=False)
+    assert list(nothing) == [] and keys(list(nothing)) == passes[1]
+
+
+def test_what_is_passed_over_is_not_read(leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    original = SampleReader.read
+
+    def counted(self: SampleReader, indices: Any) -> Any:
+        read.extend(indices)
+        return original(self, indices)
+
+    monkeypatch.setattr(SampleReader, "read", counted)
+    loader = loader_of(leaf_of(50, "a"), "planned", 0, 1, range(1, 10_000))
+    planned = [sample.index for step in (0, 10_000) for sample in loader.samples_at(step)]
+    for _ in zip(range(2), loader, strict=False):
+        pass
+    assert read == planned
+
+
+def test_wrong_steps(leaf_of: Any) -> None:
+    for wrong in ([-1], ["3"], [(1, 2, 3)], [(0, -1)]):
+        with pytest.raises((UsageError), match="among skip_steps"):
+            loader_of(leaf_of(50, "a"), "planned", 0, 1, wrong)

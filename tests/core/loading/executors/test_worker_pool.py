@@ -1,0 +1,319 @@
+"""How far ahead workers work, and that nothing they do, or do not do, holds their trainer up."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from energon_lite import Capacity, Greedy, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import UsageError, WorkerError
+from energon_lite.loading.executors import torch_worker_info, worker_handle, worker_process
+from energon_lite.loading.executors.worker_pool import WorkerPool
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.effort import nightly_but
+
+
+def _loader(
+    path: Path, workers: int, encoder: TaskEncoder | None = None, *, batch_size: int = 2, **options: Any
+) -> Any:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    dataset = get_train_dataset(path, batch_size=batch_size, task_encoder=encoder, worker_config=config)
+    return get_savable_loader(dataset, **options)
+
+
+def _until(holds: Callable[[], bool], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds()
+
+
+class Sized(TaskEncoder):
+    """Batches of so many bytes, that take a worker long enough not to be tiny."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def batch(self, samples: list[Any]) -> Any:
+        time.sleep(0.01)
+        return torch.zeros(self.size, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("size", [100, 10_000, 300_000])
+@pytest.mark.parametrize("factor", [1, 2, 5, 20])
+def test_batches_are_ready_as_far_ahead_as_was_asked_for(leaf_of: Any, factor: int, size: int) -> None:
+    with _loader(leaf_of(50), 2, Sized(size), prefetch_factor=factor) as loader:
+        next(iter(loader))
+        # The trainer computes; nobody talks to the workers in the meantime.
+        assert _until(lambda: loader.stats()["queue"]["ready"] >= 2 * factor)
+        assert loader.stats()["queue"]["pending"] <= 2
+
+
+def test_no_further_than_memory_allows(leaf_of: Any) -> None:
+    size = 1 << 20
+    with _loader(leaf_of(50), 2, Sized(size), prefetch_factor=20, max_bytes_in_flight=8 * size) as loader:
+        for _, _ in zip(range(30), loader, strict=False):
+            assert loader.stats()["queue"]["bytes_in_flight"] <= 8 * size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", nightly_but({1}, [2, 20_000]))
+def test_a_stopped_worker_is_replaced_also_where_a_job_does_not_fit_into_its_pipe(
+    leaf_of: Any, batch_size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"watchdog_timeout_seconds": 6.0, "on_timeout": "replace", "prefetch_factor": 1}
+    with _loader(leaf_of(50), 1, batch_size=batch_size, **options) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert _until(lambda: not loader.stats()["queue"]["pending"])
+        (worker,) = multiprocessing.active_children()
+        os.kill(worker.pid or 0, signal.SIGSTOP)
+        with caplog.at_level(logging.WARNING):
+            assert [len(next(batches).__key__) for _ in range(3)] == [batch_size] * 3
+        assert loader.stats()["worker_deaths"] >= 1  # a new one may be slow, too
+
+
+class Stays(TaskEncoder):
+    """Never returns, and may keep Python's lock."""
+
+    def __init__(self, started: str, *, lock: bool):
+        self.started, self.lock = started, lock
+
+    def encode_batch(self, batch: Any) -> Any:
+        if self.current_batch_index:
+            Path(self.started, str(os.getpid())).touch()
+            (ctypes.PyDLL if self.lock else ctypes.CDLL)(None).sleep(1000)
+        return batch
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_worker_ends_with_its_trainer_in_a_hook_that_never_returns(leaf_of: Any, tmp_path: Path, method: Any) -> None:
+    def train() -> None:
+        forkserver._forkserver.__init__()  # type: ignore[misc]  # the tests' own, if there is one, serves no other
+        for _ in _loader(leaf_of(50), 2, Stays(str(tmp_path), lock=method != "forkserver"), start_method=method):
+            pass
+
+    trainer = multiprocessing.get_context("fork").Process(target=train)
+    trainer.start()
+    assert _until(lambda: len(list(tmp_path.iterdir())) == 2, 60)
+    workers = [int(one.name) for one in tmp_path.iterdir()]
+    assert not any(map(_gone, workers))
+    trainer.kill()
+    trainer.join()
+    assert _until(lambda: all(map(_gone, workers)), 5)
+
+
+@pytest.mark.slow
+def test_a_fork_server_serves_no_forked_process(leaf_of: Any) -> None:
+    with _loader(leaf_of(50), 1, start_method="forkserver") as loader:
+        next(iter(loader))
+
+    def train() -> None:
+        with pytest.raises(UsageError, match="use start_method='fork' or 'spawn'"):
+            next(iter(_loader(leaf_of(50), 1, start_method="forkserver")))
+        os._exit(5)
+
+    child = multiprocessing.get_context("fork").Process(target=train)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_fork_server_of_a_forked_process_takes_nothing_with_it(leaf_of: Any, killed: bool) -> None:
+    """Both processes would keep their sockets in the same folder."""
+    folder = multiprocessing.util.get_temp_dir()
+
+    def train() -> None:
+        forkserver._forkserver.__init__()  # type: ignore[misc]  # as if the tests had none
+        loader = _loader(leaf_of(50), 1, start_method="forkserver")
+        next(iter(loader))
+        send.send((forkserver._forkserver._forkserver_pid, forkserver._forkserver._forkserver_address))
+        if killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    receive, send = multiprocessing.Pipe(duplex=False)
+    trainer = multiprocessing.get_context("fork").Process(target=train)
+    trainer.start()
+    server, address = receive.recv()
+    trainer.join()
+    assert _until(lambda: _gone(server), 10)
+    assert not Path(address).parent.exists()
+    assert Path(folder).exists()
+    with _loader(leaf_of(50), 1, start_method="forkserver") as loader:
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("middle", [False, True])
+def test_a_trainer_that_is_a_process_of_multiprocessing_ends(leaf_of: Any, middle: bool) -> None:
+    """Such a process runs no exit functions but those of multiprocessing."""
+
+    def train() -> None:
+        loader = _loader(leaf_of(50), 2, Sized(100))
+        batches = iter(loader)
+        next(batches)
+        if middle:
+            raise SystemExit(7)
+
+    trainer = multiprocessing.get_context("fork").Process(target=train)
+    trainer.start()
+    trainer.join(20)
+    assert trainer.exitcode == (7 if middle else 0)
+
+
+def test_a_forked_copy_of_a_loader_is_refused(leaf_of: Any) -> None:
+    """It would take the answers of its parent's workers."""
+    with _loader(leaf_of(50), 2) as loader:
+        batches = iter(loader)
+        first = next(batches)
+
+        def use() -> None:
+            with pytest.raises(UsageError, match="forked after its workers were started"):
+                next(batches)
+            os._exit(5)
+
+        child = multiprocessing.get_context("fork").Process(target=use)
+        child.start()
+        child.join(20)
+        assert child.exitcode == 5
+        assert next(batches).__key__ != first.__key__
+
+
+class Slow(TaskEncoder):
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+
+    def encode_batch(self, batch: Any) -> Any:
+        time.sleep(self.seconds if self.current_batch_index == 1 else 0.0)
+        return batch
+
+
+@pytest.mark.parametrize("reaction", ["warn", "replace", "raise"])
+def test_without_workers_a_hook_that_takes_long_is_shown(
+    leaf_of: Any, reaction: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"watchdog_timeout_seconds": 0.2, "on_timeout": reaction}
+    with caplog.at_level(logging.WARNING), _loader(leaf_of(50), 0, Slow(0.6), **options) as loader:
+        batches = iter(loader)
+        next(batches)
+        if reaction == "raise":
+            with pytest.raises(WorkerError, match=r"longer than 0\.2 s, in this process"):
+                next(batches)
+        else:
+            next(batches)
+    (record,) = [one for one in caplog.records if "for longer than 0.2 s" in one.getMessage()]
+    assert "in encode_batch" in record.getMessage() and "time.sleep(" in record.getMessage()
+    assert ("no worker to be replaced" in record.getMessage()) == (reaction == "replace")
+
+
+@pytest.mark.parametrize("by_tokens", [False, True])
+def test_the_end_of_a_virtual_epoch_throws_nothing_away(
+    leaf_of: Any, monkeypatch: pytest.MonkeyPatch, by_tokens: bool
+) -> None:
+    submitted = 0
+    submit = WorkerPool.submit
+
+    def counting(self: Any, job: Any) -> int:
+        nonlocal submitted
+        submitted += 1
+        return submit(self, job)
+
+    monkeypatch.setattr(WorkerPool, "submit", counting)
+    monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: np.full(len(self), 3))
+    way: dict[str, Any] = {"batch_size": None, "batching": Greedy(Capacity(9))} if by_tokens else {"batch_size": 3}
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
+    dataset = get_train_dataset(
+        leaf_of(50), worker_config=config, virtual_epoch_length=5, task_encoder=Sized(100), **way
+    )
+    with get_savable_loader(dataset, prefetch_factor=4) as loader:
+        for _ in range(6):
+            assert len(list(loader)) == 5
+    assert submitted <= 30 + 9
+
+
+@pytest.mark.slow
+def test_a_worker_that_outlives_its_kill_holds_nobody_up(
+    leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that waits for a file server that is gone cannot be killed; multiprocessing would wait for it at the end."""
+    steps: list[str] = []
+    join = BaseProcess.join
+    monkeypatch.setattr(worker_handle, "_KILLED", 0.1)
+    monkeypatch.setattr(BaseProcess, "kill", lambda self: steps.append("kill"))
+    monkeypatch.setattr(BaseProcess, "join", lambda self, timeout=None: (steps.append("join"), join(self, timeout))[1])
+    loader = _loader(leaf_of(50), 2, Stays(str(tmp_path), lock=False))
+    next(iter(loader))
+    assert _until(lambda: len(list(tmp_path.iterdir())) == 2)
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    try:
+        loader.close()
+        assert steps == ["join", "join", "kill", "kill", "join", "join"]  # nobody's end is waited for alone
+        assert not {process.pid for process in multiprocessing.active_children()} & set(pids)
+        assert all(f"(pid {pid})" in caplog.text for pid in pids)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def test_why_a_worker_ends_is_said(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the system in the worker's own work is no sign that its trainer is gone."""
+
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(worker_process, "_run", full)
+    logger, handler = logging.getLogger("energon_lite"), logging.FileHandler(tmp_path / "log")
+    logger.addHandler(handler)
+    try:
+        with _loader(leaf_of(50), 1) as loader, pytest.raises(WorkerError, match="exit code 1"):
+            next(iter(loader))
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    assert "No space left on device" in (tmp_path / "log").read_text()
+
+
+class Teller(TaskEncoder):
+    """Batches say which worker made them, as torch tells it."""
+
+    def batch(self, samples: list[Any]) -> Any:
+        info = torch.utils.data.get_worker_info()
+        config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        return "none" if info is None else f"{info.id - config.rank_worker_id()} of {info.num_workers}"
+
+
+@pytest.mark.parametrize(("method", "told"), [("fork", True), ("fork", False), ("thread", True), ("thread", False)])
+def test_torch_tells_hooks_of_their_worker(
+    leaf_of: Any, monkeypatch: pytest.MonkeyPatch, method: str, told: bool
+) -> None:
+    monkeypatch.setattr(torch_worker_info, "is_told", told)
+    with _loader(leaf_of(50), 2, Teller(), start_method=method) as loader:
+        found = {batch for _, batch in zip(range(8), loader, strict=False)}
+    assert found == {"0 of 2" if told else "none"}
+    assert torch.utils.data.get_worker_info() is None  # in the trainer, which shares its process with threads
+    with _loader(leaf_of(50), 0, Teller()) as loader:
+        assert next(iter(loader)) == "none"

@@ -1,0 +1,82 @@
+"""What a run waits for, where it is known beforehand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite.loading.executors.work_seconds import LoaderSetup, Stretch, WorkSum, bottleneck
+from tests.staged_limits import CASES, Case, run, staged_loader
+
+
+@pytest.fixture(scope="module")
+def texts(leaf_of: Any) -> Path:
+    path: Path = leaf_of(200, "limits")
+    return path
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_limit_of_staged_cases(case: Case, texts: Path) -> None:
+    limits = []
+    for _ in range(3):  # a machine on which others work may stand still for longer than all of it takes
+        with staged_loader(case, texts) as loader:
+            found = run(case, loader)["bottleneck"]
+        limits.append(found and found["limit"])
+        if limits[-1] == case.limit:
+            return
+    raise AssertionError(f"{case}: {limits}")
+
+
+def stretch(waited: float, *, cpu: float = 1.0, busy: float = 10.0, received: float = 0.0, **stages: float) -> Stretch:
+    """Ten seconds, of which so many were waited; of the work that was timed, the shares of stages."""
+    shares = tuple(stages.get(name, 0.0) for name in ("read", "decode", "hooks", "batch", "other"))
+    return Stretch(100, 10.0, waited, WorkSum(busy, 1.0, cpu, shares, stages.get("sent", 0.0), received))
+
+
+def test_what_is_waited_for_little_is_not_the_limit() -> None:
+    found = bottleneck(stretch(0.5, decode=1.0), LoaderSetup(0))
+    assert found is not None and found["limit"] == "trainer" and str(found["advice"]).startswith("nothing")
+    assert found["waited"] == 0.05 and found["shares"]["decoding"] == 1.0  # type: ignore[index]
+
+
+def test_nothing_is_said_before_anything_is_known() -> None:
+    assert bottleneck(Stretch(4, 10.0, 9.0, WorkSum()), LoaderSetup(0)) is None
+    assert bottleneck(Stretch(100, 10.0, 9.0, WorkSum()), LoaderSetup(2)) is None
+
+
+@pytest.mark.parametrize(
+    ("setup", "given", "limit", "advice"),
+    [
+        (LoaderSetup(0, cores=8), stretch(9.0, decode=0.9), "decoding", "num_workers: 0 -> 2"),
+        (LoaderSetup(2, cores=8), stretch(9.0, busy=20, decode=0.9), "decoding", "more workers: 2 -> 4"),
+        # Half of the time is the trainer's: workers for 1.1 times their work in the other half are enough.
+        (LoaderSetup(2, cores=8), stretch(5.0, busy=12, hooks=0.9), "hooks", "more workers: 2 -> 3"),
+        (LoaderSetup(2, cores=2), stretch(9.0, busy=20, decode=0.9), "decoding", "or more cores: all 2 are at it"),
+        (LoaderSetup(2, cores=2), stretch(9.0, busy=20, cpu=0.1, hooks=0.9), "hooks", "more workers: 2 -> 4"),
+        (LoaderSetup(2, cores=8, can_read_ahead=True), stretch(9.0, read=0.9), "storage", "read_ahead=ReadAhead()"),
+        (LoaderSetup(2, cores=8, reads_ahead=True), stretch(9.0, read=0.9), "storage", "ReadAhead(folder=...)"),
+        (LoaderSetup(2, "thread", 8), stretch(9.0, hooks=0.9), "hooks", "start_method='fork'"),
+        (LoaderSetup(2, "thread", 8, seeded=True), stretch(9.0, hooks=0.9), "hooks", "restore_seeds=False"),
+        (LoaderSetup(2, cores=8), stretch(9.0, sent=9.0, busy=2.0, decode=0.9), "transport", "start_method='thread'"),
+        # What the trainer's process does keeps both workers waiting.
+        (LoaderSetup(2, cores=8), stretch(9.0, received=6.0, decode=0.9), "transport", "smaller batches"),
+        (LoaderSetup(0, cores=8), stretch(9.0, batch=0.9), "transport", "num_workers: 0 -> 1"),
+        (LoaderSetup(2, cores=8, own_batch=True), stretch(9.0, busy=20, batch=0.9), "hooks", "more workers: 2 -> 4"),
+    ],
+)
+def test_what_to_turn(setup: LoaderSetup, given: Stretch, limit: str, advice: str) -> None:
+    found = bottleneck(given, setup)
+    assert found is not None and found["limit"] == limit and advice in str(found["advice"]), found
+
+
+def test_a_run_is_judged_by_its_last_minute(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("energon_lite.loading.progress._WINDOW", 0.05)
+    slow, quick = (next(one for one in CASES if one.limit == limit) for limit in ("hooks", "trainer"))
+    with staged_loader(slow, texts) as loader:
+        assert run(slow, loader)["bottleneck"]["limit"] == "hooks"
+        monkeypatch.setattr("tests.staged_limits.SLOW", 0.0)
+        limits = [run(quick, loader, 20)["bottleneck"]["limit"] for _ in range(2)]
+        assert "trainer" in limits, loader.stats()
+        assert loader.stats()["wait_seconds"] > 0.2  # which would be much, of all of it

@@ -1,0 +1,173 @@
+"""Metadatasets and JSONL files behind URLs: what they name counts from where they are."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite.cli.main import main
+from energon_lite.documents.paths import join_url
+from energon_lite.errors import ConfigError, DatasetError, NotPreparedError
+from energon_lite.storage.read.opened_source import data_digest
+from energon_lite.storage.read.webdataset import WebdatasetSource
+
+ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def put() -> Iterator[Callable[..., None]]:
+    """Writes a file, or a folder, into the store ``memory://``."""
+    store = fsspec.filesystem("memory")
+
+    def write(place: str, what: str | bytes | Path) -> None:
+        if isinstance(what, Path):
+            for path in what.rglob("*"):
+                if path.is_file():
+                    store.pipe_file(f"/{place}/{path.relative_to(what)}", path.read_bytes())
+        else:
+            store.pipe_file(f"/{place}", what.encode() if isinstance(what, str) else what)
+
+    yield write
+    store.store.clear()
+    store.pseudo_dirs[:] = [""]
+
+
+def keys(path: Any, split: str = "train") -> list[str]:
+    dataset = get_val_dataset(path, split_part=split, worker_config=ALONE)
+    return [getattr(sample, "__key__", None) or sample["__key__"] for sample in get_loader(dataset)]
+
+
+def test_a_tree_of_documents(put: Callable[..., None], leaf_of: Callable[..., Path], tmp_path: Path) -> None:
+    one, two, three = leaf_of(3, "r"), leaf_of(2, "s"), leaf_of(2, "t")
+    for leaf in (one, two):
+        WebdatasetSource.open(leaf)  # makes the index, which goes up with the rest
+    put("bucket/data/one", one)
+    put("bucket/two", two)
+    put("bucket/data/chats.jsonl", '{"n": 1}\n{"n": 2}\n')
+    put("bucket/blends/inner.yaml", "splits: {train: {path: ../../bucket/two}, val: {path: ../two}}")
+    outer = [{"path": "../data/one"}, {"path": "inner.yaml", "split_part": "val"}, {"path": "../data/chats.jsonl"}]
+    outer.append({"path": f"file://{three}"})
+    put("bucket/blends/outer.yaml", json.dumps({"splits": {"train": {"blend": outer}}}))
+    expected = ["r-0", "r-1", "r-2", "s-0", "s-1", "0", "1", "t-0", "t-1"]
+    assert keys("memory://bucket/blends/outer.yaml") == expected
+    (tmp_path / "local.yaml").write_text("splits: {train: {path: 'memory://bucket/blends/outer.yaml'}}")
+    assert keys(tmp_path / "local.yaml") == keys(f"file://{tmp_path}/local.yaml") == expected
+    assert keys({"splits": {"train": {"path": "memory://bucket/blends/outer.yaml"}}}) == expected
+    prepared = CliRunner().invoke(main, ["prepare", "memory://bucket/blends/outer.yaml"])
+    assert prepared.exit_code == 0, prepared.output
+    assert "memory://bucket/two [val]: 2 samples" in prepared.output and "4 data sets ready" in prepared.output
+    with pytest.raises(ConfigError, match=r"leads out of the store[\s\S]*memory://bucket/blends/inner.yaml:1"):
+        keys("memory://bucket/blends/inner.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("splits: {train: {path: /data/one}}", r"absolute path in a document behind a URL[\s\S]*'file:///data/one'"),
+        ("splits: {train: {path: '../../../etc'}}", r"leads out of the store"),
+        ("splits: {train: {path: 'simplecache::memory://x'}}", r"chained URLs"),
+        ("splits: {train: {path: inner.yaml}}", r"cannot read the document[\s\S]*memory://bucket/blends/inner.yaml"),
+        ("splits: {train: {pth: x}}", r"unknown key 'pth'[\s\S]*memory://bucket/blends/a.yaml:1:18"),
+    ],
+)
+def test_what_a_document_cannot_name(put: Callable[..., None], text: str, message: str) -> None:
+    put("bucket/blends/a.yaml", text)
+    with pytest.raises(ConfigError, match=message):
+        keys("memory://bucket/blends/a.yaml")
+
+
+def test_what_is_not_there(put: Callable[..., None]) -> None:
+    with pytest.raises(ConfigError, match="cannot read the document"):
+        keys("memory://bucket/none.yaml")
+    with pytest.raises(NotPreparedError, match="no such JSONL file"):
+        keys("memory://bucket/none.jsonl")
+    with pytest.raises(DatasetError, match="fsspec cannot open nosuchstore://"):
+        keys("nosuchstore://bucket/a.yaml")
+
+
+def test_urls_of_documents() -> None:
+    assert join_url("s3://bucket/a/b.yaml", "../c/./d") == "s3://bucket/c/d"
+    assert join_url("https://host/b.yaml", "c.jsonl") == "https://host/c.jsonl"
+    assert join_url("memory://b.yaml", "c") == "memory://c"
+    for path in ("../other/x", "x/../../y"):
+        with pytest.raises(ValueError, match="x"):
+            join_url("s3://bucket/b.yaml", path)
+
+
+LINES = b'\xef\xbb\xbf{"n": 0}\r\n{"n": 1}\n\n   \n{"n": 2}\n{"n": 3, "text": "\xc3\xbc"}'
+
+
+@pytest.mark.parametrize("data", [LINES, LINES + b"\n", b'{"n": 0}\n{"n": 1}\n{"n": 2}\n{"n": 3}\n'])
+@pytest.mark.parametrize("indexed", [False, True, "stale"])
+def test_lines(put: Callable[..., None], tmp_path: Path, data: bytes, indexed: bool | str) -> None:
+    """The samples, and their order, are those of a local copy, whether or not there is an index beside the file."""
+    local = tmp_path / "chats.jsonl"
+    local.write_bytes(data)
+    put("bucket/chats.jsonl", data)
+    here = WebdatasetSource.open(local)
+    if indexed:
+        starts = np.append(here.index.samples[:-1][:, 2], len(data) + (indexed == "stale")).astype("<u8")
+        put("bucket/chats.jsonl.idx", starts.tobytes())
+    url = "memory://bucket/chats.jsonl"
+    there = WebdatasetSource.open(url)
+    assert there.fingerprint == here.fingerprint and there.contents == here.contents
+    # An index says where lines begin, so white space around them is with them.
+    assert (data_digest(there) == data_digest(here)) is (indexed is not True or data.startswith(b"{"))
+    found = [[sample["json"]["n"] for sample in get_loader(_dataset(path))] for path in (url, str(local))]
+    assert found[0] == found[1] == [0, 1, 2, 3]
+
+
+def _dataset(path: str) -> Any:
+    return get_val_dataset(path, split_part="train", worker_config=ALONE)
+
+
+def test_a_file_that_changes(put: Callable[..., None]) -> None:
+    put("bucket/chats.jsonl", '{"n": 1}\n')
+    put("bucket/chats.jsonl.idx", np.array([0, 9], dtype="<u8").tobytes())
+    assert len(WebdatasetSource.open("memory://bucket/chats.jsonl")) == 1
+    put("bucket/chats.jsonl", '{"n": 1}\n{"n": 2}\n')
+    assert len(WebdatasetSource.open("memory://bucket/chats.jsonl")) == 2
+
+
+def test_training_goes_on(put: Callable[..., None]) -> None:
+    put("bucket/chats.jsonl", "".join(f'{{"n": {n}}}\n' for n in range(30)))
+    put("bucket/a.yaml", "splits: {train: {path: chats.jsonl, subset: {range: [50%, 100%]}}}")
+
+    def loader() -> Any:
+        return get_savable_loader(get_train_dataset("memory://bucket/a.yaml", worker_config=ALONE, batch_size=5))
+
+    one, other = loader(), loader()
+    first = [batch["json"]["n"] for _, batch in zip(range(4), one, strict=False)]
+    assert sorted(number for batch in first[:3] for number in batch) == list(range(15, 30))
+    other.restore_state_rank(one.save_state_rank())
+    assert next(iter(other))["json"]["n"] == next(iter(one))["json"]["n"]
+
+
+def test_over_http(tmp_path: Path, leaf_of: Callable[..., Path]) -> None:
+    """A server that knows no ranges gives documents, too."""
+    pytest.importorskip("aiohttp")
+    folder = tmp_path / "served"
+    folder.mkdir()
+    (folder / "a.yaml").write_text(json.dumps({"splits": {"train": {"path": f"file://{leaf_of(3, 'r')}"}}}))
+    quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert keys(f"http://127.0.0.1:{server.server_address[1]}/a.yaml") == ["r-0", "r-1", "r-2"]
+        server.shutdown()

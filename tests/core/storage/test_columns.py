@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite.errors import DataIndexError, UsageError
+from energon_lite.storage.index.column_file import ColumnFile, column_folders
+from energon_lite.storage.index.columns import Column, write_column
+from energon_lite.storage.index.index_cache import open_index
+from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.read.sample_choice import SampleChoice
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.damage import damaged
+from tests.effort import examples
+
+VALUES = np.arange(10, dtype=np.int32) * 11
+
+
+def prepare(folder: Path) -> None:
+    prepare_dataset(folder, split_ratio="1,0,0", force_overwrite=True, sqlite=False)
+
+
+@pytest.fixture
+def data(ten: Path) -> Path:
+    prepare(ten)
+    return ten
+
+
+def column_of(folder: Path, name: str = "length") -> Column:
+    return WebdatasetSource.open(folder).column(name)
+
+
+class TestReading:
+    def test_as_an_array(self, data: Path) -> None:
+        path = write_column(data, "length", VALUES)
+        column = column_of(data)
+        assert path == str(data / ".nv-meta/energon_lite.columns/length.col")
+        assert (len(column), column.shape, column.dtype, column.name) == (10, (10,), np.int32, "length")
+        assert np.asarray(column).tolist() == list(column) == VALUES.tolist()
+        assert column[3] == column[np.int64(3)] == column[-7] == 33
+        assert column[np.array([[9, 0], [-1, 4]])].tolist() == [[99, 0], [99, 44]]
+        assert column[[]].tolist() == []
+        for key in (10, -11, [0, 10]):
+            with pytest.raises(IndexError):
+                column[key]
+        for key in ([True] * 10, 1.5, "a"):
+            with pytest.raises(TypeError):
+                column[key]
+
+    @given(st.integers(-12, 12) | st.none(), st.integers(-12, 12) | st.none(), st.integers(-3, 3).filter(bool))
+    def test_slices(self, ten: Path, start: int | None, stop: int | None, step: int) -> None:
+        if not (ten / ".nv-meta").exists():
+            prepare(ten)
+            write_column(ten, "length", VALUES)
+        for shards in (None, ["sub/c.tar", "a.tar", "b.tar"]):
+            column = WebdatasetSource.open(ten, shards=shards).column("length")
+            whole = np.asarray(column)
+            assert column[start:stop:step].tolist() == whole[start:stop:step].tolist()
+
+    @given(
+        st.permutations(["a.tar", "b.tar", "sub/c.tar"]),
+        st.integers(1, 3),
+        st.sets(st.integers(0, 9), max_size=5),
+        st.sets(st.integers(0, 9), max_size=9),
+        st.tuples(st.integers(0, 10), st.integers(0, 10)),
+    )
+    def test_of_any_choice_of_samples(
+        self,
+        ten: Path,
+        order: list[str],
+        count: int,
+        excluded: set[int],
+        skipped: set[int],
+        span: tuple[int, int],
+    ) -> None:
+        if not (ten / ".nv-meta").exists():
+            prepare(ten)
+            write_column(ten, "length", VALUES)
+        write_column(ten, "skip", np.isin(np.arange(10), list(skipped)).astype(np.uint8))
+        members = {"a.tar": [0, 1, 2, 3], "b.tar": [4, 5, 6], "sub/c.tar": [7, 8, 9]}
+        chosen = [number for shard in order[:count] for number in members[shard]]
+        start, stop = (min(edge, len(chosen)) for edge in sorted(span))
+        fingerprint = ""
+        for skips in (None, "skip"):
+            left = [n for n in chosen[start:stop] if n not in excluded and not (skips and n in skipped)]
+            index, path = open_index(str(ten))
+            out = np.array([place for place, n in enumerate(chosen) if n in excluded], dtype=np.int64)
+            choice = SampleChoice(index, str(ten), order[:count], out, (start, stop), skips)
+            source = WebdatasetSource(choice, index_path=path)
+            assert [int(source.key(number)) for number in range(len(source))] == left
+            column = source.column("length")
+            assert [value // 11 for value in column] == left
+            indices = np.arange(len(left))[::-1]
+            assert (column[indices] // 11).tolist() == left[::-1]
+            if skips:
+                gone = [n for n in chosen[start:stop] if n in skipped and n not in excluded]
+                assert source.skipped == len(gone)
+                assert (source.fingerprint == fingerprint) == (not gone)
+            fingerprint = source.fingerprint
+
+    def test_the_fingerprint_is_that_of_the_values(self, data: Path) -> None:
+        write_column(data, "length", VALUES)
+        before = column_of(data).fingerprint
+        part = WebdatasetSource.open(data, shards=["a.tar"])
+        first = part.column("length").fingerprint
+        write_column(data, "length", VALUES)
+        assert column_of(data).fingerprint == before
+        write_column(data, "length", np.append(VALUES[:-1], 0).astype(np.int32))
+        assert column_of(data).fingerprint != before
+        assert part.column("length").fingerprint == first  # another shard has changed
+
+
+class TestStale:
+    def test_no_such_column(self, data: Path) -> None:
+        with pytest.raises(DataIndexError, match=r"no column 'length'\n[\s\S]*energon-lite measure"):
+            column_of(data)
+        write_column(data, "weight", VALUES / 7)
+        with pytest.raises(DataIndexError, match="no column 'length'; it has weight"):
+            column_of(data)
+        assert column_of(data, "weight")[9] == 99 / 7
+
+    def test_a_shard_has_changed(self, data: Path, make_tar: Callable[..., Path]) -> None:
+        write_column(data, "length", VALUES)
+        make_tar("ten/b.tar", [("4.txt", b"new"), ("5.txt", b""), ("6.txt", b"")])
+        prepare(data)
+        with pytest.raises(DataIndexError, match=r"older than the data set[\s\S]*length.col"):
+            column_of(data)
+
+    def test_a_shard_has_other_contents_of_the_same_shape(self, data: Path, make_tar: Callable[..., Path]) -> None:
+        write_column(data, "length", VALUES)
+        index = open_index(str(data))[0]
+        old = (data / "a.tar").stat()
+        members = [
+            (f"{n}.{part}", f"TEXT {n}".encode() if part == "txt" else b"7")
+            for n in range(4)
+            for part in ("txt", "cls")
+        ]
+        make_tar("ten/a.tar", members)
+        os.utime(data / "a.tar", ns=(old.st_atime_ns, old.st_mtime_ns + 5))
+        prepare(data)
+        assert open_index(str(data))[0].digest == index.digest  # only the time tells
+        with pytest.raises(DataIndexError, match="older than the data set"):
+            column_of(data)
+
+    def test_a_shard_has_come(self, data: Path, make_tar: Callable[..., Path]) -> None:
+        write_column(data, "length", VALUES)
+        make_tar("ten/aa.tar", [("x.txt", b"new")])
+        prepare(data)
+        with pytest.raises(DataIndexError, match="older than the data set"):
+            column_of(data)
+        index = open_index(str(data))[0]
+        (file,) = ColumnFile.stored(str(data), "length")
+        kept = {row: one[0] for row, one in file.unchanged(index).items()}  # rows of the new index: a, aa, b, sub/c
+        assert {row: values.tolist() for row, values in kept.items()} == {
+            0: [0, 11, 22, 33],
+            2: [44, 55, 66],
+            3: [77, 88, 99],
+        }
+
+    def test_preparing_again_without_a_change_keeps_it(self, data: Path) -> None:
+        write_column(data, "length", VALUES)
+        prepare(data)
+        assert np.asarray(column_of(data)).tolist() == VALUES.tolist()
+
+    def test_a_copy_of_the_folder_has_it(self, data: Path, tmp_path: Path) -> None:
+        write_column(data, "length", VALUES)
+        shutil.copytree(data, tmp_path / "copy", copy_function=shutil.copyfile)
+        assert np.asarray(column_of(tmp_path / "copy")).tolist() == VALUES.tolist()
+        assert column_of(tmp_path / "copy").fingerprint == column_of(data).fingerprint
+
+
+class TestFile:
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            (lambda data: data[:-1], "cut off"),
+            (lambda data: data + b"x", "overlong"),
+            (lambda data: data[:10], "not a column"),
+            (lambda data: b"PK" + data[2:], "not a column"),
+            (lambda data: data[:12] + b"\x63" + data[13:], "format 99"),
+            (lambda data: data[:-2] + b"!" + data[-1:], "wrong checksum"),
+        ],
+    )
+    def test_damage_is_named(self, data: Path, damage: Callable[[bytes], bytes], message: str) -> None:
+        path = Path(write_column(data, "length", VALUES))
+        path.write_bytes(damage(path.read_bytes()))
+        with pytest.raises(DataIndexError, match=message) as caught:
+            column_of(data)
+        assert str(path) in str(caught.value) and "measure again" in str(caught.value)
+
+    @pytest.mark.parametrize("dtype", ["<i4", "<i8", "|u1", "<f4", ">i4"])
+    def test_types(self, data: Path, dtype: str) -> None:
+        write_column(data, "x", VALUES.astype(dtype), maker={"by": "hand"})
+        column = column_of(data, "x")
+        assert list(column) == VALUES.astype(dtype).tolist() and column.maker == {"by": "hand"}
+        assert column.dtype.byteorder in "=|<"
+
+    def test_equal_values_give_equal_files(self, data: Path) -> None:
+        one, other = (Path(write_column(data, "length", VALUES)).read_bytes() for _ in range(2))
+        assert one == other
+        assert [path.name for path in (data / ".nv-meta/energon_lite.columns").iterdir()] == ["length.col"]
+
+    def test_wrong_values(self, data: Path) -> None:
+        with pytest.raises(UsageError, match=r"shape \[9\] for 10 samples"):
+            write_column(data, "length", VALUES[:9])
+        with pytest.raises(UsageError, match="object values"):
+            write_column(data, "length", np.array([None] * 10))
+        for name in ("", "a/b", ".x", "x" * 101):
+            with pytest.raises(UsageError, match="cannot be called"):
+                write_column(data, name, VALUES)
+
+    @settings(max_examples=examples(150))
+    @given(st.data())
+    def test_flipped_bits_and_cuts_never_give_other_values(self, ten: Path, data: st.DataObject) -> None:
+        if not (ten / ".nv-meta").exists():
+            prepare(ten)
+        path = Path(write_column(ten, "length", VALUES))
+        path.write_bytes(damaged(data, path.read_bytes()))
+        with suppress(DataIndexError):  # never another number, and no other exception
+            column = column_of(ten)
+            values = column[[3, 0, 9]].tolist()
+            assert values == [33, 0, 99] and list(column) == VALUES.tolist()
+            assert (column.name, column.maker) == ("length", {"by": "write_column"})
+
+
+def test_beside_the_cache_if_the_data_cannot_be_written(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    (data / ".nv-meta/energon_lite.columns").write_text("in the way of a folder")
+    path = write_column(data, "length", VALUES)
+    assert path.startswith(str(tmp_path / "cache")) and column_folders(str(data))[1] == os.path.dirname(path)
+    assert np.asarray(column_of(data)).tolist() == VALUES.tolist()
+    (data / ".nv-meta/energon_lite.columns").unlink()
+    write_column(data, "length", VALUES + 1)  # beside the data now, which goes first
+    assert column_of(data)[0] == 1

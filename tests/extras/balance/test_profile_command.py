@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from energon_lite.cli.main import main
+from energon_lite.cli.text import parse_bytes
+from energon_lite.errors import UsageError
+from energon_lite.extras.balance import CostModel, Quadratic, capacity_trial, read_cost_model, write_cost_model
+from energon_lite.extras.balance.capacity_trial import Outcome, Trial, run_trial
+from tests.in_time import in_time
+
+#: A step that takes one MiB for each token, and others.
+MODULE = """
+import os, time
+import numpy as np
+
+def step(capacity):
+    np.ones(capacity << 17)
+
+def built_once(capacity):
+    print("built")
+    time.sleep(0.3)
+    return lambda: np.ones(capacity << 17)
+
+def grows(capacity, kept=[]):
+    kept.append(np.ones(capacity << 17))
+
+def fails(capacity):
+    raise ValueError(f"the model cannot take {capacity}")
+
+def dies(capacity):
+    print("something fatal", flush=True)
+    os._exit(3)
+
+def is_killed(capacity):
+    os.kill(os.getpid(), 9)
+
+def has_no_memory(capacity):
+    raise MemoryError if capacity > 100 else None or RuntimeError("CUDA out of memory. Tried to allocate")
+
+def sleeps(capacity):
+    time.sleep(60)
+
+nothing = 5
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "steps_here.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(capacity_trial.__file__).parents[2]))
+
+
+def profile(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["profile", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def one(function: str, capacity: int = 10, limit: int | None = None, steps: int = 1, timeout: float = 30) -> Outcome:
+    return run_trial(Trial(f"steps_here:{function}", capacity, steps, "cpu", limit), timeout)
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the limit is watched through /proc")
+
+
+@linux
+@pytest.mark.slow
+def test_the_largest_capacity_within_a_limit() -> None:
+    code, output = profile(
+        "steps_here:step", "--device", "cpu", "--memory-limit", "400M", "--headroom", 0, "--start", 64, "--multiple", 16
+    )
+    assert code == 0, output
+    lines = output.splitlines()
+    assert lines[0] == "steps_here:step on cpu, 0.39 of 0.39 GiB; 2 steps a try"
+    tries = {int(line.split()[0]): "does not fit" not in line for line in lines[1:] if re.match(r" +\d", line)}
+    best = int(re.search(r"The largest capacity that fits is (\d+)", output)[1])  # type: ignore[index]
+    # The interpreter and numpy take some of the 400 MiB; the rest has one MiB for each token.
+    assert 200 < best < 400 and tries[best]
+    assert {capacity for capacity, fits in tries.items() if not fits} == {one for one in tries if one > best}
+    assert min(one for one in tries if one > best) - best == 16
+    peaks = {int(line.split()[0]): float(line.split()[1]) for line in lines[1:] if re.match(r" +\d", line)}
+    assert peaks[128] - peaks[64] == pytest.approx(64 / 1024, abs=0.02)
+
+
+@linux
+def test_memory_that_is_kept_from_step_to_step_counts() -> None:
+    assert one("grows", 50, limit=300 << 20, steps=2).fits
+    found = one("grows", 50, limit=300 << 20, steps=20)
+    assert not found.fits and found.peak > 300 << 20
+
+
+def test_what_is_built_is_not_timed() -> None:
+    found = one("built_once", steps=3)
+    assert found.fits and 0 < found.seconds < 0.3
+
+
+@pytest.mark.parametrize("function", ["is_killed", "has_no_memory"])
+@pytest.mark.parametrize("capacity", [10, 1000])
+def test_running_out_of_memory_is_no_failure(function: str, capacity: int) -> None:
+    assert not one(function, capacity).fits
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("fails", "(?s)fails.10. failed, and not for want of memory.*ValueError: the model cannot take 10"),
+        ("dies", "(?s)not for want of memory.*something fatal"),
+        ("nothing", "is not a function"),
+        ("stop", "did you mean 'step'"),
+    ],
+)
+def test_other_failures_are_told(function: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        one(function)
+
+
+def test_a_step_that_takes_too_long() -> None:
+    with pytest.raises(UsageError, match=r"has been running for 0\.5 s"):
+        one("sleeps", timeout=0.5)
+
+
+def test_nothing_fits() -> None:
+    code, output = profile("steps_here:has_no_memory", "--device", "cpu", "--memory-limit", "1G", "--multiple", 1000)
+    assert code == 1 and "not even a capacity of 1000 fits into 0.95 GiB" in output
+
+
+def test_wrong_arguments() -> None:
+    code, output = profile("steps_here:step", "--device", "cpu")
+    assert code == 1 and "cpu needs a limit" in output and "--memory-limit" in output
+    code, output = profile("steps_here", "--device", "cpu", "--memory-limit", "1G")
+    assert code == 1 and "is not of the form module:function" in output
+    for text, count in (("6G", 6 << 30), ("1.5 kib", 1536), ("500M", 500 << 20), ("77", 77), ("2tb", 2 * 10**12)):
+        assert parse_bytes(text) == count
+    for text in ("", "G", "0G", "6X", "-3G"):
+        with pytest.raises(UsageError, match="is no number of bytes"):
+            parse_bytes(text)
+
+
+def test_on_cuda_the_limit_is_the_allocators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of the CUDA allocator, without one."""
+    fractions: list[float] = []
+    cuda = SimpleNamespace(
+        set_per_process_memory_fraction=fractions.append,
+        mem_get_info=lambda: (1, 1000),
+        max_memory_reserved=lambda: 700,
+        synchronize=lambda: None,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    sys.path.insert(0, ".")
+    try:
+        assert capacity_trial._try(Trial("steps_here:step", 1, 2, "cuda", 750)).peak == 700
+        assert capacity_trial._try(Trial("steps_here:step", 1, 1, "cuda", 650)).fits is False
+        assert capacity_trial._try(Trial("steps_here:has_no_memory", 1, 1, "cuda", 750)) == Outcome(False, 700)
+    finally:
+        sys.path.remove(".")
+        sys.modules.pop("steps_here", None)
+    assert fractions == [0.75, 0.65, 0.75]
+
+
+def test_a_gpu_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\nexec sleep 100\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(silent))
+    monkeypatch.setattr(capacity_trial, "_ASKING", 0.3, raising=False)
+    assert in_time(lambda: capacity_trial.device_memory("cuda")) is None
+
+
+def a_run(folder: Path, count: int = 60) -> Path:
+    """What a run leaves whose micro-batches take 2 us a token and 3 ms an image."""
+    folder.mkdir()
+    sizes = {"tokens": [1000 + 37 * n % 900 for n in range(count)], "images": [n % 5 for n in range(count)]}
+    seconds = [2e-6 * tokens + 3e-3 * images for tokens, images in zip(*sizes.values(), strict=True)]
+    (folder / "micro_batches.jsonl").write_text(json.dumps({"seconds": seconds, "sizes": sizes}) + "\n")
+    return folder
+
+
+def test_the_costs_of_a_run(tmp_path: Path) -> None:
+    run, costs = a_run(tmp_path / "run"), tmp_path / "costs.json"
+    result = CliRunner().invoke(main, ["profile", str(run), "-o", str(costs)], catch_exceptions=False)
+    assert "fitted by 60 micro-batches" in result.output
+    assert "2 us for each of tokens" in result.output and "3 ms for each of images" in result.output
+    model = read_cost_model(costs)
+    assert model.language.b == pytest.approx(2e12) and model.encoder.c == pytest.approx(3e15)
+    # Costs in another unit, as those by a model's shape, are compared by their proportions.
+    write_cost_model(costs, CostModel(Quadratic(b=4 * 10**9), Quadratic(c=6 * 10**12)))
+    words = ["profile", str(run / "micro_batches.jsonl"), "--compare", str(costs), "--json"]
+    found = json.loads(CliRunner().invoke(main, words, catch_exceptions=False).output)
+    assert found["error"] < 1e-6 and found["error_of_compared"] < 1e-6
+    assert sum(found["shares"].values()) == pytest.approx(1)
+
+
+def test_a_run_that_has_measured_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for words, message in (
+        ([tmp_path / "run"], "train.measure_costs"),
+        ([a_run(tmp_path / "other", 3)], "too few"),
+        (["steps_here:step", "--json"], "of a run's costs"),
+    ):
+        code, output = profile(*words)
+        assert code == 1 and message in output

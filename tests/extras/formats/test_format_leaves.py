@@ -1,0 +1,323 @@
+"""Data sets of other formats than tar, in recipes: crude and typed, in blends, resumed, damaged, behind URLs."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import (
+    BestFit,
+    ByTokens,
+    Capacity,
+    Cooker,
+    CrudeSample,
+    DefaultTaskEncoder,
+    EnergonLiteError,
+    Reading,
+    TextSample,
+    WorkerConfig,
+    basic_sample_keys,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    register_source,
+    stateless,
+)
+from energon_lite.errors import ConfigError
+from energon_lite.storage.read import source as sources
+from tests.effort import examples
+
+pa = pytest.importorskip("pyarrow")
+import pyarrow.parquet as pq  # noqa: E402 -- behind the skip
+
+ALONE = WorkerConfig(rank=0, world_size=1)
+ROWS = 60
+TYPED = """\
+sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
+columns: {png: "image[bytes]", txt: caption}
+field_map: {image: png, caption: txt}
+"""
+
+
+def picture(number: int) -> bytes:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.new("RGB", (2, 3), (number, 0, 0)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two Parquet files, with images as Hugging Face writes them."""
+    folder = tmp_path_factory.mktemp("photos")
+    table = pa.table(
+        {
+            "image": [{"bytes": picture(n), "path": f"{n}.png"} for n in range(ROWS)],
+            "caption": [f"caption {n}" for n in range(ROWS)],
+            "num_tokens": [1 + n % 7 for n in range(ROWS)],
+        }
+    )
+    for number in range(2):
+        name = f"train-{number:05}-of-00002.parquet"
+        pq.write_table(table.slice(number * 30, 30), folder / name, row_group_size=8)
+    (folder / ".nv-meta").mkdir()
+    (folder / ".nv-meta" / "typed.yaml").write_text(TYPED)
+    return folder
+
+
+def batches(path: Any, function: Any = get_val_dataset, workers: int = 0, **options: Any) -> list[Any]:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    options = {"split_part": "train", "batch_size": 8} | options
+    with get_savable_loader(function(path, worker_config=config, **options)) as loader:
+        return list(loader)
+
+
+def test_crude_samples_have_columns_by_name(photos: Path) -> None:
+    for path in (str(photos), f"{photos}/*.parquet", f"{photos}/train-00000-of-00002.parquet"):
+        found = batches(path)
+        captions = [caption for batch in found for caption in batch["caption"]]
+        assert captions == [f"caption {n}" for n in range(ROWS if "00000" not in path else 30)]
+        assert found[0]["image"]["path"][:2] == ["0.png", "1.png"]
+    assert found[0]["__sources__"][1].shard_name == "train-00000-of-00002.parquet"
+
+
+def test_typed_samples(photos: Path) -> None:
+    found = batches(str(photos), reading=Reading(dataset_config="typed.yaml"))
+    assert type(found[0]).__name__.startswith("CaptioningSample") and found[0].image.shape == (8, 3, 3, 2)
+    assert torch.allclose(found[3].image[1, 0], torch.full((3, 2), 25 / 255)) and found[3].caption[1] == "caption 25"
+
+    class OneByOne(DefaultTaskEncoder):
+        @stateless
+        def encode_sample(self, sample: Any) -> Any:
+            return sample
+
+    for one, other in zip(
+        found,
+        batches(str(photos), reading=Reading(dataset_config="typed.yaml"), task_encoder=OneByOne()),
+        strict=True,
+    ):
+        assert torch.equal(one.image, other.image) and one.caption == other.caption
+        assert list(one.__sources__) == list(other.__sources__) and one.__key__ == other.__key__
+
+
+def test_a_choice_of_columns_and_cookers(photos: Path) -> None:
+    document = photos / ".nv-meta" / "some.yaml"
+    document.write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\ncolumns: [caption]\n")
+
+    @stateless
+    def cook(sample: CrudeSample) -> TextSample:
+        assert "image" not in sample
+        return TextSample(**basic_sample_keys(sample), text=sample["caption"])
+
+    class Cooking(DefaultTaskEncoder):
+        cookers = [Cooker(cook)]
+
+    found = batches(str(photos), reading=Reading(dataset_config="some.yaml"), task_encoder=Cooking())
+    assert found[1].text[0] == "caption 8"
+    document.write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\ncolumns: {txt: captoin}\n")
+    with pytest.raises(ConfigError, match="no column 'captoin'") as error:
+        batches(str(photos), reading=Reading(dataset_config="some.yaml"))
+    assert "did you mean 'caption'?" in str(error.value.fix) and str(error.value.where).startswith(str(document))
+    with pytest.raises(EnergonLiteError, match="missing"):
+        batches(str(photos), reading=Reading(dataset_config="none.yaml"))
+
+
+def metadataset(folder: Path, photos: Path) -> Path:
+    """A blend of Parquet, typed and from 10 % on, and Megatron's tokens, in YAML."""
+    entries = [
+        {"path": f"{photos}/*.parquet", "dataset_config": "typed.yaml", "subset": {"range": ["10%", "100%"]}},
+        {"path": str(photos), "dataset_config": "typed.yaml", "weight": 2, "subflavors": {"x": 1}},
+    ]
+    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": entries}}}
+    (folder / "blend.yaml").write_text(json.dumps(document))
+    return folder / "blend.yaml"
+
+
+def test_in_a_blend_and_resumed_on_other_ranks(tmp_path: Path, photos: Path) -> None:
+    path = metadataset(tmp_path, photos)
+
+    def loader(rank: int, world: int) -> Any:
+        config = WorkerConfig(rank=rank, world_size=world)
+        return get_savable_loader(
+            get_train_dataset(
+                path, worker_config=config, batch_size=3, max_samples_per_sequence=8, shuffle_buffer_size=24
+            )
+        )
+
+    with loader(0, 1) as one:
+        iterator = iter(one)
+        for _ in range(7):
+            next(iterator)
+        state = one.save_state_rank()
+        following = [next(iterator).caption for _ in range(6)]
+        last = next(iterator)
+        assert one.restore_sample(last.__restore_key__).caption == last.caption
+    for rank in range(2):
+        with loader(rank, 2) as other:
+            other.restore_state_rank(state)
+            iterator = iter(other)
+            assert [next(iterator).caption for _ in range(3)] == following[rank::2]
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn", "thread"])
+@pytest.mark.slow
+def test_on_workers(photos: Path, start: str) -> None:
+    expected = [batch["caption"] for batch in batches(str(photos), get_train_dataset, repeat=False)]
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
+    dataset = get_train_dataset(str(photos), worker_config=config, batch_size=8, repeat=False)
+    with get_savable_loader(dataset, start_method=start) as loader:
+        assert [batch["caption"] for batch in loader] == expected
+
+
+def test_lengths_from_a_column_plan_batches(photos: Path) -> None:
+    batching = ByTokens(BestFit(Capacity(20)), length_column="num_tokens")
+    found = batches(str(photos), get_train_dataset, batch_size=None, batching=batching, repeat=False)
+    assert sorted(caption for batch in found for caption in batch["caption"]) == sorted(
+        f"caption {n}" for n in range(ROWS)
+    )
+    assert all(sum(batch["num_tokens"]) <= 20 for batch in found)
+    with pytest.raises(EnergonLiteError, match="no column 'length'") as error:
+        batches(str(photos), batch_size=None, batching=BestFit(Capacity(20)))
+    assert "num_tokens" in str(error.value.fix)
+
+
+@settings(max_examples=examples(10))
+@given(st.integers(1, 30), st.integers(1, 40), st.integers(1, 6), st.integers(0, 20))
+def test_exact_resume_at_any_cut(photos: Path, run: int, window: int, size: int, cut: int) -> None:
+    def loader() -> Any:
+        options: dict[str, Any] = {"max_samples_per_sequence": run, "shuffle_buffer_size": window}
+        return get_savable_loader(get_train_dataset(str(photos), worker_config=ALONE, batch_size=size, **options))
+
+    with loader() as one, loader() as other:
+        iterator = iter(one)
+        for _ in range(cut):
+            next(iterator)
+        other.restore_state_rank(one.save_state_rank())
+        resumed = iter(other)
+        for _ in range(4):
+            assert next(resumed)["caption"] == next(iterator)["caption"]
+
+
+def test_damaged_row_groups_are_counted_skips(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": [f"text number {n}" for n in range(40)]})
+    pq.write_table(
+        table, path, row_group_size=10, compression="none", use_dictionary=False, write_page_checksum=True,
+        write_statistics=False,
+    )  # fmt: skip
+    data = path.read_bytes()
+    at = data.index(b"number 13")
+    path.write_bytes(data[:at] + b"X" + data[at + 1 :])
+    with get_savable_loader(get_val_dataset(str(path), worker_config=ALONE, batch_size=10)) as loader:
+        texts = [text for batch in loader for text in batch["text"]]
+        stats = loader.stats()
+    assert texts == [f"text number {n}" for n in range(40) if n // 10 != 1]
+    assert stats["failed"] == 10 and "row group 1 cannot be read" in stats["reasons"][0]["reason"]
+
+
+def test_behind_a_url(photos: Path) -> None:
+    for file in photos.rglob("*"):
+        if file.is_file():
+            with fsspec.open(f"memory://photos/{file.relative_to(photos)}", "wb") as there:
+                there.write(file.read_bytes())
+    found = batches("memory://photos/*.parquet", reading=Reading(dataset_config="typed.yaml"))
+    assert [caption for batch in found for caption in batch.caption] == [f"caption {n}" for n in range(ROWS)]
+    assert torch.equal(found[0].image, batches(str(photos), reading=Reading(dataset_config="typed.yaml"))[0].image)
+
+
+def test_paths_that_mean_nothing(tmp_path: Path, photos: Path) -> None:
+    for path in (tmp_path / "none.parquet", tmp_path / "*.parquet", tmp_path / "text_document"):
+        with pytest.raises(EnergonLiteError, match="no such data set"):
+            batches(str(path))
+    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"path": ""}}}
+    document["splits"]["train"]["path"] = str(tmp_path / "x*.parquet")  # type: ignore[index]
+    with pytest.raises(ConfigError, match="does not exist"):
+        batches(document)
+
+
+def test_a_jsonl_file_with_an_index_beside_it_is_one(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"n": 1}\n')
+    np.array([0, 9], "<u8").tofile(tmp_path / "a.jsonl.idx")
+    (batch,) = batches(tmp_path / "a.jsonl")
+    assert batch["json"] == {"n": [1]}
+
+
+def test_what_two_files_begin_with(tmp_path: Path) -> None:
+    from tests.tables_by_hand import write_megatron
+
+    path = write_megatron(tmp_path / "text_document", [[[1, 2]], [[3], [4, 5]]])
+    (batch,) = batches(path, batch_size=None, batching=BestFit(Capacity(9)))
+    assert [tokens.tolist() for tokens in batch["tokens"]] == [[1, 2], [3, 4, 5]]
+    document = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {"path": str(path)}},
+    }
+    assert len(batches(document)[0]["tokens"]) == 2
+    Path(f"{path}.bin").unlink()
+    with pytest.raises(EnergonLiteError, match="no such data set"):
+        batches(path)
+
+
+@pytest.fixture
+def letters(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sources, "_registered", dict(sources._registered))
+    register_source("letters", Letters, extensions=(".letters",), marker="letters.txt")
+    yield
+
+
+class Letters:
+    """A format of a user's own: a sample is a letter of a file."""
+
+    def __init__(self, path: str, split_part: str):
+        file = Path(path)
+        self.text = (file / "letters.txt" if file.is_dir() else file).read_text()
+        self.identity = f"letters {self.text}"
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def read(self, index: int) -> dict[str, Any]:
+        raise AssertionError("they are read together")
+
+    def read_many(self, indices: Any) -> dict[str, list[Any]]:
+        self.reads.append(list(indices))
+        return {"txt": [self.text[index].encode() for index in indices], "n": list(indices)}
+
+    def locate(self, index: int) -> tuple[int, int]:
+        return 0, index
+
+    shard_names = ("the file",)
+    reads: ClassVar[list[list[int]]] = []
+
+
+@pytest.mark.usefixtures("letters")
+def test_a_format_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "a.letters").write_text("abc")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "letters.txt").write_text("defg")
+    (tmp_path / ".nv-meta").mkdir()
+    (tmp_path / ".nv-meta" / "dataset.yaml").write_text(
+        "sample_type: {__module__: megatron.energon, __class__: TextSample}\nfield_map: {text: txt}\n"
+    )
+    entries = [{"path": "a.letters"}, {"path": str(tmp_path / "a.letters")}]
+    blend = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": entries}}}
+    (tmp_path / "blend.yaml").write_text(json.dumps(blend))
+    assert [batch.text for batch in batches(tmp_path / "blend.yaml")] == [["a", "b", "c", "a", "b", "c"]]
+    Letters.reads.clear()
+    (batch,) = batches(tmp_path / "folder")
+    assert Letters.reads == [[0, 1, 2, 3]]  # once, though nothing can be made of columns here
+    assert (batch["txt"], batch["n"]) == (["d", "e", "f", "g"], [0, 1, 2, 3])
+    assert batch["__sources__"][2].shard_name == "the file"
+    assert np.array_equal([source.index for source in batch["__sources__"]], range(4))

@@ -1,0 +1,109 @@
+"""Megatron's ``.bin`` and ``.idx``. The layout was compared with megatron-core 0.16: see ``tables_by_hand``."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import EnergonLiteError
+from energon_lite.errors import DataIndexError, MissingShardError, ShardChangedError, ShardFormatError
+from energon_lite.extras.formats.megatron import MegatronSource, open_sequences, open_source
+from tests.effort import examples
+from tests.tables_by_hand import write_megatron
+
+DOCUMENTS = [[[1, 2, 3]], [[4], [5, 6]], [], [[7, 8, 9, 10]]]
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "<i2", "<i4", "<i8", "<f4", "<f8", "<u2"])
+def test_documents_and_sequences(tmp_path: Path, dtype: str) -> None:
+    path = str(write_megatron(tmp_path / "text_document", DOCUMENTS, dtype))
+    source = open_source(f"{path}.bin", "train")
+    assert len(source) == 4 and source.column("length").tolist() == [3, 3, 0, 4]
+    found = source.read_many([3, 1, 2])
+    assert [tokens.tolist() for tokens in found["tokens"]] == [[7, 8, 9, 10], [4, 5, 6], []]
+    assert [lengths.tolist() for lengths in found["lengths"]] == [[4], [1, 2], []]
+    assert found["tokens"][0].dtype == np.dtype(dtype)
+    found["tokens"][0][0] = 99  # its own memory
+    sequences = pickle.loads(pickle.dumps(open_sequences(f"megatron_sequences://{path}", "")))
+    assert [sequences.read(index)["tokens"].tolist() for index in range(4)] == [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
+    assert sequences.column("length").tolist() == [3, 1, 2, 4]
+    assert len({source.identity, sequences.identity, open_source(f"{path}.idx", "val").identity}) == 2
+    with pytest.raises(DataIndexError, match="no column 'tokens'"):
+        source.column("tokens")
+
+
+def test_modes(tmp_path: Path) -> None:
+    source = MegatronSource(str(write_megatron(tmp_path / "m", DOCUMENTS, modes=[0, 1, 2, 3])))
+    assert source.read(1)["modes"].tolist() == [1, 2] and source.part_names == {"tokens", "lengths", "modes"}
+
+
+def test_behind_a_url(tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "m", DOCUMENTS)
+    for ending in (".bin", ".idx"):
+        with fsspec.open(f"memory://tokens/m{ending}", "wb") as file:
+            file.write(Path(f"{path}{ending}").read_bytes())
+    source = MegatronSource("memory://tokens/m.bin")
+    assert [tokens.tolist() for tokens in source.read_many([1, 0])["tokens"]] == [[4, 5, 6], [1, 2, 3]]
+    assert source.identity == MegatronSource(str(path)).identity
+
+
+def test_equal_lengths_and_other_tokens_are_another_data_set(tmp_path: Path) -> None:
+    one, other = (write_megatron(tmp_path / name, [[[1, 2, last]]]) for name, last in (("a", 3), ("b", 4)))
+    assert MegatronSource(str(one)).identity != MegatronSource(str(other)).identity
+
+
+def test_files_that_are_gone_or_replaced(tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "m", DOCUMENTS)
+    source = MegatronSource(str(path))
+    write_megatron(path, [*DOCUMENTS, [[1]]])
+    with pytest.raises(ShardChangedError):
+        pickle.loads(pickle.dumps(source)).read(0)
+    Path(f"{path}.bin").unlink()
+    with pytest.raises(MissingShardError) as error:
+        MegatronSource(str(path))
+    assert str(error.value.where).endswith("m.bin")
+
+
+def test_what_is_no_index_or_too_short(tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "m", DOCUMENTS)
+    index, tokens = Path(f"{path}.idx"), Path(f"{path}.bin")
+    whole = index.read_bytes()
+    for broken in (b"", b"no index at all, but long enough for a head", whole[:40], whole[:-1], whole + b"12"):
+        index.write_bytes(broken)
+        with pytest.raises(ShardFormatError, match="no \\.idx file of Megatron".replace("\\\\", "\\")) as error:
+            MegatronSource(str(path))
+        assert error.value.where == str(index)
+    index.write_bytes(whole[:9] + struct.pack("<Q", 2) + whole[17:])
+    with pytest.raises(ShardFormatError, match="version 2"):
+        MegatronSource(str(path))
+    index.write_bytes(whole)
+    tokens.write_bytes(tokens.read_bytes()[:-1])
+    with pytest.raises(ShardFormatError, match="speaks of 40") as error:
+        MegatronSource(str(path))
+    assert error.value.where == str(tokens)
+
+
+@settings(max_examples=examples(100))
+@given(st.integers(0, 200), st.integers(1, 255))
+def test_any_flipped_byte_is_an_error_of_ours_or_reads_what_is_there(
+    tmp_path_factory: pytest.TempPathFactory, place: int, flip: int
+) -> None:
+    path = write_megatron(tmp_path_factory.mktemp("flip") / "m", DOCUMENTS)
+    index = Path(f"{path}.idx")
+    data = bytearray(index.read_bytes())
+    data[place % len(data)] ^= flip
+    index.write_bytes(data)
+    try:
+        source = MegatronSource(str(path))
+        found: Any = source.read_many(range(len(source)))
+        assert sum(map(len, found["tokens"])) <= 40
+    except EnergonLiteError as error:
+        assert str(error.where).startswith(str(path)) and error.fix

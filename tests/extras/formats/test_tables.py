@@ -1,0 +1,222 @@
+"""Parquet and Arrow files as sources."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import EnergonLiteError
+from energon_lite.errors import (
+    DataIndexError,
+    DatasetError,
+    MissingShardError,
+    ShardChangedError,
+    ShardFormatError,
+    UsageError,
+)
+from energon_lite.extras.formats import held_tables
+from energon_lite.extras.formats.tables import open_source
+from tests.effort import examples
+from tests.tables_by_hand import write_table
+
+pa = pytest.importorskip("pyarrow")
+KINDS = ("parquet", "arrow", "stream.arrow")
+
+VALUES = {
+    pa.int64(): st.none() | st.integers(-(2**63), 2**63 - 1),
+    pa.float64(): st.none() | st.floats(allow_nan=False),
+    pa.string(): st.none() | st.text(max_size=4),
+    pa.binary(): st.none() | st.binary(max_size=4),
+    pa.bool_(): st.none() | st.booleans(),
+    pa.list_(pa.int32()): st.none() | st.lists(st.integers(0, 9), max_size=3),
+    pa.list_(pa.float32(), 2): st.lists(st.integers(0, 9), min_size=2, max_size=2),
+    pa.list_(pa.list_(pa.int8())): st.lists(st.lists(st.integers(0, 9), max_size=2), max_size=2),
+    pa.list_(pa.string()): st.lists(st.none() | st.text(max_size=2), max_size=2),
+    pa.struct({"bytes": pa.binary(), "path": pa.string()}): st.none()
+    | st.fixed_dictionaries({"bytes": st.binary(max_size=3), "path": st.none() | st.text(max_size=2)}),
+}
+
+
+@st.composite
+def tables(draw: Any) -> Any:
+    rows = draw(st.integers(1, 12))
+    kinds = draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=4))
+    columns = [draw(st.lists(VALUES[kind], min_size=rows, max_size=rows)) for kind in kinds]
+    return pa.table(
+        [pa.array(values, kind) for kind, values in zip(kinds, columns, strict=True)], list("abcd")[: len(kinds)]
+    )
+
+
+def plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+@settings(max_examples=examples(40))
+@given(tables(), st.sampled_from(KINDS), st.integers(1, 5), st.data())
+def test_any_table_comes_back_in_any_order(
+    tmp_path_factory: pytest.TempPathFactory, table: Any, kind: str, rows: int, data: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("table")
+    cut = data.draw(st.integers(0, len(table)))
+    for number, part in enumerate((table.slice(0, cut), table.slice(cut))):
+        write_table(folder / f"part-{number}.{kind}", part, rows)
+    source = open_source(str(folder), "train")
+    wanted = data.draw(st.lists(st.integers(0, len(table) - 1), max_size=9))
+    expected = table.to_pylist()
+    assert len(source) == len(table)
+    for index in wanted:
+        found = source.read(index)
+        assert {name: plain(value) for name, value in found.items()} == expected[index]
+        place, _ = source.locate(index)
+        assert source.shard_names[place] == f"part-{int(index >= cut)}.{kind}"
+    found = pickle.loads(pickle.dumps(source)).read_many(wanted)
+    assert {name: [plain(value) for value in values] for name, values in found.items()} == {
+        name: [expected[index][name] for index in wanted] for name in table.column_names
+    }
+    chosen = frozenset(table.column_names[-1:])
+    assert source.select(chosen).read(0).keys() == chosen
+    assert source.select(chosen).identity == source.identity
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_of_numbers_are_arrays_of_their_own(tmp_path: Path, kind: str) -> None:
+    table = pa.table({"tokens": pa.array([[1, 2], [3], [], [4, 5, 6]], pa.list_(pa.uint16())), "n": [2, 1, 0, 3]})
+    source = open_source(str(write_table(tmp_path / f"a.{kind}", table)), "train")
+    first = source.read(0)["tokens"]
+    assert first.dtype == np.uint16 and first.tolist() == [1, 2]
+    first += 7
+    assert source.read(0)["tokens"].tolist() == [1, 2]
+    assert source.column("n").tolist() == source.column("tokens").tolist() == [2, 1, 0, 3]
+    with pytest.raises(DataIndexError, match="no column 'm'") as error:
+        source.column("m")
+    assert "n" in str(error.value.fix)
+
+
+def test_columns_that_are_no_lengths(tmp_path: Path) -> None:
+    table = pa.table({"text": ["a", "b"], "holes": [1, None]})
+    source = open_source(str(write_table(tmp_path / "a.parquet", table)), "train")
+    for name in ("text", "holes"):
+        with pytest.raises(UsageError, match=f"column '{name}' has no lengths"):
+            source.column(name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dictionaries_and_several_batches(tmp_path: Path, kind: str) -> None:
+    table = pa.table({"word": pa.array(list("abcabcab")).dictionary_encode(), "n": range(8)})
+    source = open_source(str(write_table(tmp_path / f"a.{kind}", table, 3)), "train")
+    assert source.read_many([7, 0, 5])["word"] == ["b", "a", "c"]
+
+
+def test_files_of_one_data_set_have_the_same_columns(tmp_path: Path) -> None:
+    write_table(tmp_path / "a.parquet", pa.table({"a": [1], "b": [2]}))
+    write_table(tmp_path / "b.parquet", pa.table({"a": [1], "c": [2]}))
+    with pytest.raises(DatasetError, match="b, c are in one only") as error:
+        open_source(str(tmp_path), "train")
+    assert str(error.value.where).endswith("b.parquet")
+
+
+def test_identity_is_that_of_the_contents(tmp_path: Path) -> None:
+    one = write_table(tmp_path / "a.parquet", pa.table({"a": [1, 2]}))
+    same = write_table(tmp_path / "copy" / "b.parquet", pa.table({"a": [1, 2]}))
+    other = write_table(tmp_path / "c.parquet", pa.table({"a": [1, 3]}))
+    identities = [open_source(str(path), "train").identity for path in (one, same, other)]
+    assert identities[0] == identities[1] != identities[2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_was_replaced_is_noticed(tmp_path: Path, kind: str) -> None:
+    path = write_table(tmp_path / f"a.{kind}", pa.table({"a": [1, 2]}))
+    source = pickle.loads(pickle.dumps(open_source(str(path), "train")))
+    write_table(path, pa.table({"a": [1, 2], "b": ["long " * 100, "x"]}))
+    with pytest.raises(ShardChangedError):
+        source.read(0)
+    path.unlink()
+    with pytest.raises(MissingShardError):
+        pickle.loads(pickle.dumps(source)).read(0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_that_were_cut_short(tmp_path: Path, kind: str) -> None:
+    path = write_table(tmp_path / f"a.{kind}", pa.table({"a": list(range(40)), "t": ["text"] * 40}))
+    data = path.read_bytes()
+    for stop in (0, 3, 7, 11, 100, len(data) // 2, len(data) - 9, len(data) - 3):
+        path.write_bytes(data[:stop])
+        try:
+            found = open_source(str(path), "train").read_many(range(40))
+        except (ShardFormatError, IndexError) as error:
+            assert isinstance(error, ShardFormatError) and error.where == str(path)
+        else:  # what was cut off is not needed
+            assert kind != "parquet" and found["a"] == list(range(40))
+
+
+@settings(max_examples=examples(60))
+@given(st.sampled_from(KINDS), st.integers(0, 10**6), st.integers(1, 255))
+def test_flipped_bytes_give_our_error_or_values(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, place: int, flip: int
+) -> None:
+    path = tmp_path_factory.mktemp("flip") / f"a.{kind}"
+    table = pa.table({"a": list(range(40)), "t": [f"text {n}" for n in range(40)], "l": [[n] for n in range(40)]})
+    data = bytearray(write_table(path, table, 9).read_bytes())
+    data[place % len(data)] ^= flip
+    path.write_bytes(data)
+    try:
+        source = open_source(str(path), "train")
+        for index in range(min(len(source), 40)):
+            source.read(index)
+    except EnergonLiteError as error:
+        assert str(error.where) == str(path) and error.fix
+
+
+@pytest.mark.parametrize("kind", ["arrow", "stream.arrow"])
+def test_messages_that_end_early_are_an_error(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.{kind}"
+    write_table(path, pa.table({"a": list(range(10))}), 2)
+    data, mark = path.read_bytes(), b"\xff" * 4
+    places = [at for at in range(0, len(data), 8) if data[at : at + 4] == mark and any(data[at + 4 : at + 8])]
+    assert len(places) == 6  # the schema and five batches
+    for at in places[1:]:
+        for end in (bytes(8), mark + bytes(4)):
+            path.write_bytes(data[:at] + end + data[at + 8 :])
+            with pytest.raises(ShardFormatError, match=r"its messages end at byte|its footer knows 5 batches"):
+                open_source(str(path), "train")
+
+
+def test_flipped_bytes_of_a_page_are_found_by_its_checksum(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    path, table = tmp_path / "a.parquet", pa.table({"t": [f"text number {n}" for n in range(40)]})
+    pq.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    data = path.read_bytes()
+    at = data.index(b"number 7")
+    path.write_bytes(data[:at] + b"X" + data[at + 1 :])
+    source = open_source(str(path), "train")
+    for _ in range(2):
+        with pytest.raises(ShardFormatError, match="row group 0"):
+            source.read(0)
+
+
+def test_what_is_kept_decoded_is_bounded() -> None:
+    class Piece:
+        nbytes = 40
+
+    held = held_tables.HeldTables(100)
+    for key in (1, 2, 1, 3, 1, 2):
+        held.get(key, Piece)
+    assert held.size == 80 and held.made == 4  # 2 went for 3, and came again
+    held.get(4, lambda: type("Large", (), {"nbytes": 1000})())
+    assert held.size == 1000  # one is kept, whatever its size
+
+
+def test_row_groups_are_decoded_once_in_sequence(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "a.parquet", pa.table({"a": list(range(100))}), 10)
+    source, before = open_source(str(path), "train"), held_tables.held_tables().made
+    for start in range(0, 100, 4):
+        source.read_many(range(start, start + 4))
+    assert held_tables.held_tables().made - before == math.ceil(100 / 10)

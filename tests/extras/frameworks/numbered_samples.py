@@ -1,0 +1,107 @@
+"""What the frameworks of these tests train: samples that are numbers, and a model that says which ones it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
+from energon_lite.loading.iterators.dataset import SavableDataset
+from tests.extras.frameworks.framework_ranks import logged
+
+SAMPLES = 26
+
+
+class Numbers(TaskEncoder):
+    """A sample is its number."""
+
+    @stateless
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        number = int(sample.__key__.rpartition("-")[2])
+        return {"number": torch.tensor(float(number)), "labels": torch.tensor(number), "unused": "text"}
+
+
+class PackedNumbers(Numbers):
+    """Two to four samples to a pack, by their numbers: how many batches there are is up to the hooks."""
+
+    def select_samples_to_pack(self, samples: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+        packs, taken = [], 0
+        while taken < len(samples):
+            size = 2 + int(samples[taken]["labels"]) % 3
+            packs.append(list(samples[taken : taken + size]))
+            taken += size
+        return packs
+
+    @stateless
+    def pack_selected_samples(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "number": torch.stack([sample["number"] for sample in samples]).sum(),
+            "labels": torch.tensor([int(sample["labels"]) for sample in samples] + [-1] * (5 - len(samples))),
+        }
+
+
+class Model(nn.Module):
+    """One weight; its outputs are its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, number: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.weight * number / 100).mean(), "logits": number[:, None] * self.weight.detach().sign()}
+
+
+def train_data(leaf: Path, config: WorkerConfig, *, repeat: bool = True, packed: bool = False) -> SavableDataset:
+    """Batches of two."""
+    return get_train_dataset(
+        leaf,
+        batch_size=2,
+        worker_config=config,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        repeat=repeat,
+        packing_buffer_size=8 if packed else None,
+        task_encoder=PackedNumbers() if packed else Numbers(),
+    )
+
+
+def val_data(leaf: Path, config: WorkerConfig) -> SavableDataset:
+    """Batches of four, in order."""
+    return get_val_dataset(leaf, batch_size=4, worker_config=config, task_encoder=Numbers())
+
+
+def numbers_of(batch: Any) -> list[int]:
+    """The samples in a batch; -1 fills packs up."""
+    return [number for number in batch["labels"].flatten().tolist() if number >= 0]
+
+
+def expected(leaf: Path, batches: int, **given: Any) -> list[list[int]]:
+    """The first micro-batches of a run that nobody disturbed."""
+    found = []
+    with get_savable_loader(train_data(leaf, WorkerConfig(rank=0, world_size=1), **given)) as loader:
+        while len(found) < batches:
+            for batch in loader:
+                found.append(numbers_of(batch))
+                if len(found) == batches:
+                    break
+    return found
+
+
+def micro_batches(folder: Path, tag: str, *, before: int | None = None) -> list[list[int]]:
+    """What was logged, in the order of the run: of each step its micro-batches one after the other, of all ranks each.
+
+    Args:
+        before: the steps before this one only.
+    """
+    numbered: dict[tuple[int, int], int] = {}
+    ordered = []
+    for line in logged(folder, f"{tag}-*"):
+        if before is None or line["step"] < before:
+            place = (line["step"], line["rank"])
+            numbered[place] = numbered.get(place, -1) + 1
+            ordered.append((line["step"], numbered[place], line["rank"], line["numbers"]))
+    return [numbers for *_, numbers in sorted(ordered, key=lambda line: line[:3])]

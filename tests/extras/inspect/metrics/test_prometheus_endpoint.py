@@ -1,0 +1,136 @@
+"""A page for Prometheus: what is on it, and who can read it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.errors import UsageError
+from energon_lite.extras.inspect import PrometheusEndpoint
+from energon_lite.extras.inspect.metrics.prometheus_endpoint import exposition
+from tests.in_time import in_time
+
+#: The grammar of the text format, for what we write: comments, and a name, labels, and a number.
+_LINE = re.compile(
+    r"(# TYPE [a-zA-Z_:][\w:]* (counter|gauge))|"
+    r'([a-zA-Z_:][\w:]*(\{[a-zA-Z_]\w*="([^"\\\n]|\\["\\n])*"(,[a-zA-Z_]\w*="([^"\\\n]|\\["\\n])*")*\})? '
+    r"(-?\d+(\.\d+)?(e[+-]?\d+)?|NaN|[+-]Inf))",
+    re.ASCII,
+)
+
+
+def get(url: str) -> tuple[str, str]:
+    """The body, and its kind."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode(), answer.headers["Content-Type"]
+
+
+def test_what_is_on_the_page() -> None:
+    values = {
+        "step": 7,
+        "time": 1.5,
+        "loss": 2.5,
+        "eval_loss/coco val": 3,
+        "loader/wait_seconds": 0.25,
+        "loader/stage_seconds/read": 1.0,
+        "loader/stage_seconds/decode": 2.0,
+        "loader/decode_seconds/a/b": 4.0,
+        "words": "none",
+    }
+    assert exposition(values, {"rank": "3"}).splitlines() == [
+        "# TYPE energon_lite_step gauge",
+        'energon_lite_step{rank="3"} 7',
+        "# TYPE energon_lite_loss gauge",
+        'energon_lite_loss{rank="3"} 2.5',
+        "# TYPE energon_lite_eval_loss gauge",
+        'energon_lite_eval_loss{rank="3",name="coco val"} 3',
+        "# TYPE energon_lite_loader_wait_seconds_total counter",
+        'energon_lite_loader_wait_seconds_total{rank="3"} 0.25',
+        "# TYPE energon_lite_loader_stage_seconds_total counter",
+        'energon_lite_loader_stage_seconds_total{rank="3",name="read"} 1.0',
+        'energon_lite_loader_stage_seconds_total{rank="3",name="decode"} 2.0',
+        "# TYPE energon_lite_loader_decode_seconds_total counter",
+        'energon_lite_loader_decode_seconds_total{rank="3",name="a/b"} 4.0',
+    ]
+
+
+@given(
+    st.dictionaries(
+        st.text(min_size=1), st.one_of(st.integers(), st.floats(), st.booleans(), st.text(), st.none()), max_size=5
+    ),
+    st.text(),
+)
+def test_every_line_is_of_the_format(values: dict[str, Any], label: str) -> None:
+    text = exposition(values, {"host": label})
+    assert (
+        all(_LINE.fullmatch(line) for line in text[:-1].split("\n"))
+        if text
+        else not any(isinstance(value, (int, float)) for name, value in values.items() if name != "time")
+    )
+    assert "".join(exposition({"x": math.inf, "y": math.nan}).split()).endswith("energon_lite_yNaN")
+
+
+def test_it_is_served_to_this_machine_and_changes_with_what_is_written() -> None:
+    with PrometheusEndpoint(0, labels={"rank": "0"}) as endpoint:
+        assert endpoint.url.startswith("http://127.0.0.1:")
+        assert get(endpoint.url)[0] == ""
+        for loss in (2.5, 1.5):
+            endpoint.write({"step": 1, "loss": loss})
+            text, kind = get(endpoint.url + "?x=1")
+            assert f'energon_lite_loss{{rank="0"}} {loss}\n' in text and "updated_timestamp_seconds" in text
+            assert kind == "text/plain; version=0.0.4; charset=utf-8"
+        for path in ("/", "/../etc/passwd", "/metrics/x"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                get(endpoint.url.replace("/metrics", path))
+        with pytest.raises(urllib.error.HTTPError, match="501"):
+            urllib.request.urlopen(urllib.request.Request(endpoint.url, data=b"x", method="POST"), timeout=10)
+
+
+def test_one_who_says_nothing_does_not_keep_others_waiting() -> None:
+    with PrometheusEndpoint(0) as endpoint:
+        port = int(endpoint.url.split(":")[2].split("/")[0])
+        with socket.create_connection(("127.0.0.1", port)):
+            endpoint.write({"step": 1})
+            assert "energon_lite_step 1" in in_time(lambda: get(endpoint.url)[0])
+
+
+def test_a_port_that_is_taken_and_labels_that_are_none() -> None:
+    with PrometheusEndpoint(0) as endpoint:
+        port = int(endpoint.url.split(":")[2].split("/")[0])
+        with pytest.raises(UsageError, match=f"nothing can be served at 127.0.0.1:{port}"):
+            PrometheusEndpoint(port)
+    with PrometheusEndpoint(port):
+        pass  # it is free again
+    with pytest.raises(UsageError, match="another port"):
+        PrometheusEndpoint(70_000)
+    for name in ("a-b", "__x", "name", ""):
+        with pytest.raises(UsageError, match="no name of a label"):
+            PrometheusEndpoint(0, labels={name: "x"})
+
+
+def test_a_forked_process_does_not_keep_the_port() -> None:
+    endpoint = PrometheusEndpoint(0)
+    port = int(endpoint.url.split(":")[2].split("/")[0])
+    told, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(tell)
+        os.read(told, 1)  # lives until the parent says so
+        os._exit(0)
+    try:
+        endpoint.close()
+        endpoint.close()
+        PrometheusEndpoint(port).close()
+    finally:
+        os.close(tell)
+        os.close(told)
+        os.waitpid(child, 0)

@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from energon_lite.cli.main import main
+from energon_lite.storage.sharded_job import job as helpers
+from energon_lite.storage.tar.tar_headers import TarHeaders
+from tests.broken_set import FIELDS, KINDS, write_broken_set
+from tests.conftest import TEXT_YAML, text_dataset, write_dataset
+from tests.shards_by_hand import write_tar
+
+CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+
+
+def energon_lite(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, [str(one) for one in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    return result.exit_code, result.stdout
+
+
+def lint(path: Path | str, *options: object) -> tuple[int, dict[str, Any]]:
+    code, output = energon_lite("lint", path, "--json", "--no-progress", "--num-workers", 1, *options)
+    found: dict[str, Any] = json.loads(output)
+    assert found["ok"] == (code == 0)
+    return code, found
+
+
+def prepared(path: Path, samples: Sequence[tuple[str, dict[str, bytes]]]) -> None:
+    """Write a folder with the shard ``a.tar``, and prepare it."""
+    write_tar(path / "a.tar", samples)
+    options = ["--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset", "--no-progress"]
+    code, _ = energon_lite("prepare", path, "--non-interactive", *options)
+    assert code == 0
+
+
+def _within_a_minute(path: Path) -> tuple[int, str]:
+    """Run ``lint`` in another process, which is ended if it hangs."""
+    command = [sys.executable, "-m", "energon_lite.cli.main", "lint", str(path), "--no-progress", "--num-workers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
+
+
+def named(found: dict[str, Any]) -> dict[tuple[str, str], tuple[str, str]]:
+    problems = [one for one in found["problems"] if one["key"] and not one["note"]]
+    return {(one["shard"], one["key"]): (one["kind"], one["part"]) for one in problems}
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> tuple[Path, dict[tuple[str, str], str]]:
+    truth = write_broken_set(tmp_path / "set")
+    options = ["--split-ratio", "2,1,1", "--sample-type", "CaptioningSample", "--field-map", FIELDS, "--no-progress"]
+    code, _ = energon_lite("prepare", tmp_path / "set", "--non-interactive", *options)
+    assert code == 0 and set(truth.values()) == set(KINDS)
+    return tmp_path / "set", truth
+
+
+Broken = tuple[Path, dict[tuple[str, str], str]]
+
+
+class TestSamples:
+    def test_each_broken_one_is_named(self, broken: Broken) -> None:
+        path, truth = broken
+        code, found = lint(path)
+        assert code == 1 and found["samples"] == 700 and found["broken_samples"] == len(truth) == 7
+        assert named(found) == {place: KINDS[kind] for place, kind in truth.items()}
+
+    def test_crude_ones_too(self, broken: Broken) -> None:
+        path, truth = broken
+        (path / ".nv-meta/dataset.yaml").write_text(CRUDE_YAML)
+        _, found = lint(path)
+        assert named(found) == {place: KINDS[kind] for place, kind in truth.items()}
+        _, found = lint(path, "--optional", "txt")
+        kinds = {"missing part", "empty part"}
+        assert set(named(found)) == {place for place, kind in truth.items() if kind not in kinds}
+
+    def test_in_words(self, broken: Broken) -> None:
+        code, output = energon_lite("lint", broken[0], "--no-progress", "--parallel", 1)
+        assert code == 1
+        for words in ("s0.tar: 000050.jpg: decode: ", "7 broken samples; 7 problems: ", "exclude: [s0.tar/000050]"):
+            assert words in output
+
+    def test_what_is_excluded_is_not_examined(self, broken: Broken) -> None:
+        path, truth = broken
+        split = json.loads(json.dumps({"split_parts": {"train": ["s{0..3}.tar"]}, "exclude": []}))
+        split["exclude"] = [f"{shard}/{key}" for (shard, key), kind in truth.items() if kind != "double key"]
+        split["exclude"].append(next(shard for (shard, _), kind in truth.items() if kind == "double key"))
+        (path / ".nv-meta/split.yaml").write_text(json.dumps(split))
+        code, found = lint(path)
+        assert code == 0 and found["samples"] < 700 and found["data_sets"][0]["excluded"] > 0
+
+    def test_only_some_splits(self, broken: Broken) -> None:
+        path, truth = broken
+        _, found = lint(path, "--split-parts", "val,test")
+        assert found["samples"] == 350 and set(named(found)) == {
+            place for place in truth if place[0] in ("s2.tar", "s3.tar")
+        }
+
+    def test_a_rotten_jpeg(self, tmp_path: Path) -> None:
+        pytest.importorskip("simplejpeg")
+        write_broken_set(tmp_path, shards=1, per_shard=5)
+        data = bytearray((tmp_path / "s0.tar").read_bytes())
+        place = data.index(b"\xff\xda")
+        data[place + 60 : place + 120] = bytes(60)
+        (tmp_path / "s0.tar").write_bytes(data)
+        energon_lite(
+            "prepare", tmp_path, "--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset"
+        )
+        _, found = lint(tmp_path)
+        assert named(found) == {("s0.tar", "000000"): ("decode", "jpg")}
+
+
+class TestShards:
+    @pytest.mark.parametrize("has_index", [True, False])
+    def test_damaged_ones(self, broken: Broken, has_index: bool) -> None:
+        path, truth = broken
+        size = os.path.getsize(path / "s1.tar")
+        os.truncate(path / "s1.tar", size - 20_000)
+        with open(path / "s2.tar", "r+b") as file:  # one header of the eleventh sample rots
+            member = list(TarHeaders(file.fileno(), os.path.getsize(path / "s2.tar"), ""))[40]
+            os.pwrite(file.fileno(), b"\xff" * 30, member.header_offset)
+        if not has_index:  # as Energon leaves it
+            os.unlink(path / ".nv-meta/energon_lite.idx")
+        code, found = lint(path)
+        kinds = [(one["shard"], one["kind"], one["key"], one["what"]) for one in found["problems"]]
+        whole = [what for shard, kind, key, what in kinds if shard == "s1.tar" and kind == "shard" and not key]
+        assert code == 1 and any("truncated" in what for what in whole)
+        # Those of the whole shards, and those in front of the damage, are found all the same.
+        places = {place: KINDS[kind] for place, kind in truth.items() if place[1] < "000340" or place[0] > "s1.tar"}
+        assert places.items() <= named(found).items()
+        if has_index:
+            keys = [key for shard, kind, key, _ in kinds if shard == "s1.tar" and kind == "shard" and key]
+            lost = list(dict.fromkeys(keys))
+            assert lost[-1] == "000349" and lost == [f"{number:06d}" for number in range(int(lost[0]), 350)]
+            assert ("s2.tar", member.name.partition(".")[0]) in named(found)
+        else:
+            assert "sample 174, at byte " in whole[-2] and found["samples"] < 700
+
+    def test_the_last_shard_of_a_set_is_gone_and_a_count_is_wrong(self, broken: Broken) -> None:
+        path, _ = broken
+        os.unlink(path / "s3.tar")
+        info = json.loads((path / ".nv-meta/.info.json").read_text())
+        info["shard_counts"]["s0.tar"] = 170
+        (path / ".nv-meta/.info.json").write_text(json.dumps(info))
+        _, found = lint(path)
+        words = {one["shard"]: one["what"] for one in found["problems"] if one["kind"] == "shard"}
+        assert words["s3.tar"] == "the shard does not exist" and "it has 175 samples, and had 170" in words["s0.tar"]
+
+    def test_indexes_that_are_of_other_shards(self, broken: Broken) -> None:
+        path, _ = broken
+        os.replace(path / "s1.tar.idx", path / "s0.tar.idx")
+        _, found = lint(path)
+        words = {(one["shard"], one["note"]): one["what"] for one in found["problems"] if one["kind"] == "index"}
+        assert ".tar.idx has other places" in words["s0.tar", False] and "no .tar.idx" in words["s1.tar", True]
+
+
+class TestKindsOfData:
+    def test_a_good_one(self, tmp_path: Path) -> None:
+        code, output = energon_lite("lint", text_dataset(tmp_path / "good", 20, shards=2), "--no-progress")
+        assert code == 0 and "20 samples in 2 shards" in output and "nothing is broken" in output
+        assert not (tmp_path / "good/.nv-meta/energon_lite.lint").exists()
+
+    def test_jsonl(self, tmp_path: Path) -> None:
+        (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n{"a":\n"\xff"\n')
+        code, found = lint(tmp_path / "a.jsonl")
+        assert code == 1 and named(found) == {
+            ("a.jsonl", "1"): ("decode", "json"),
+            ("a.jsonl", "2"): ("decode", "json"),
+        }
+
+    def test_a_metadataset(self, tmp_path: Path) -> None:
+        text_dataset(tmp_path / "good", 20, shards=2)
+        write_dataset(tmp_path / "bad", {"a.tar": [("0", {"txt": b"\xff"})]}, dataset_yaml=TEXT_YAML)
+        (tmp_path / "none").mkdir()
+        blend = tmp_path / "blend.yaml"
+        blend.write_text("splits: {train: {blend: [{path: good}, {path: bad}, {path: none}]}, val: {path: good}}")
+        code, found = lint(blend)
+        assert code == 1 and found["samples"] == 21
+        assert [(one["dataset"], one["kind"]) for one in found["problems"] if not one["note"]] == [
+            (str(tmp_path / "none"), "data set"),
+            (str(tmp_path / "bad"), "decode"),
+        ]
+
+    def test_behind_a_url(self, broken: Broken) -> None:
+        import fsspec
+
+        path, truth = broken
+        memory = fsspec.filesystem("memory")
+        memory.put(str(path), "/lint_set", recursive=True)
+        try:
+            code, found = lint("memory://lint_set")
+            for command in (["info"], ["preview", "--text"]):
+                code_of_command, output = energon_lite(*command, "memory://lint_set")
+                assert code_of_command == 0 and "memory://lint_set" in output
+        finally:
+            memory.rm("/lint_set", recursive=True)
+        assert code == 1 and named(found) == {place: KINDS[kind] for place, kind in truth.items()}
+
+    def test_a_source_of_ones_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from energon_lite.storage.read import source
+
+        class Rows:
+            identity = "rows"
+
+            def __len__(self) -> int:
+                return 5
+
+            def read(self, index: int) -> dict[str, bytes]:
+                return {"json": b"{" if index == 3 else b"{}"}
+
+        monkeypatch.setattr(source, "_registered", dict(source._registered))
+        source.register_source("lintrows", lambda url, split: Rows())
+        code, found = lint("lintrows://x")
+        assert code == 1 and named(found) == {("", "3"): ("decode", "json")}
+
+    @pytest.mark.parametrize("name", ["s1.tar", "s1.tar.idx"])
+    def test_a_pipe_in_place_of_a_file(self, broken: Broken, name: str) -> None:
+        path, _ = broken
+        os.unlink(path / name)
+        os.mkfifo(path / name)
+        code, output = _within_a_minute(path)
+        assert code == 1 and "s1.tar" in output
+
+    def test_the_rest_of_a_small_shard_that_was_cut(self, tmp_path: Path) -> None:
+        samples = [(f"{number:04d}", {"txt": b"text"}) for number in range(10)]
+        prepared(tmp_path / "cut", samples)
+        os.truncate(tmp_path / "cut/a.tar", 8 * 1024 + 100)  # in the header of the ninth
+        _, found = lint(tmp_path / "cut")
+        assert named(found).keys() == {("a.tar", "0008"), ("a.tar", "0009")} and found["samples"] == 10
+
+    def test_samples_are_not_blamed_for_a_document(self, broken: Broken) -> None:
+        path, _ = broken
+        (path / ".nv-meta/dataset.yaml").write_bytes(b"\xff: [")
+        code, found = lint(path)
+        assert code == 1 and not named(found) and not found["broken_samples"]
+        assert {one["kind"] for one in found["problems"]} == {"data set"}
+        assert {one["shard"] for one in found["problems"]} == {f"s{number}.tar" for number in range(4)}
+
+    def test_mistakes(self, tmp_path: Path) -> None:
+        text_dataset(tmp_path / "good", 20)
+        for arguments in (["nowhere"], ["good", "--split-parts", "trian"], ["good", "--task-encoder", "no:One"]):
+            code, _ = energon_lite("lint", tmp_path / arguments[0], *arguments[1:])
+            assert code == 1
+
+
+def test_with_a_task_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text_dataset(tmp_path / "good", 20)
+    (tmp_path / "lint_encoders.py").write_text(
+        "from energon_lite import DefaultTaskEncoder, SkipSample\n"
+        "class Picky(DefaultTaskEncoder):\n"
+        "    def encode_sample(self, sample):\n"
+        "        if sample.text.endswith('3'): raise ValueError('a three')\n"
+        "        if sample.text.endswith('4'): raise SkipSample('a four')\n"
+        "        return sample\n"
+        "class Many(Picky):\n"
+        "    def encode_sample(self, sample):\n"
+        "        yield super().encode_sample(sample)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for name in ("Picky", "Many"):
+        code, found = lint(tmp_path / "good", "--task-encoder", f"lint_encoders:{name}")
+        assert code == 1 and found["data_sets"][0]["skipped"] == 2
+        assert {kind for kind, _ in named(found).values()} == {"encode_sample"} and len(named(found)) == 2
+
+
+class TestTogether:
+    def test_ranks_share_the_work(self, broken: Broken) -> None:
+        path, truth = broken
+        assert energon_lite("lint", path, "--rank", 1, "--world-size", 2, "--num-workers", 1)[0] == 0
+        code, found = lint(path, "--rank", 0, "--world-size", 2)
+        assert code == 1 and named(found) == {place: KINDS[kind] for place, kind in truth.items()}
+
+    def test_it_goes_on_where_it_was(self, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+        done: list[str] = []
+
+        def dying(work: Any, unit: Any) -> Any:
+            if len(done) == 2:
+                raise KeyboardInterrupt
+            done.append(work.name(unit))
+            return perform(work, unit)
+
+        perform = helpers._perform
+        monkeypatch.setattr(helpers, "_perform", dying)
+        result = CliRunner().invoke(main, ["lint", str(broken[0]), "--num-workers", "1"])
+        assert result.exit_code == 1 and len(done) == 2
+        names: list[str] = []
+        monkeypatch.setattr(
+            helpers, "_perform", lambda work, unit: (names.append(work.name(unit)), perform(work, unit))[1]
+        )
+        _, found = lint(broken[0])
+        assert not set(names) & set(done) and len(names) == 2 and found["broken_samples"] == 7
+
+    @pytest.mark.parametrize("kind", ["parquet", "offsets"])
+    def test_results_of_other_files_are_not_used(
+        self, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+
+        def write(is_good: bool) -> Path:
+            if kind == "parquet":
+                cells = [b"{}", *[b"{}" if is_good else b"{ "], *[b"{}"] * 998]
+                parquet.write_table(pyarrow.table({"json": cells}), tmp_path / "a.parquet")
+                return tmp_path / "a.parquet"
+            os.truncate(tmp_path / "set/a.tar.idx", len(offsets) - 8)
+            if is_good:
+                (tmp_path / "set/a.tar.idx").write_bytes(offsets)
+            return tmp_path / "set"
+
+        if kind == "offsets":
+            prepared(tmp_path / "set", [(f"{number:04d}", {"txt": b"t"}) for number in range(1000)])
+            offsets = (tmp_path / "set/a.tar.idx").read_bytes()
+        perform = helpers._perform
+
+        def stopped(work: Any, unit: Any) -> Any:
+            if unit.start:
+                raise KeyboardInterrupt
+            return perform(work, unit)
+
+        monkeypatch.setattr(helpers, "_perform", stopped)
+        result = CliRunner().invoke(main, ["lint", str(write(False)), "--num-workers", "1"])
+        assert result.exit_code == 1 and "Aborted" in result.output
+        monkeypatch.setattr(helpers, "_perform", perform)
+        code, found = lint(write(True))
+        assert code == 0 and found["problems"] == []
+
+    @pytest.mark.slow
+    def test_helpers_find_the_same(self, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+        path, truth = broken
+        monkeypatch.setattr(helpers, "_WORK_HERE", False)
+        code, output = energon_lite("lint", path, "--json", "--no-progress", "--parallel", 2)
+        assert code == 1 and named(json.loads(output)) == {place: KINDS[kind] for place, kind in truth.items()}
+
+    def test_a_decoder_that_dies_is_told(self, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+        from energon_lite.errors import WorkerError
+
+        perform = helpers._perform
+
+        def died(work: Any, unit: Any) -> Any:
+            return WorkerError("the process died", fix="-") if unit.shard == "s1.tar" else perform(work, unit)
+
+        monkeypatch.setattr(helpers, "_perform", died)
+        code, found = lint(broken[0])
+        assert code == 1 and "s1.tar[0:512]: the process died" in [one["what"] for one in found["problems"]]
+
+
+class TestPrepare:
+    def test_it_names_what_it_can_see(self, tmp_path: Path) -> None:
+        truth = write_broken_set(tmp_path)
+        result = CliRunner().invoke(main, ["prepare", str(tmp_path), "--non-interactive", "--split-ratio", "1,0,0"])
+        assert result.exit_code == 0
+        words = {
+            "missing part": "1 sample has no part 'txt', which nearly all others have: ",
+            "empty part": "1 sample has a part without bytes: ",
+            "double key": "1 sample has the key of another one: ",
+        }
+        for (shard, key), kind in truth.items():
+            if kind in words:
+                assert f"{words[kind]}{shard}: {key}" in result.output

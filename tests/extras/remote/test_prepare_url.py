@@ -1,0 +1,160 @@
+"""Preparing a data set behind a URL gives what preparing a local copy gives, and reading it needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from click.testing import CliRunner
+
+from energon_lite.cli.main import main
+from energon_lite.errors import ShardFormatError, UsageError
+from energon_lite.extras.remote import prepare_url
+from energon_lite.storage.files.remote_files import list_files
+from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
+from energon_lite.storage.read.sample_reader import SampleReader
+from energon_lite.storage.read.webdataset import WebdatasetSource
+
+URL = "memory://bucket/ten"
+OPTIONS: dict[str, Any] = {"split_ratio": "2,1,0", "sample_type": "TextSample", "field_map": {"text": "txt"}}
+
+
+@pytest.fixture
+def memory(ten: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The shards of ``ten``, uploaded."""
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    fs = fsspec.filesystem("memory")
+    for path in ten.rglob("*.tar"):
+        fs.pipe_file(f"/bucket/ten/{path.relative_to(ten)}", path.read_bytes())
+    yield fs
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+
+
+def contents(fs: Any) -> dict[str, bytes]:
+    return {name.removeprefix("/bucket/ten/"): fs.cat_file(name) for name in fs.find("/bucket/ten")}
+
+
+def test_all_files_are_those_of_a_local_folder(memory: Any, ten: Path, tmp_path: Path) -> None:
+    report = prepare_dataset(URL, **OPTIONS)
+    local = prepare_dataset(ten, **OPTIONS)
+    assert (report.path, report.samples, report.splits) == (URL, 10, local.splits)
+    here = {str(path.relative_to(ten)): path.read_bytes() for path in ten.rglob("*") if path.is_file()}
+    there = contents(memory)
+    assert there.keys() == here.keys()
+    of_times = ".nv-meta/energon_lite.idx"  # it has times in it, which stores do not say
+    assert {name: data for name, data in there.items() if name != of_times} == {
+        name: data for name, data in here.items() if name != of_times
+    }
+    source = WebdatasetSource.open(URL)
+    assert source.index.digest == WebdatasetSource.open(ten).index.digest
+    assert SampleReader(source).sample(9).parts == {"txt": b"text 9", "cls": b"9"}
+    assert not [path for path in (tmp_path / "cache/prepare").rglob("*") if path.is_file()]
+
+
+def test_a_prepared_one_is_left_alone(memory: Any) -> None:
+    prepare_dataset(URL, **OPTIONS)
+    before = contents(memory)
+    with pytest.raises(UsageError, match=r"already been prepared[\s\S]*--force-overwrite"):
+        prepare_dataset(URL, **OPTIONS)
+    assert contents(memory) == before
+    memory.rm_file("/bucket/ten/b.tar")
+    assert prepare_dataset(URL, force_overwrite=True, **OPTIONS).samples == 7
+    assert len(WebdatasetSource.open(URL)) == 7
+
+
+def test_indexes_are_made_again(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_dataset(URL, **OPTIONS)
+    before = contents(memory)
+    for name in ("energon_lite.idx", "index.sqlite", "index.uuid"):
+        memory.rm_file(f"/bucket/ten/.nv-meta/{name}")
+    memory.rm_file("/bucket/ten/a.tar.idx")
+    index_again(URL)
+    assert contents(memory) == before
+
+
+@pytest.mark.parametrize("at", ["scan", "publish"])
+def test_one_that_ended_half_way_goes_on(memory: Any, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    scanned: list[str] = []
+    scan = prepare_url.scan_remote_shard
+    monkeypatch.setattr(
+        prepare_url, "scan_remote_shard", lambda root, name, size: scanned.append(name) or scan(root, name, size)
+    )
+    with monkeypatch.context() as patch:
+        if at == "scan":
+
+            def fail(root: str, name: str, size: int) -> Any:
+                if name == "sub/c.tar":
+                    raise KeyboardInterrupt
+                return scan(root, name, size)
+
+            patch.setattr(prepare_url, "scan_remote_shard", fail)
+        else:
+            put = prepare_url.put_file
+
+            def refuse(url: str, name: str, source: str) -> None:
+                if name.endswith(".info.json"):
+                    raise KeyboardInterrupt
+                put(url, name, source)
+
+            patch.setattr(prepare_url, "put_file", refuse)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_dataset(URL, **OPTIONS)
+    assert ".nv-meta/.info.json" not in contents(memory)
+    scanned.clear()
+    assert prepare_dataset(URL, **OPTIONS).samples == 10
+    assert scanned == (["sub/c.tar"] if at == "scan" else [])
+    assert ".nv-meta/energon_lite.unfinished" not in contents(memory) and len(WebdatasetSource.open(URL)) == 10
+
+
+def test_broken_shards_are_named(memory: Any) -> None:
+    memory.pipe_file("/bucket/ten/b.tar", b"x" * 1024)
+    memory.pipe_file("/bucket/ten/d.tar", b"")
+    with pytest.raises(ShardFormatError, match=r"2 of 4 shards[\s\S]*b\.tar: [\s\S]*d\.tar: "):
+        prepare_dataset(URL, **OPTIONS)
+    assert not list_files(URL, ".nv-meta")
+    assert prepare_dataset(URL, exclude="^[bd][.]", **OPTIONS).samples == 7
+
+
+def test_what_cannot_be_written_to(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_url, "list_files", lambda *_: {"a.tar": {"size": 10240}})
+    with pytest.raises(UsageError, match=r"nothing can be written behind https://[\s\S]*upload"):
+        prepare_dataset("https://example.org/ten", **OPTIONS)
+    monkeypatch.undo()
+
+    def refuse(self: Any, *_: Any, **__: Any) -> None:
+        raise PermissionError("AccessDenied")
+
+    monkeypatch.setattr(type(memory), "pipe_file", refuse)
+    with pytest.raises(UsageError, match="refuses the request: PermissionError: AccessDenied"):
+        prepare_dataset(URL, **OPTIONS)
+
+
+def test_on_the_command_line(memory: Any, tmp_path: Path) -> None:
+    words = ["prepare", URL, "--non-interactive", "--split-ratio", "2,1,0", "--tmp-path", str(tmp_path / "tmp")]
+    words += ["--sample-type", "TextSample", "--field-map", '{"text": "txt"}', "--no-progress"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    assert URL in result.output and not list((tmp_path / "tmp").rglob("*.json"))
+    assert len(WebdatasetSource.open(URL)) == 10
+    again = CliRunner().invoke(main, ["prepare", URL, "--tar-index-only", "--no-progress"])
+    assert again.exit_code == 0, again.output
+
+
+def test_energon_reads_it(memory: Any, ten: Path, tmp_path: Path) -> None:
+    """What was written there, beside the shards."""
+    energon = pytest.importorskip("megatron.energon")
+    prepare_dataset(URL, **OPTIONS)
+    copy = tmp_path / "copy"
+    for name, data in contents(memory).items():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(data)
+    config = energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
+    dataset = energon.get_val_dataset(copy, split_part="train", batch_size=1, worker_config=config)
+    found = [sample.text for batch in energon.get_loader(dataset) for sample in [batch]]
+    assert [text for some in found for text in (some if isinstance(some, list) else [some])] == [
+        f"text {number}" for number in range(7)
+    ]

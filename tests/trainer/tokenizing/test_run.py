@@ -1,0 +1,361 @@
+"""Whole runs: the same bytes from any number of processes, interrupted or not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from energon_lite import WorkerConfig, get_loader, get_val_dataset
+from energon_lite.cli.main import main
+from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.sharded_job.ranks import Ranks
+from energon_lite.trainer.commands.tokenize import read_metadata
+from energon_lite.trainer.tokenizing import run
+from energon_lite.trainer.tokenizing.run import Input, tokenize_files
+from energon_lite.trainer.tokenizing.tasks import Task
+from tests.effort import nightly_but
+from tests.kill_steps import killed_at, killed_at_every_step
+
+ALONE = WorkerConfig(rank=0, world_size=1)
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    draw = random.Random(0)
+    lines = []
+    for number in range(200):
+        lines.append(json.dumps({"prompt": f"q{number}" * draw.randrange(4), "response": "a" * draw.randrange(1, 9)}))
+    lines[17] = "{broken"
+    lines[33] = json.dumps({"prompt": "no response"})
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def few_chats(chats: Path) -> Path:
+    """Enough for two shards of twenty, for what is made again after each of many steps."""
+    path = chats.parent / "few.jsonl"
+    path.write_text("\n".join(chats.read_text().split("\n")[:40]))
+    return path
+
+
+def _bytes(folder: Path) -> dict[str, str]:
+    """Digest of each file, but for those that name times or folders."""
+    skipped = {".info.json", "index.uuid", "energon_lite.idx", "tokenize.json", "length.col", "loss_tokens.col"}
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name not in skipped
+    }
+
+
+def _make(chats: Path, tokenizer: Path, output: Path, **settings: Any) -> Any:
+    inputs = [Input((str(chats),), Task(max_length=30))]
+    return tokenize_files(inputs, str(tokenizer), str(output), **{"records_per_shard": 7, "workers": 1, **settings})
+
+
+@pytest.fixture(scope="module")
+def reference(chats: Path, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("reference")
+    report = _make(chats, tokenizer_folder, folder)
+    assert (report.shards, report.made, report.counts.records) == (29, 29, 200)
+    assert (report.counts.examples, report.counts.left_out) == (198, 2)
+    assert [(number, problem[:15]) for _, number, problem in report.problems] == [
+        (18, "not JSON: Expec"),
+        (34, "no field 'respo"),
+    ]
+    return _bytes(folder)
+
+
+def test_the_result_can_be_loaded(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    report = _make(chats, tokenizer_folder, tmp_path, split_ratio="8,1,1")
+    found = []
+    for part in ("train", "val", "test"):
+        dataset = get_val_dataset(tmp_path, split_part=part, batch_size=None, worker_config=ALONE)
+        found += list(get_loader(dataset))
+    assert len(found) == report.counts.examples
+    assert sum(len(sample["tokens.npy"]) for sample in found) == report.counts.tokens
+    by_key = {sample["__key__"]: sample for sample in found}
+    sample = by_key["00000-000000001"]
+    record = json.loads(chats.read_text().splitlines()[0])
+    text = bytes(token for token in sample["tokens.npy"].tolist() if token < 256).decode()
+    assert text == record["prompt"] + record["response"]
+    assert sum(sample["mask.npy"].tolist()) == len(record["response"]) + 1
+    counted = sum(int(sample["mask.npy"].sum()) for sample in found)
+    assert WebdatasetSource.open(tmp_path).column("loss_tokens")[:].sum() == counted
+
+
+def test_two_workers_make_the_same_bytes(
+    chats: Path, tokenizer_folder: Path, tmp_path: Path, reference: dict[str, str]
+) -> None:
+    _make(chats, tokenizer_folder, tmp_path, workers=2)
+    assert _bytes(tmp_path) == reference
+
+
+def test_ranks_make_the_same_bytes(
+    chats: Path, tokenizer_folder: Path, tmp_path: Path, reference: dict[str, str]
+) -> None:
+    def rank(number: int) -> None:
+        _make(chats, tokenizer_folder, tmp_path, ranks=Ranks(number, 3, timeout=60))
+
+    others = [multiprocessing.get_context("fork").Process(target=rank, args=(number,)) for number in (1, 2)]
+    for process in others:
+        process.start()
+    rank(0)
+    for process in others:
+        process.join(60)
+        assert process.exitcode == 0
+    assert _bytes(tmp_path) == reference
+
+
+def test_killed_again_and_again_it_ends_with_the_same_bytes(
+    chats: Path, tokenizer_folder: Path, tmp_path: Path, reference: dict[str, str]
+) -> None:
+    draw = random.Random(1)
+    context = multiprocessing.get_context("fork")
+    kills = 0
+    while True:
+        process = context.Process(target=_make, args=(chats, tokenizer_folder, tmp_path))
+        process.start()
+        process.join(draw.uniform(0.005, 0.04) if kills < 20 else 60)
+        if process.exitcode is not None:
+            break
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
+        kills += 1
+    assert process.exitcode == 0 and kills >= 3, kills
+    assert _bytes(tmp_path) == reference
+
+
+@pytest.mark.usefixtures("quick_disk")
+@pytest.mark.slow
+def test_killed_at_every_step_it_goes_on_to_the_same_end(
+    few_chats: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    def make(folder: Path) -> Any:
+        return _make(few_chats, tokenizer_folder, folder, records_per_shard=20)
+
+    def lengths(folder: Path) -> list[int]:
+        return list(WebdatasetSource.open(folder).column("length"))
+
+    undisturbed, folder = tmp_path / "undisturbed", tmp_path / "killed"
+    report = make(undisturbed)
+    expected = (_bytes(undisturbed), lengths(undisturbed), report.counts)
+    kills = 0
+    for killed in killed_at_every_step(lambda: make(folder), lambda: shutil.rmtree(folder, ignore_errors=True)):
+        kills += killed
+        report = make(folder)
+        assert (_bytes(folder), lengths(folder), report.counts) == expected
+    assert kills > 20
+
+
+@pytest.mark.parametrize("whole", nightly_but({1}, [True, False]))
+@pytest.mark.usefixtures("quick_disk")
+@pytest.mark.slow
+def test_killed_at_every_step_of_beginning_anew_old_and_new_are_not_mixed(
+    few_chats: Path, tokenizer_folder: Path, tmp_path: Path, whole: bool
+) -> None:
+    """Over a data set, and over one that was never finished. What either call finds is its own, whole, or refused."""
+
+    def make(folder: Path, length: int, **settings: Any) -> Any:
+        inputs = [Input((str(few_chats),), Task(max_length=length))]
+        return tokenize_files(inputs, str(tokenizer_folder), str(folder), records_per_shard=20, workers=1, **settings)
+
+    old, new, folder, probe = (tmp_path / name for name in ("old", "new", "killed", "probe"))
+    make(old, 8)
+    make(new, 30)
+    expected = {8: _bytes(old), 30: _bytes(new)}
+    assert expected[8] != expected[30]
+    if not whole:
+        shutil.rmtree(old)
+        assert killed_at(15, lambda: make(old, 8)) and (old / "tokens-000000.tar").exists()
+
+    def again() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(old, folder)
+
+    refused = 0
+    for _ in killed_at_every_step(lambda: make(folder, 30, force_overwrite=True), again):
+        for length in expected:
+            shutil.rmtree(probe, ignore_errors=True)
+            shutil.copytree(folder, probe)
+            try:
+                make(probe, length)
+            except UsageError:
+                refused += 1
+            else:
+                assert _bytes(probe) == expected[length]
+        make(folder, 30, force_overwrite=True)
+        assert _bytes(folder) == expected[30]
+    assert refused > 5
+
+
+def test_other_settings_are_not_mixed_in(
+    chats: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _make(
+            chats, tokenizer_folder, tmp_path, progress=lambda *told: stop() if told[2].startswith("shard 3/") else None
+        )
+    with pytest.raises(UsageError, match="begun with other settings or files: records_per_shard differ"):
+        _make(chats, tokenizer_folder, tmp_path, records_per_shard=8)
+    report = _make(chats, tokenizer_folder, tmp_path)
+    assert report.made == report.shards - 3
+    once_more = _make(chats, tokenizer_folder, tmp_path)
+    assert (once_more.made, once_more.counts, once_more.problems) == (0, report.counts, report.problems)
+    with pytest.raises(UsageError, match="there is another data set here already"):
+        _make(chats, tokenizer_folder, tmp_path, records_per_shard=8)
+    again = _make(chats, tokenizer_folder, tmp_path, records_per_shard=50, force_overwrite=True)
+    assert (again.shards, len(list(tmp_path.glob("*.tar")))) == (4, 4)
+
+
+def test_nothing_at_all_says_why(tokenizer_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.jsonl"
+    path.write_text('{"question": "a", "answer": "b"}\n' * 3)
+    with pytest.raises(EmptyDatasetError, match="no field 'prompt'; there are: question, answer") as error:
+        _make(path, tokenizer_folder, tmp_path / "out")
+    assert "--prompt-field" in str(error.value)
+    with pytest.raises(UsageError, match="there are no files to tokenise"):
+        _make(tmp_path / "*.parquet", tokenizer_folder, tmp_path / "out")
+    with pytest.raises(UsageError, match="is not a ratio"):
+        _make(path, tokenizer_folder, tmp_path / "never", split_ratio="8;1")
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize("before", ["nothing", "a data set"])
+@pytest.mark.parametrize("failure", ["no example", "interrupt"])
+def test_a_run_that_made_nothing_blocks_nothing(
+    chats: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str, before: str
+) -> None:
+    out = tmp_path / "out"
+    force = before == "a data set"
+    if force:
+        _make(chats, tokenizer_folder, out)
+    if failure == "interrupt":
+
+        def stop(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+            patch.setattr(run, "write_shard", stop)
+            _make(chats, tokenizer_folder, out, records_per_shard=8, force_overwrite=force)
+    else:
+        wrong = [Input((str(chats),), Task(prompt=("question",)))]
+        with pytest.raises(EmptyDatasetError):
+            tokenize_files(wrong, str(tokenizer_folder), str(out), records_per_shard=7, force_overwrite=force)
+    report = _make(chats, tokenizer_folder, out, records_per_shard=9)
+    assert (report.counts.examples, report.made) == (198, report.shards)
+    assert len(list(out.glob("*.tar"))) == report.shards == 23
+
+
+def test_the_field_of_a_text_is_found(tokenizer_folder: Path, tmp_path: Path) -> None:
+    records = [{"text": "ab", "content": "not me"}, {"content": "abc"}, {"body": "a"}]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    command = ["tokenize", str(tmp_path / "texts.jsonl"), "-t", str(tokenizer_folder), "-o", str(tmp_path / "out")]
+    result = CliRunner().invoke(main, [*command, "--task", "pt", "--num-workers", "1"])
+    assert result.exit_code == 0 and "3 records -> 2 examples with 9 tokens" in result.output, result.output
+    assert "no field 'text' or 'content'; there are: body" in result.output
+    result = CliRunner().invoke(main, [*command, "--task", "pt", "--text-field", "body", "--force-overwrite"])
+    assert "3 records -> 1 example with 3 tokens" in result.output, result.output
+
+
+def test_an_absent_rank_is_named(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"no result for 14 of 29 shards after 0.2 s[^(]*\(rank 1: tokens-000001.tar, "):
+        _make(chats, tokenizer_folder, tmp_path, ranks=Ranks(0, 2, timeout=0.2))
+
+
+def test_metadata_file_with_two_tasks(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("once upon a time")
+    document = {
+        "inputs": [
+            {"files": str(chats), "max_length": 30},
+            {"files": ["*.txt"], "task": "pt", "max_length": 5, "too_long": "split"},
+        ]
+    }
+    for name, text in (("meta.json", json.dumps(document)), ("meta.yaml", json.dumps(document))):
+        (tmp_path / name).write_text(text)
+        inputs = read_metadata(str(tmp_path / name))
+        assert [one.task.kind for one in inputs] == ["sft", "pt"]
+        report = tokenize_files(inputs, str(tokenizer_folder), str(tmp_path / f"out-{name}"), workers=1)
+        assert report.counts.examples == 198 + 4  # 18 tokens with begin and end
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("inputs: []", "at least one input"),
+        ("input: []", "inputs"),
+        ("inputs: [{task: pt}]", "files"),
+        ("inputs: [{files: a.txt, promt: x}]", "did you mean 'prompt'"),
+        ("inputs: [{files: a.txt, task: rl}]", "the task is 'rl'"),
+        ("inputs: [{files: a.txt, text_records: page}]", "one of file, line"),
+        ("inputs: [{files: 3}]", "names"),
+    ],
+)
+def test_metadata_files_that_are_wrong(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "meta.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words) as error:
+        read_metadata(str(path))
+    assert f"{path}:1" in str(error.value)
+
+
+def _command(*arguments: str) -> Any:
+    return CliRunner().invoke(main, ["tokenize", *arguments])
+
+
+def test_the_command_shows_what_it_did(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    options = ["-t", str(tokenizer_folder), "-o", str(tmp_path / "out"), "--num-workers", "1"]
+    done = _command(str(chats), *options)
+    assert done.exit_code == 0, done.output
+    assert "200 records -> 198 examples with " in done.output
+    assert "2 records left out:" in done.output and "record 18: not JSON" in done.output
+    again = _command(str(chats), *options)
+    assert again.exit_code == 0 and "1 shard of them there already" in again.output
+    assert _command(*options).exit_code == 1
+    assert "either FILES or --metadata" in _command(*options).output
+
+
+def test_ctrl_c_leaves_no_process(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    """The run is a process group, as a terminal makes one; all of it is interrupted."""
+    command = [sys.executable, "-m", "energon_lite.cli.main", "tokenize", str(chats), "-t", str(tokenizer_folder)]
+    command += ["-o", str(tmp_path / "out"), "--num-workers", "2", "--records-per-shard", "1"]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        work = tmp_path / "out" / ".tokenize"
+        waiting = threading.Event()
+        for _ in range(600):
+            if len(_files(work)) > 3 or process.poll() is not None:
+                break
+            waiting.wait(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+    for _ in range(200):
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        waiting.wait(0.05)
+    raise AssertionError("a process stayed")
+
+
+def _files(folder: Path) -> Sequence[str]:
+    return os.listdir(folder) if folder.exists() else ()
