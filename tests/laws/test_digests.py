@@ -27,8 +27,8 @@ from energon_lite import (
 )
 from energon_lite.batching import chain_digest, set_digest
 from energon_lite.errors import FatalSampleError
-from energon_lite.extras.inspect.auditing.audited_run import PlannedSteps, check_steps
-from energon_lite.extras.inspect.auditing.recorded_steps import RecordedStep, first_difference
+from energon_lite.extras.inspect.audited_run import PlannedSteps, check_steps
+from energon_lite.extras.inspect.recorded_steps import RecordedStep, first_difference
 from energon_lite.order.hashing import MASK64
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -17,7 +17,7 @@ from in_time import in_time
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect import PrometheusEndpoint
-from energon_lite.extras.inspect.metrics.prometheus_endpoint import exposition
+from energon_lite.extras.inspect.prometheus import exposition
 
 #: The grammar of the text format, for what we write: comments, and a name, labels, and a number.
 _LINE = re.compile(

@@ -1,3 +1,3 @@
 """Entry points of the extra ``energon``."""
 
-METADATASET_KEYS = {"join": "energon_lite.extras.energon.joins.opening:JOIN"}
+METADATASET_KEYS = {"join": "energon_lite.extras.energon.joins.joined_source:JOIN"}

@@ -8,7 +8,7 @@ import numpy as np
 import torch.distributed as dist
 from rank_processes import RunRanks
 
-from energon_lite.extras.tools.blend_index import build_blend_index
+from energon_lite.extras.tools.order_arrays import build_blend_index
 
 WEIGHTS, N = [2, 1, 0.1, 3e-5], 100_001
 

@@ -142,7 +142,7 @@ class _Samples:
 
 
 class ItemsPipeline:
-    """Runner of the jobs of an :class:`~energon_lite.extras.energon.wrappers.items_dataset.ItemsDataset`.
+    """Runner of the jobs of an :class:`~energon_lite.extras.energon.wrappers.wrapper.ItemsDataset`.
 
     Args:
         branches: the innermost data sets.
