@@ -20,10 +20,9 @@ from energon_lite.extras.inspect.preview.shown_run import ShownRun, check_state
 from energon_lite.loading.iterators.lane_cursor import LaneCursor
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
-from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
+from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.hook_errors import failure_of
-from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
-from energon_lite.loading.makers.pipeline import Job, Pipeline
+from energon_lite.loading.makers.outcomes import Address, Failure
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecoder
@@ -69,8 +68,8 @@ class SampleMakers:
 
     def __init__(self, run: ShownRun):
         self._run = run
-        self.pipeline: Pipeline | ChunkPipeline = run.dataset.pipeline()
-        self.pipeline.samples.worker_config = run.dataset.worker_config
+        self.runner = run.dataset.runner()
+        self.runner.services.worker_config = run.dataset.worker_config
         self._reader = lru_cache(64)(self._new_reader)
         self._kept = lru_cache(_KEPT)(self._make)
         self._small = lru_cache(256)(self._make_small)
@@ -138,13 +137,9 @@ class SampleMakers:
     def _made(self, address: tuple[int, int, int]) -> tuple[Sequence[Any], Sequence[Failure]]:
         """Run the sample hooks; return their results and the failures."""
         try:
-            if isinstance(self.pipeline, ChunkPipeline):
-                return self.pipeline.results(address)
-            with self.pipeline.samples.context() as context:
-                made = self.pipeline.samples.one(address, context)
+            return self.runner.results(address)
         except Exception as error:  # including errors that would end a run
             return (), (failure_of(error, "hooks", self._run.leaves[address[0]].name, f"sample {address[1]}"),)
-        return ((), (made.failure,)) if type(made) is Rejected else ((made,), ())
 
     def _new_reader(self, leaf: int) -> Any:
         """Make a reader of all parts of samples, also of those that hooks ignore.
@@ -221,7 +216,7 @@ class StepFinder:
         self._makers = makers
         self._dataset = run.dataset
         self._made: tuple[int, Sequence[MicroBatch]] = (-1, ())
-        makers.pipeline.samples.observers = (_Origins(),)
+        makers.runner.services.observers = (_Origins(),)
 
     @property
     def by_step(self) -> bool:
@@ -361,12 +356,12 @@ class StepFinder:
         return [*zip(ranks, dataset.jobs(0, [dataset.place(cursor, rank) for rank in ranks]), strict=True)]
 
     def _run_job(self, rank: int | None, job: Job) -> MicroBatch:
-        pipeline = self._makers.pipeline
-        assert isinstance(pipeline, Pipeline)
+        runner = self._makers.runner
+        assert isinstance(runner, BatchRunner)
         planned = [*job.addresses]
         with self._run.lock:
             try:
-                result = pipeline.run(job)
+                result = runner.run(job)
             except Exception as error:  # a run would end here; the page says so
                 return MicroBatch(
                     rank, planned, failures=[failure_of(error, "batch", "*", counted(len(planned), "sample"))]
@@ -377,14 +372,14 @@ class StepFinder:
 
     def chunk(self, number: int) -> Sequence[MicroBatch]:
         """Make the first micro-batches of a chunk by the hooks."""
-        dataset, pipeline = self._dataset, self._makers.pipeline
-        assert isinstance(dataset, LaneDataset) and not isinstance(pipeline, Pipeline)
+        dataset, runner = self._dataset, self._makers.runner
+        assert isinstance(dataset, LaneDataset) and not isinstance(runner, BatchRunner)
         with self._run.lock:
             if self._made[0] == number:
                 return self._made[1]
             made: list[MicroBatch] = []
             try:
-                for result in pipeline.batches(dataset.job(0, number)):
+                for result in runner.batches(dataset.job(0, number)):
                     used = (result.trace or {}).get("addresses", ())
                     lost = [outcome for outcome in result.outcomes if isinstance(outcome, Failure)]
                     if result.is_batch:
