@@ -266,6 +266,15 @@ def test_no_column(leaf_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch)
         dataset_of(leaf_of(7))
 
 
+def test_what_does_not_fit_is_said_once_in_words(leaf_of: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", logger="energon_lite")
+    dataset = dataset_of(leaf_of(120), batching=BestFit(Capacity(30), oversize="drop"))
+    for _ in zip(range(80), get_savable_loader(dataset), strict=False):
+        pass
+    (told,) = [record.getMessage() for record in caplog.records if "do not fit" in record.getMessage()]
+    assert re.search(r"batch: [\d,]+ samples? dropped, with [\d,]+ tokens \(said once", told)
+
+
 def test_nothing_fits(leaf_of: Callable[..., Any]) -> None:
     strategy = BestFit(Capacity(20), oversize="drop")
 

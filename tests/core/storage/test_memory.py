@@ -17,8 +17,7 @@ import pytest
 from private_memory import private_growth
 
 from energon_lite.storage.files.array_file import ALIGN, BLOCK
-from energon_lite.storage.index.column_file import write_column_file
-from energon_lite.storage.index.columns import column_path
+from energon_lite.storage.index.column_file import column_path, write_column_file
 from energon_lite.storage.index.nv_meta import write_info
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import scan_shard
@@ -101,7 +100,7 @@ def test_an_index_of_a_hundred_million_samples(huge: Path, monkeypatch: pytest.M
     block = np.zeros(PER_SHARD, dtype=np.uint8)
     block[::3] = 1
     column = column_path(str(huge / ".nv-meta/energon_lite.columns"), "skip")
-    write_column_file(column, "skip", index, (block for _ in range(SHARDS)), dtype="|u1", maker={})
+    write_column_file(column, "skip", index, lambda: (block for _ in range(SHARDS)), dtype="|u1", maker={})
     numbers = np.random.default_rng(0).integers(0, 66_660_000, 300).tolist()
     growth = private_growth(use_huge, path, str(huge), numbers, False, workers=2)
     assert max(growth) < 50 << 20

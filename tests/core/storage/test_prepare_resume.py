@@ -25,7 +25,7 @@ from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
 from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.sharded_job import helpers
+from energon_lite.storage.sharded_job import job as helpers
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
 
 Scanned = list[str]

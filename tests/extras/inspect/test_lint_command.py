@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from shards_by_hand import write_tar
 
 from energon_lite.cli.main import main
-from energon_lite.storage.sharded_job import helpers
+from energon_lite.storage.sharded_job import job as helpers
 from energon_lite.storage.tar.tar_headers import TarHeaders
 from tests.conftest import TEXT_YAML, text_dataset, write_dataset
 

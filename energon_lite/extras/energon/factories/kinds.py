@@ -16,7 +16,7 @@ from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.index.jsonl import BOM, PART, is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, read_info
 from energon_lite.storage.read.remote import local_meta
-from energon_lite.storage.tar.sample_columns import split_member_name
+from energon_lite.storage.tar.tar_scan import split_member_name
 
 __all__ = [
     "EnergonDatasetType",

@@ -17,7 +17,7 @@ from kill_steps import killed_at_every_step
 from number_units import Squares, done, write_inputs
 
 from energon_lite.errors import DatasetError, EnergonLiteError, UsageError
-from energon_lite.storage.sharded_job import helpers
+from energon_lite.storage.sharded_job import job as helpers
 from energon_lite.storage.sharded_job.job import ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 

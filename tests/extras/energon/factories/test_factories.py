@@ -33,6 +33,7 @@ from energon_lite.extras.energon import (
     MetadatasetV2,
     StandardWebdatasetFactory,
     TextWebdataset,
+    build_filter_index,
     load_dataset,
     prepare_metadataset,
     traverse_metadataset,
@@ -44,7 +45,6 @@ from energon_lite.extras.energon.factories.kinds import (
     get_dataset_type,
 )
 from energon_lite.extras.energon.factories.loaders import DatasetBlendMode, DatasetSubset, get_dataset_from_config
-from energon_lite.storage import build_filter_index
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 

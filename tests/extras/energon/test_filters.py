@@ -24,9 +24,9 @@ from energon_lite import (
     register_source,
 )
 from energon_lite.errors import DataIndexError, EmptyDatasetError, StateMismatchError, UsageError
-from energon_lite.storage import build_filter_index, build_filter_index_from_shard_indexes
+from energon_lite.extras.energon import build_filter_index, build_filter_index_from_shard_indexes
+from energon_lite.extras.energon.sample_filters import SampleFilter
 from energon_lite.storage.index.columns import write_column
-from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 CONFIG = WorkerConfig(rank=0, world_size=1)
