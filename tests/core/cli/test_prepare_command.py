@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from prepare_by_command import FIELDS, document, run, written
 
 from energon_lite.cli import arguments
 from energon_lite.storage.index.column_file import ColumnFile
 from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.prepare.shard_scans import ShardScans
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.prepare_by_command import FIELDS, document, run, written
 
 
 class TestWithoutQuestions:

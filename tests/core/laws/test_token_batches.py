@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +17,7 @@ from energon_lite.errors import ConfigError, SampleError, StateError, StateMisma
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.states.merge import merged, redistributed
 from energon_lite.storage.read.webdataset import WebdatasetSource
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from token_data import (
+from tests.core.laws.token_data import (
     CAPACITY,
     QUIET,
     SEGMENTS,

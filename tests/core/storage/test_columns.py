@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from damage import damaged
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +18,8 @@ from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.damage import damaged
+from tests.effort import examples
 
 VALUES = np.arange(10, dtype=np.int32) * 11
 

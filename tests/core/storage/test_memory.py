@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import struct
-import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -14,17 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from private_memory import private_growth
 
 from energon_lite.storage.files.array_file import ALIGN, BLOCK
 from energon_lite.storage.index.column_file import column_path, write_column_file
 from energon_lite.storage.index.nv_meta import write_info
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import scan_shard
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from memory_work import LENGTHS, open_huge, read_everything, use_huge
+from tests.core.storage.memory_work import LENGTHS, open_huge, read_everything, use_huge
+from tests.private_memory import private_growth
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
 

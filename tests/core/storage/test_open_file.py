@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-from in_time import in_time
 
 from energon_lite.errors import DatasetError, MissingShardError
 from energon_lite.extras.tools.packed_list import PackedList
@@ -18,6 +17,7 @@ from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.in_time import in_time
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from energon_lite.extras.energon import build_filter_index, build_filter_index_f
 from energon_lite.extras.energon.sample_filters import SampleFilter
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.effort import examples
 
 CONFIG = WorkerConfig(rank=0, world_size=1)
 VALUES = {"length": np.array([3, 900, 4096, 5000, 0]), "q.a": np.array([0.5, 1.5, -2.0, 0.0, 3.0])}

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from energon_lite.cli.main import main
 from energon_lite.errors import DatasetError, UsageError
 from energon_lite.extras.formats.convert_command import DONE_FILE, convert_dataset
 from energon_lite.storage.sharded_job.ranks import Ranks
+from tests.effort import examples
 
 pytest.importorskip("pyarrow")
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from media_files import film, sound
 from PIL import Image
 
 from energon_lite.errors import DataIndexError, EmptyDatasetError, MissingEntryError, ShardChangedError, UsageError
@@ -20,6 +19,7 @@ from energon_lite.extras.media.stores.media_table import MediaTable
 from energon_lite.storage.files.shard_store import shared_store
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.sharded_job.ranks import Ranks
+from tests.media_files import film, sound
 
 BY_NAME = MediaFilterConfig.parse(None, False, True)
 BY_CONTENT = MediaFilterConfig.parse(None, True, False)

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import RunRanks
 
 from examples import doctor
 from examples.doctor import (
@@ -33,6 +32,7 @@ from examples.doctor import (
     report_lines,
     shared_memory,
 )
+from tests.trainer.parallel.rank_processes import RunRanks
 
 GIB = 2**30
 TORCHRUN = {

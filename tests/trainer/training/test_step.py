@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from host_reads import host_reads
 
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
@@ -16,6 +15,7 @@ from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.step import launch_step, train_step
+from tests.trainer.training.host_reads import host_reads
 
 MODEL = ModelConfig(hidden_size=16, num_layers=2, num_heads=2, ffn_size=24, vocab_size=29, vocab_multiple=1)
 
