@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.energon.wrappers.items_runner import ItemFunction
+from energon_lite.extras.energon.wrappers.items_dataset import ItemFunction
 from energon_lite.extras.energon.wrappers.streams import (
     BlendStream,
     ConcatStream,
