@@ -25,7 +25,7 @@ from energon_lite import (
 )
 from energon_lite.batching import TokenSequence
 from energon_lite.cli.main import main
-from energon_lite.extras.inspect.tracing.command import chrome_events, read_runs
+from energon_lite.extras.inspect.trace import chrome_events, read_runs
 from energon_lite.loading.makers import observers
 from energon_lite.storage.index.columns import write_column
 from tests.effort import nightly_but
