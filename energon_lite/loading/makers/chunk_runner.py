@@ -26,7 +26,7 @@ from energon_lite.loading.makers.empty_batch import rows_of
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Failure, Result, set_restore_key
-from energon_lite.loading.makers.pack_selection import pack_selection
+from energon_lite.loading.makers.sample_length import pack_selection
 from energon_lite.order.orders import Addresses
 from energon_lite.worker_config import ErrorHandler
 

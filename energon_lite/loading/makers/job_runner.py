@@ -41,7 +41,6 @@ from energon_lite.loading.makers.hook_errors import (
 from energon_lite.loading.makers.leaf import Leaf, SampleNames, largest_mean_bytes, reads_ahead
 from energon_lite.loading.makers.observers import Services
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, Result, set_restore_key, where_of
-from energon_lite.loading.makers.sample_length import as_planned
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.storage.read.sample_reader import fetch_samples
 from energon_lite.worker_config import ErrorHandler
@@ -252,6 +251,8 @@ class JobRunner:
             if not self.hooks.batched:
                 set_restore_key(sample, key)
             if len(address) > 3:
+                from energon_lite.batching.sequence_batches import as_planned
+
                 sample = self.guarded("plan", leaf.name, f"sample {index}", sample, as_planned, sample, *address[3:])
             return sample
         except Rejected as rejected:
