@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any
 
+from energon_lite.batching.collate import rows_like
 from energon_lite.errors import FatalSampleError, SampleError, SkipSample
 from energon_lite.hooks import (
     HookContext,
@@ -26,7 +27,6 @@ from energon_lite.hooks import (
 )
 from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.columns import Rows, columns_of
-from energon_lite.loading.makers.empty_batch import empty_batch
 from energon_lite.loading.makers.hook_errors import (
     FATAL,
     NEVER_A_RESULT,
@@ -303,7 +303,9 @@ class JobRunner:
         context.move(self.seed, *origin, 2)
         if "empty_batch" in self.seeded_hooks:
             context.seed_globals()
-        return empty_batch(self.encoder, like, rows)
+        if not is_overridden(self.encoder, "empty_batch"):
+            rows = rows_like(like, rows, type(self.encoder).__name__)
+        return self.encoder.empty_batch(like, rows)
 
     def guarded(
         self,
