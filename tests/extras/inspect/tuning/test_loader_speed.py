@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from energon_lite import TaskEncoder, WorkerConfig, get_train_dataset, stateless
+from energon_lite import TaskEncoder, get_train_dataset, stateless
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect.tuning.command import draw_curve
 from energon_lite.extras.inspect.tuning.search import Setting, Speed, Tuning
 from energon_lite.extras.inspect.tuning.trials import LoaderSpeed, available_memory, memory_of
+from tests.testing import alone
 
 
 class Sleeps(TaskEncoder):
@@ -25,8 +26,7 @@ class Sleeps(TaskEncoder):
 
 def speed_of(path: Any, **kwargs: Any) -> LoaderSpeed:
     def make(workers: int) -> Any:
-        config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-        return get_train_dataset(path, batch_size=4, task_encoder=Sleeps(), worker_config=config, **kwargs)
+        return get_train_dataset(path, batch_size=4, task_encoder=Sleeps(), worker_config=alone(workers), **kwargs)
 
     return LoaderSpeed(make, 0.4)
 

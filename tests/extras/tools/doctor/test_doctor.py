@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from click.testing import CliRunner
 
-from energon_lite.cli.main import main
 from energon_lite.extras.tools.doctor import links
 from energon_lite.extras.tools.doctor.examination import examine, report_lines
 from energon_lite.extras.tools.doctor.links import alike, clocks, link_speed, own_facts
@@ -30,6 +28,7 @@ from energon_lite.extras.tools.doctor.machine import (
     shared_memory,
     software,
 )
+from tests.testing import invoke
 from tests.trainer.parallel.rank_processes import RunRanks
 
 GIB = 2**30
@@ -107,7 +106,7 @@ def test_a_small_dev_shm_ends_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
     for name in TORCHRUN:
         monkeypatch.delenv(name, raising=False)
-    result = CliRunner().invoke(main, ["doctor", "--path", str(tmp_path)])
+    result = invoke("doctor", "--path", tmp_path)
     assert result.exit_code == 0 and "0.06 of 0.06 GiB free in /dev/shm" in result.output, result.output
 
 
@@ -248,9 +247,9 @@ def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1000 * GIB, 0, 500 * GIB))
     monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
-    result = CliRunner().invoke(main, ["doctor", "--path", str(tmp_path)])
+    result = invoke("doctor", "--path", tmp_path)
     assert result.exit_code == 0 and result.output.endswith("nothing is wrong\n"), result.output
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 65536))
-    result = CliRunner().invoke(main, ["doctor", "--path", str(tmp_path)])
+    result = invoke("doctor", "--path", tmp_path)
     assert result.exit_code == 1 and "1 thing is wrong" in result.output
     assert "-> ulimit -n 65536" in result.output
