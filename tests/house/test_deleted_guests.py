@@ -55,6 +55,8 @@ from click.testing import CliRunner
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.cli.main import main
 from tests.testing import invoke
+from tests.testing import invoke
+from tests.testing import invoke
 
 folder = Path(sys.argv[1])
 with webdataset.TarWriter(str(folder / "a.tar")) as tar:

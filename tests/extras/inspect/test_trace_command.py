@@ -23,7 +23,7 @@ from energon_lite import (
     get_train_dataset,
 )
 from energon_lite.batching import TokenSequence
-from energon_lite.extras.inspect.tracing.command import chrome_events, read_runs
+from energon_lite.extras.inspect.trace import chrome_events, read_runs
 from energon_lite.loading.makers import observers
 from energon_lite.storage.index.columns import write_column
 from tests.testing import alone, invoke, nightly_but

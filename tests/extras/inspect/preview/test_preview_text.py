@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from energon_lite.extras.inspect.preview import command as preview_text
-from energon_lite.extras.inspect.preview.sample_text import picture_lines, sample_lines
+from energon_lite.extras.inspect.preview import terminal as preview_text
+from energon_lite.extras.inspect.preview.terminal import picture_lines, sample_lines
 from tests.conftest import text_dataset, write_dataset
 from tests.testing import command
 
