@@ -1,0 +1,295 @@
+"""``energon-lite audit``: check the samples of a run against its plan or another run; find when a sample was used."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import click
+
+from energon_lite.cli import ExistingPath
+from energon_lite.cli.checkpoint import dataset_options
+from energon_lite.errors import UsageError, counted
+from energon_lite.extras.inspect.audited_run import (
+    AuditedRun,
+    Fault,
+    PlannedSteps,
+    check_steps,
+    expanded,
+    explain,
+)
+from energon_lite.extras.inspect.recorded_steps import (
+    RecordedStep,
+    StepDifference,
+    first_difference,
+    missing_steps,
+)
+from energon_lite.extras.inspect.sample_history import Appearance, SampleHistory, find_samples, sample_history
+from energon_lite.loading.makers.outcomes import Address
+
+__all__ = ["command"]
+
+#: Largest number of faulty steps that are shown.
+_SHOWN = 20
+
+
+@click.command(name="audit", context_settings={"show_default": True})
+@click.argument("run", nargs=-1, required=True, type=ExistingPath())
+@click.option("--against", multiple=True, metavar="RUN", help="Compare with another run, on any number of ranks.")
+@click.option("--key", "-k", "keys", multiple=True, help="Report when the sample with this key was trained on.")
+@click.option("--sample", "-s", "samples", multiple=True, metavar="SET:N", help="Report on sample N of data set SET.")
+@click.option("--until", type=click.IntRange(min=0), help="Last step to consider.  [default: the last of the run]")
+@click.option("--most", type=click.IntRange(min=0), default=10, help="Most appearances of a sample to list.")
+@click.option("--data", metavar="PATH", help="The blend (or folder) of a loader used without the trainer.")
+@click.option("--state", "states", multiple=True, type=ExistingPath(), help="A state of that loader.")
+@dataset_options
+@click.option("--json", "as_json", is_flag=True, help="Write the result as JSON.")
+def command(
+    run: tuple[str, ...],
+    against: tuple[str, ...],
+    keys: tuple[str, ...],
+    samples: tuple[str, ...],
+    until: int | None,
+    most: int,
+    data: str | None,
+    states: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Compare the samples of RUN with its plan, or with another run; or report when a sample was trained on.
+
+    RUN is the output folder of a run of the trainer, its metrics.jsonl, the traces of all ranks of a loader (trace=),
+    or, for --key and --sample, a state of a loader. Only small files are read.
+
+    \b
+    Example:
+      energon-lite audit output
+      energon-lite audit output --against other_output
+      energon-lite audit output --key 000123 --until 5000
+      energon-lite audit loader.pt --data blend.yaml --sample 0:123456789
+
+    The exit code is 1 if a step did not have its planned samples or has no line, if the runs differ, or if no sample
+    has the key.
+    """
+    ours = AuditedRun(run, data, states, options)
+    if keys or samples:
+        histories = list(_histories(ours, keys, samples, until, most))
+        lines = [line for history in histories for line in _history_lines(history)]
+        good, plain = bool(histories), [_plain_history(history) for history in histories]
+    elif against:
+        good, lines, plain = _compared(ours, AuditedRun(expanded(against), data, states, options))
+    else:
+        good, lines, plain = _checked(ours, until)
+    click.echo(json.dumps(plain, indent=2) if as_json else "\n".join(lines))
+    if not good:
+        sys.exit(1)
+
+
+# -- a sample -------------------------------------------------------------------------------------------------------
+
+
+def _histories(
+    run: AuditedRun, keys: tuple[str, ...], samples: tuple[str, ...], until: int | None, most: int
+) -> Iterator[SampleHistory]:
+    dataset, state = run.dataset, run.state_after(until)
+    wanted = [_address(text, dataset) for text in samples]
+    for key in keys:
+        addresses = find_samples(dataset, key)
+        if not addresses:
+            names = ", ".join(leaf.name for leaf in dataset.leaves[:8])
+            click.echo(f"{key}: no data set of the run has a sample with this key ({names})", err=True)
+        wanted += addresses
+    for leaf, index in wanted:
+        yield sample_history(dataset, leaf, index, state, most=most)
+
+
+def _address(text: str, dataset: Any) -> tuple[int, int]:
+    name, _, number = text.rpartition(":")
+    names = [leaf.name for leaf in dataset.leaves]
+    if number.isdecimal() and (name.isdecimal() or name in names or not name):
+        return (int(name or 0) if name not in names else names.index(name)), int(number)
+    raise UsageError(f"--sample {text}", fix="give the number (or the name) of the data set, a colon, and a number")
+
+
+def _history_lines(history: SampleHistory) -> Iterator[str]:
+    times = {0: "not yet", 1: "once"}.get(history.times, f"{history.times:,} times")
+    yield f"{history.key} (sample {history.index:,} of data set {history.leaf}, {history.dataset}): trained on {times}"
+    if history.left_out:
+        yield f"  the plan leaves it out, at each of {history.left_out} places that were looked at"
+    if history.before_rebase:
+        yield f"  {history.before_rebase:,} of these before the blend was changed, in steps of that blend"
+    left = history.times - history.before_rebase - len(history.appearances)
+    if left > 0:
+        yield f"  ... {left:,} more before these"
+    for appearance in history.appearances:
+        yield f"  {_where(appearance)}"
+    yield (
+        "  it does not come again as far as one can see"
+        if history.coming is None
+        else f"  next: {_where(history.coming)}"
+    )
+
+
+def _where(one: Appearance) -> str:
+    words = [f"epoch {one.epoch}", f"position {one.position:,}"]
+    if one.micro_batch is not None:
+        words.append(f"micro-batch {one.micro_batch:,}")
+    elif one.place is not None:
+        words.append(f"chunk {one.place[0]:,}" + (f", micro-batch {one.place[1]:,} in it" if one.place[1:] else ""))
+    return ", ".join([f"pass {one.pass_number}", *words])
+
+
+def _plain_history(history: SampleHistory) -> dict[str, Any]:
+    plain = {name: value for name, value in vars(history).items() if name not in ("appearances", "coming")}
+    plain["appearances"] = [vars(appearance) for appearance in history.appearances]
+    return plain | {"coming": None if history.coming is None else vars(history.coming)}
+
+
+# -- steps ----------------------------------------------------------------------------------------------------------
+
+
+def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
+    """Compare a run with its plan: success, lines of text, and plain data."""
+    if not run.steps:
+        raise UsageError("a state alone says nothing about steps", fix="give a trainer's output folder, or traces")
+    steps = [step for step in run.steps if until is None or step.step <= until]
+    planned = run.planned()
+    known = [step for step in steps if planned.known(step)]
+    faults = list(islice(check_steps(planned, known), _SHOWN + 1))
+    lines = [f"{run.name}: {counted(len(known), 'step')}, {_first_and_last(known)}"]
+    if len(known) < len(steps):
+        lines.append(f"{counted(len(steps) - len(known), 'step')} before the blend was changed: not looked at")
+    chain = _chain_problem(run, steps) if until is None else None
+    lines += [chain] if chain else []
+    chained = bool((run.checkpoint or {}).get("digest"))  # then a missing line breaks the chain
+    gaps = [] if chained or until is not None or run.state is None else missing_steps(known, _end(run.state))
+    lines += [
+        f"micro-batches {first:,} to {stop - 1:,} of pass {number}: no line is about them; lines were lost, or the run "
+        "passed over them (skip_steps)"
+        for number, first, stop in gaps
+    ]
+    if faults:
+        lines += [line for fault in faults[:_SHOWN] for line in _fault_lines(fault, planned)]
+        lines += ["... and more of them"] if len(faults) > _SHOWN else []
+    else:
+        lines.append("each had just the samples that were planned for it")
+    plain = {"steps": len(known), "chain": chain, "missing": gaps, "faults": [_plain_fault(fault) for fault in faults]}
+    return not faults and chain is None and not gaps, lines, plain
+
+
+def _end(state: dict[str, Any]) -> tuple[int, int]:
+    """Pass and micro-batch of a loader's state."""
+    return state["pass_number"], state["position"]
+
+
+def _chain_problem(run: AuditedRun, steps: list[RecordedStep]) -> str | None:
+    """Fault in the chain of digests of all steps in the newest checkpoint; None: it is correct."""
+    from energon_lite.batching.digests import chain_digest, digest_text
+
+    saved = (run.checkpoint or {}).get("digest")
+    if not saved:
+        return None
+    by_number, chain = {step.step: step.digest for step in steps}, 0
+    for number in range(saved["first"] + 1, saved["step"] + 1):
+        if number not in by_number:
+            return f"step {number} is not among the lines, but in the checkpoint after step {saved['step']}"
+        chain = chain_digest(chain, by_number[number])
+    if digest_text(chain) != saved["chain"]:
+        return f"the lines up to step {saved['step']} are not those that the checkpoint after it was made with"
+    return None
+
+
+def _fault_lines(fault: Fault, planned: PlannedSteps) -> Iterator[str]:
+    def named(address: Address) -> str:
+        leaf = planned.dataset.leaves[address[0]]
+        return f"{leaf.source.key(address[1])} (sample {address[1]} of {leaf.name}, epoch {address[2]})"
+
+    step = fault.recorded
+    yield f"step {step.step}: not the samples that were planned for micro-batches {step.first} to {step.stop - 1}"
+    if fault.failed and fault.lost and fault.added:
+        yield f"  {named(fault.lost)} failed or was skipped; in its place came {named(fault.added)}"
+    elif fault.lost and fault.added:
+        yield f"  {named(fault.lost)} was lost; {named(fault.added)} came instead"
+    elif fault.lost:
+        yield f"  {named(fault.lost)} was lost"
+    elif fault.added:
+        yield f"  {named(fault.added)} came once more than planned"
+    else:
+        yield "  more than one sample is another one, or one that is nowhere near"
+
+
+def _plain_fault(fault: Fault) -> dict[str, Any]:
+    plain = {"step": fault.recorded.step, "first": fault.recorded.first, "stop": fault.recorded.stop}
+    return plain | {"lost": fault.lost, "added": fault.added, "failed": fault.failed}
+
+
+def _compared(ours: AuditedRun, theirs: AuditedRun) -> tuple[bool, list[str], Any]:
+    """Compare two runs: success, lines of text, and plain data."""
+    if not ours.steps or not theirs.steps:
+        raise UsageError("a state alone says nothing about steps", fix="give trainers' output folders, or traces")
+    difference = first_difference(ours.steps, theirs.steps)
+    title = f"{ours.name} ({_first_and_last(ours.steps)}) and {theirs.name} ({_first_and_last(theirs.steps)})"
+    if isinstance(difference, int):
+        if not difference:
+            raise UsageError(f"{title} have no micro-batch in common at which steps of both end")
+        return (
+            True,
+            [title, f"the same samples in all {counted(difference, 'step')} that both have"],
+            {"same": difference},
+        )
+    lines = [
+        title,
+        f"different samples first in {_steps(difference.ours)} of the one, {_steps(difference.theirs)} of the other",
+    ]
+    lines += _planned_difference(ours, theirs, difference)
+    return (
+        False,
+        lines,
+        {"ours": [vars(step) for step in difference.ours], "theirs": [vars(step) for step in difference.theirs]},
+    )
+
+
+def _planned_difference(ours: AuditedRun, theirs: AuditedRun, found: StepDifference) -> Iterator[str]:
+    """Yield lines about the plans of both runs for the steps that differ."""
+    sets = list[set[tuple[int, ...]]]()
+    names = list[Any]()
+    for run, steps in ((ours, found.ours), (theirs, found.theirs)):
+        try:
+            planned = run.planned()
+        except UsageError as error:
+            yield f"{run.name}: {error.what}"
+            return
+        whole = _joined(steps)
+        difference = (whole.digest - planned.digest(whole)) & ((1 << 64) - 1)
+        if difference:
+            for line in _fault_lines(explain(planned, whole, difference), planned):
+                yield f"{run.name}: {line.strip()}"
+        else:
+            yield f"{run.name}: just the samples that were planned"
+        batches = planned.addresses(whole.pass_number, whole.first, whole.stop)
+        sets.append({tuple(address) for addresses in batches for address in addresses})
+        names.append(planned.dataset.leaves)
+    for run, own, other, leaves in ((ours, sets[0], sets[1], names[0]), (theirs, sets[1], sets[0], names[1])):
+        only = sorted(own - other)
+        if only:
+            keys = ", ".join(
+                f"{leaves[address[0]].source.key(address[1])} ({leaves[address[0]].name})" for address in only[:_SHOWN]
+            )
+            more = f" and {len(only) - _SHOWN} more" if len(only) > _SHOWN else ""
+            yield f"only planned for {run.name}: {keys}{more}"
+
+
+def _joined(steps: tuple[RecordedStep, ...]) -> RecordedStep:
+    digest = sum(step.digest for step in steps) & ((1 << 64) - 1)
+    return RecordedStep(steps[0].step, steps[0].pass_number, steps[0].first, steps[-1].stop, digest)
+
+
+def _first_and_last(steps: list[RecordedStep]) -> str:
+    return f"steps {steps[0].step} to {steps[-1].step}" if steps else "no step"
+
+
+def _steps(steps: tuple[RecordedStep, ...]) -> str:
+    return f"step {steps[0].step}" if len(steps) == 1 else f"steps {steps[0].step} to {steps[-1].step}"

@@ -1,0 +1,358 @@
+"""A blend of very many data sets: what one start finds out is the next one's to read, and nothing else differs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import ConfigError, DataIndexError, EnergonLiteError, UsageError
+from energon_lite.extras.blends import blend_file, leaf_table, opening
+from energon_lite.extras.blends.leaf_table import KnownLeaf, LeafTable
+from energon_lite.extras.energon import BatchDataset, BlendDataset
+from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.storage.index.columns import write_column
+from energon_lite.storage.prepare.prepare import prepare_dataset
+
+LEAVES = 80
+ALONE = WorkerConfig(rank=0, world_size=1)
+OLD = 1_600_000_000
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., Path]) -> Path:
+    """A prepared folder with a column of lengths."""
+    folder = tmp_path_factory.mktemp("one")
+    write_dataset(folder, {"s0.tar": [(str(number), {"txt": b"x" * (number + 1)}) for number in range(4)]})
+    prepare_dataset(
+        folder,
+        split_parts={"train": ".*"},
+        sample_type="TextSample",
+        field_map={"text": "txt"},
+        sqlite=False,
+        workers=1,
+        force_overwrite=True,
+    )
+    write_column(folder, "length", np.array([5, 1, 9, 2]))
+    return folder
+
+
+@pytest.fixture
+def blend(tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A blend of links to the files of one folder; its files are old enough to be trusted."""
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(opening, "MANY", 10)
+    monkeypatch.setattr(leaf_table, "KEPT", 16)
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    files = [path.relative_to(made) for path in made.rglob("*") if path.is_file()]
+    for path in files:
+        os.utime(made / path, (OLD, OLD))
+    for number in range(LEAVES):
+        for path in files:
+            there = tmp_path / f"leaf-{number}" / path
+            there.parent.mkdir(parents=True, exist_ok=True)
+            os.link(made / path, there)
+        for path in (tmp_path / f"leaf-{number}").rglob("*"):
+            os.utime(path, (OLD, OLD))
+    return write_blend(tmp_path)
+
+
+def write_blend(folder: Path, leaves: int = LEAVES, name: str = "blend.yaml", **more: Any) -> Path:
+    entries = [{"path": f"leaf-{number}", "weight": 1 + number % 7} for number in range(leaves)]
+    kind = "Recipe" if more else "MetadatasetV2"
+    splits = {"train": {**more, "blend": entries}}
+    text = json.dumps({"__module__": "megatron.energon", "__class__": kind, "splits": splits})
+    (folder / name).write_text(text)
+    os.utime(folder / name, (OLD, OLD))
+    return folder / name
+
+
+def opened(blend: Path, **options: Any) -> SavableDataset:
+    return get_train_dataset(blend, **{"batch_size": 4, "worker_config": ALONE, **options})
+
+
+def delivered(dataset: SavableDataset, batches: int = 8) -> tuple[list[Any], Any]:
+    """Keys and places of samples, and a state; by a loader that then is closed."""
+    with get_savable_loader(dataset) as loader:
+        some = [next(found) for found in [iter(loader)] for _ in range(batches)]
+        return [(one.__key__, [source.dataset_path for source in one.__sources__]) for one in some], (
+            loader.save_state_rank()
+        )
+
+
+def opened_whole(blend: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> SavableDataset:
+    """As if there were few leaves, and no file: all of them are opened."""
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "MANY", 1000)
+        patch.setenv("ENERGON_LITE_CACHE", str(blend.parent / "other"))
+        dataset = opened(blend, **options)
+    assert isinstance(dataset.leaves, tuple)
+    return dataset
+
+
+def is_from_file(blend: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[SavableDataset, list[str]]:
+    """The data set, and the leaves that were opened to make it."""
+    found: list[str] = []
+    whole = leaf_table.open_leaves
+
+    def noted(specs: Any, *args: Any, **kwargs: Any) -> Any:
+        found.extend(os.path.basename(spec.path) for spec in specs)
+        return whole(specs, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leaf_table, "open_leaves", noted)
+        return opened(blend, **options), found
+
+
+@pytest.mark.parametrize("unit", [None, "tokens"])
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle_buffer_size": 8, "max_samples_per_sequence": 2}, {"shuffle_over_epochs_multiplier": -1}]
+)
+def test_it_is_the_same_blend_as_one_whose_leaves_are_all_open(
+    blend: Path, unit: str | None, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if unit is not None:
+        blend = write_blend(blend.parent, blend_weight_unit=unit)
+    cold, first = is_from_file(blend, monkeypatch, **options)
+    warm, then = is_from_file(blend, monkeypatch, **options)
+    assert len(first) == LEAVES and not then
+    plain = opened_whole(blend, monkeypatch, **options)
+    assert isinstance(warm.leaves, LeafTable)
+    expected = delivered(plain)
+    assert delivered(cold) == expected and delivered(warm) == expected
+    assert str(plain) == str(warm) and len(plain) == len(warm)
+    assert list(plain.identity.leaves) == list(warm.identity.leaves)
+    for before, now in ((plain, warm), (warm, plain)):
+        with get_savable_loader(now) as loader:
+            loader.restore_state_rank(delivered(before)[1])
+
+
+def test_repetitions_subsets_labels_and_schedules(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("epochs", "schedule"):
+        entries: list[dict[str, Any]] = [{"path": f"leaf-{number}"} for number in range(40)]
+        entries[3] |= {"subset": {"range": ["25%", "100%"]}, "subflavors": {"from": "leaf 3"}}
+        entries[4] |= {"repetitions": 2.5} if kind == "epochs" else {"weight": {0: 1, 100: 0, 200: 3}}
+        (blend.parent / "inner.yaml").write_text(json.dumps({"splits": {"train": {"path": "leaf-70"}}}))
+        entries.append({"path": "inner.yaml", "shuffle_over_epochs_multiplier": 2})
+        splits = {"train": {"blend_epochized" if kind == "epochs" else "blend": entries}}
+        (blend.parent / "inner.yaml").write_text(json.dumps({"splits": {"train": {"path": "leaf-70"}}}))
+        blend.write_text(json.dumps({"splits": splits}))
+        for path in (blend, blend.parent / "inner.yaml"):
+            os.utime(path, (OLD, OLD))
+        opened(blend)
+        warm, found = is_from_file(blend, monkeypatch)
+        assert not found and delivered(warm, 60) == delivered(opened_whole(blend, monkeypatch), 60)
+        assert list(warm.leaves)[3].length == 3
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow), "thread"])
+def test_workers(blend: Path, method: Any) -> None:
+    expected = delivered(opened(blend))[0]
+    dataset = opened(blend, worker_config=WorkerConfig(rank=0, world_size=1, num_workers=2))
+    with get_savable_loader(dataset, start_method=method) as loader:
+        batches = iter(loader)
+        found = [next(batches) for _ in range(8)]
+        stats = loader.stats()
+    assert [(one.__key__, [source.dataset_path for source in one.__sources__]) for one in found] == expected
+    assert sum(one["samples"] for one in stats["datasets"]) == 32
+    assert {one["path"] for one in stats["datasets"]} == {path for _, paths in expected for path in paths}
+
+
+def test_few_leaves_are_open_and_little_is_sent(blend: Path) -> None:
+    opened(blend)
+    dataset = opened(blend)
+    leaves = dataset.leaves
+    assert isinstance(leaves, LeafTable) and isinstance(leaves[7], KnownLeaf)
+    get_savable_loader(dataset).close()
+    assert len(leaves._open) <= 1, "a loader opens leaves before it reads them"
+    delivered(dataset, 40)
+    assert 0 < len(leaves._open) <= 16
+    number = next(iter(leaves._open))
+    assert leaves[number] is leaves._open[number] and not isinstance(leaves[number], KnownLeaf)
+    assert len(leaves.apart()._open) == len(copy.copy(leaves)._open) == 0
+    assert len(pickle.dumps(leaves)) < 150 * LEAVES + 4000
+    with pytest.raises(IndexError):
+        leaves[LEAVES]
+    for one in (leaves[3], leaves[3].apart(), pickle.loads(pickle.dumps(leaves[3]))):
+        assert isinstance(one, KnownLeaf) and one.reader.sample(2).parts == {"txt": b"xxx"}
+    assert leaves[3].apart().source is not leaves[3].source
+
+
+def test_wrapped(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def sources(samples: list[Any]) -> list[Any]:
+        return [sample.__sources__ for sample in samples]
+
+    for make in (opened, opened, lambda path, **options: opened_whole(path, monkeypatch, **options)):
+        both = [make(blend, batch_size=None), opened(blend.parent / "leaf-3", batch_size=None)]
+        blended = BlendDataset((both[0], 3), (both[1], 1), worker_config=ALONE)
+        dataset = BatchDataset(blended, 4, sources, worker_config=ALONE)
+        with get_savable_loader(dataset) as loader:
+            found.append([batch for _, batch in zip(range(8), loader, strict=False)])
+    assert found[0] == found[1] == found[2]
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    path.unlink()  # it is a link to that of the others
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["energon_lite.idx", "dataset.yaml", "split.yaml", "../s0.tar"])
+def test_a_leaf_whose_file_was_touched_is_opened_again_alone(
+    blend: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = delivered(opened(blend))
+    path = blend.parent / "leaf-33" / ".nv-meta" / name
+    replace_file(path, path.read_bytes())
+    os.utime(path, (OLD + 7, OLD + 7))
+    dataset, found = is_from_file(blend, monkeypatch)
+    assert found == ["leaf-33"] and delivered(dataset) == expected
+    assert not is_from_file(blend, monkeypatch)[1]
+
+
+def test_a_leaf_of_other_data_gets_another_key(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = opened(blend)
+    shard = blend.parent / "leaf-33" / "s0.tar"
+    data = shard.read_bytes()
+    shard.unlink()
+    shard.write_bytes(data.replace(b"xxxx", b"yyyy"))  # the same size, and the same first header
+    after, found = is_from_file(blend, monkeypatch)
+    assert found == ["leaf-33"]
+    assert delivered(after) == delivered(opened_whole(blend, monkeypatch))
+    assert before.identity.fingerprint != after.identity.fingerprint
+    assert np.flatnonzero(before.leaves.keys != after.leaves.keys)[0] == 33  # type: ignore[attr-defined]
+
+
+def test_a_changed_split_counts(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(blend)
+    path = blend.parent / "leaf-5" / ".nv-meta" / "split.yaml"
+    replace_file(path, b"split_parts: {train: [s0.tar]}\nexclude: [s0.tar/1]\n")
+    dataset, found = is_from_file(blend, monkeypatch)
+    assert found == ["leaf-5"] and dataset.leaves[5].length == 3
+    assert delivered(dataset) == delivered(opened_whole(blend, monkeypatch))
+
+
+def test_broken_leaves_are_told(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(blend)
+    os.rename(blend.parent / "leaf-9", blend.parent / "gone")
+    with pytest.raises(ConfigError, match=r"does not exist[\s\S]*leaf-9"):
+        opened(blend)
+    os.rename(blend.parent / "gone", blend.parent / "leaf-9")
+    assert not is_from_file(blend, monkeypatch)[1]
+    replace_file(blend.parent / "leaf-9" / ".nv-meta" / "split.yaml", b"split_parts: 7\n")
+    with pytest.raises(ConfigError, match=r"leaf-9/\.nv-meta/split\.yaml"):
+        opened(blend)
+
+
+def test_what_changes_after_the_start_is_told_when_it_is_read(blend: Path) -> None:
+    leaves = opened(blend).leaves
+    path = blend.parent / "leaf-5" / ".nv-meta" / "split.yaml"
+    replace_file(path, b"split_parts: {train: [s0.tar]}\nexclude: [s0.tar/1]\n")
+    with pytest.raises(DataIndexError, match="was changed after the run began"):
+        _ = leaves[5].source
+    path.unlink()
+    with pytest.raises(EnergonLiteError):
+        _ = leaves[5].reader
+
+
+def test_another_document_is_another_blend(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(blend)
+    write_blend(blend.parent, LEAVES - 1)
+    dataset, found = is_from_file(blend, monkeypatch)
+    assert len(dataset.leaves) == len(found) == LEAVES - 1
+    assert len(is_from_file(blend, monkeypatch, subflavors={"a": 1})[1]) == LEAVES - 1
+    assert not is_from_file(blend, monkeypatch, subflavors={"a": 1})[1]
+    with pytest.raises(UsageError, match="shuffle_over_epochs_multiplier is 0"):
+        opened(blend, shuffle_over_epochs_multiplier=0)
+
+
+def test_a_file_that_is_new_is_not_trusted(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.utime(blend.parent / "leaf-33" / "s0.tar", (4e9, 4e9))  # all of them, which are links
+    opened(blend)
+    assert len(is_from_file(blend, monkeypatch)[1]) == LEAVES
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "version", "other"])
+def test_a_damaged_file_is_made_again(blend: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = delivered(opened(blend))
+    (file,) = (blend.parent / "cache" / "blends").glob("*.blend")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= how == "flipped"
+    data[12] ^= how == "version"
+    file.write_bytes(bytes({"cut": data[:-9], "other": b"not one of ours" * 99}.get(how, data)))
+    dataset, found = is_from_file(blend, monkeypatch)
+    assert len(found) == LEAVES and delivered(dataset) == expected
+    assert not is_from_file(blend, monkeypatch)[1]
+
+
+def test_a_cache_that_cannot_be_written(
+    blend: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = delivered(opened(blend))
+    (blend.parent / "file").write_text("")
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(blend.parent / "file"))
+    assert delivered(opened(blend)) == expected
+    assert "cannot be written" in caplog.text
+
+
+def _killed(blend: Path, after: int) -> None:
+    """Makes the file, and is killed in the middle of writing it."""
+    from energon_lite.storage.files.array_file import ArrayWriter
+
+    write, count = ArrayWriter._write, 0
+
+    def writing(self: Any, data: Any) -> None:
+        nonlocal count
+        write(self, data)
+        count += self._kind is blend_file.BLEND_FILE
+        if count == after:
+            self._file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ArrayWriter._write = writing  # type: ignore[method-assign]
+    opened(blend)
+
+
+@pytest.mark.parametrize("after", [1, 20])
+def test_killed_while_it_writes(blend: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = multiprocessing.get_context("fork").Process(target=_killed, args=(blend, after))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert len(is_from_file(blend, monkeypatch)[1]) == LEAVES
+    assert not is_from_file(blend, monkeypatch)[1]
+
+
+def _makes(blend: Path, results: Any) -> None:
+    count, whole = [0], leaf_table.open_leaves
+
+    def noted(specs: Any, *args: Any, **kwargs: Any) -> Any:
+        count[0] += len(specs)
+        return whole(specs, *args, **kwargs)
+
+    leaf_table.open_leaves = noted
+    results.put((count[0], opened(blend).identity.fingerprint, count[0]))
+
+
+def test_one_process_makes_it_and_the_others_read_it(blend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    processes = [context.Process(target=_makes, args=(blend, results)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    found = [results.get() for _ in processes]
+    for process in processes:
+        process.join(60)
+    assert sorted(opened for *_, opened in found) == [0, 0, LEAVES]
+    assert len({fingerprint for _, fingerprint, _ in found}) == 1
