@@ -17,7 +17,6 @@ import torch
 from energon_lite import (
     EnergonLiteError,
     TaskEncoder,
-    WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -26,8 +25,7 @@ from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.storage.files import stored_array
 from energon_lite.storage.files.shard_store import shared_store
 from energon_lite.storage.samples import decoding
-
-ALONE = WorkerConfig(rank=0, world_size=1)
+from tests.testing import ALONE, alone
 
 
 class Patient(TaskEncoder):
@@ -39,8 +37,7 @@ def _copy(leaf: Path, folder: Path) -> Path:
 
 
 def _train(path: Path, workers: int = 0, encoder: TaskEncoder | None = None) -> Any:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-    return get_savable_loader(get_train_dataset(path, batch_size=3, worker_config=config, task_encoder=encoder))
+    return get_savable_loader(get_train_dataset(path, batch_size=3, worker_config=alone(workers), task_encoder=encoder))
 
 
 @pytest.fixture(autouse=True)

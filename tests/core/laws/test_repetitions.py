@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import EmptyDatasetError, StateMismatchError, UsageError
-from tests.effort import examples
+from tests.testing import examples
 
 REPETITIONS = st.sampled_from([1, 2, 3, 0.5, 1.5, 0.1, 2.75, 0.333])
 blends = st.lists(st.tuples(st.integers(1, 60), REPETITIONS), min_size=1, max_size=4).filter(
@@ -106,15 +105,8 @@ def test_with_repeat_any_chain_of_topologies_is_the_uninterrupted_run(
         config.seed_offset = seed
         return get_train_dataset(metadataset, batch_size=batch_size, worker_config=config)
 
-    with cluster(build, 1, 0) as alone:
-        expected = [batch.__key__ for batch in alone.steps(sum(world * steps for world, _, steps in segments))]
-    found: list[list[str]] = []
-    state = None
-    for world, worker_count, steps in segments:
-        with cluster(build, world, worker_count, state) as ranks:
-            found += [batch.__key__ for batch in ranks.steps(steps)]
-            state = json.loads(json.dumps(ranks.state()))
-    assert found == expected
+    straight, chained = cluster.straight(build, segments), cluster.chained(build, segments)
+    assert [batch.__key__ for batch in chained] == [batch.__key__ for batch in straight]
 
 
 @settings(max_examples=examples(12))

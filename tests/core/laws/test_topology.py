@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_train_dataset, get_val_dataset
-from tests.effort import examples
+from tests.testing import examples
 
 #: 1..6 leaves with 1..500 samples each; some sizes come often, so that their files are written once.
 sizes = st.one_of(st.sampled_from([1, 2, 3, 7, 50, 500]), st.integers(1, 500))
@@ -54,16 +54,7 @@ def test_any_chain_of_topologies_is_the_uninterrupted_run(
             worker_config=config,
         )
 
-    total = sum(world * steps for world, _, steps in segments)
-    with cluster(build, 1, 0) as alone:
-        expected = _keys(alone.steps(total))
-    found: list[list[str]] = []
-    state = None
-    for world, worker_count, steps in segments:
-        with cluster(build, world, worker_count, state) as ranks:
-            found += _keys(ranks.steps(steps))
-            state = json.loads(json.dumps(ranks.state()))
-    assert found == expected
+    assert _keys(cluster.chained(build, segments)) == _keys(cluster.straight(build, segments))
 
 
 @settings(max_examples=examples(12))
