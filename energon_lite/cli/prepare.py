@@ -5,12 +5,10 @@ The options are those of ``energon prepare``. Missing ones are asked for, unless
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -26,7 +24,7 @@ from energon_lite.cli.arguments import (
     progress,
     show_share,
 )
-from energon_lite.cli.prepare_dialogue import show_next_step
+from energon_lite.cli.prepare_dialogue import show_next_step, show_notes, show_preparation
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
@@ -36,7 +34,7 @@ from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, find_shards
-from energon_lite.storage.prepare.prepare import PrepareReport, index_again, prepare_folder, prepare_jsonl
+from energon_lite.storage.prepare.prepare import index_again, prepare_folder, prepare_jsonl
 from energon_lite.storage.prepare.sample_document import (
     CRUDE,
     SAMPLE_LOADER,
@@ -187,7 +185,7 @@ def _prepare_jsonl(root: str, asked: _Asked) -> None:
     if asked["ranks"].rank:
         return
     index, name = prepare_jsonl(root), os.path.basename(root)
-    _show_notes(index.notes.get(name, ()))
+    show_notes(index.notes.get(name, ()))
     click.echo(f"Found {counted(len(index), 'sample')} in {root}; wrote {name}.idx and energon_lite's own index")
     click.echo("Done.")
     _store_lengths(root, asked)
@@ -199,7 +197,7 @@ def _index_again(root: str, asked: _Asked) -> None:
     with progress(asked["show_progress"], "Indexing", "shards") as show:
         options = {name: asked[name] for name in ("sqlite", "tmp_path")}
         report = index_again(root, workers=asked["num_workers"], progress=show, **options)
-    _show_report(report)
+    show_preparation(report)
     _store_lengths(root, asked)
 
 
@@ -250,10 +248,10 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
             progress=show,
         )
     if asked["ranks"].rank:
-        _show_notes(report.warnings)
+        show_notes(report.warnings)
         show_share(asked["ranks"], f"{counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}")
         return
-    _show_report(report, asked["as_json"])
+    show_preparation(report, asked["as_json"])
     for step in asked["steps"].values():
         step(root)
     _store_lengths(root, asked)
@@ -388,25 +386,3 @@ def _store_lengths(root: str, asked: _Asked) -> None:
             progress=show,
         )
     show_report(report)
-
-
-def _show_report(report: PrepareReport, as_json: bool = False) -> None:
-    _show_notes(report.warnings)
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(report), indent=2))
-        return
-    if report.splits:
-        splits = [
-            f"{name} {counted(samples, 'sample')} in {counted(shards, 'shard')}"
-            for name, (shards, samples) in report.splits.items()
-        ]
-        click.echo(f"Splits: {'; '.join(splits)}")
-    click.echo(
-        f"Wrote {counted(report.shards, '.tar.idx file')} and, in {os.path.join(report.path, nv_meta.META_FOLDER)}:"
-    )
-    click.echo("  " + ", ".join(os.path.basename(name) for name in report.written))
-
-
-def _show_notes(notes: Iterable[str]) -> None:
-    for note in notes:
-        click.secho(f"Note: {note}", fg="yellow", err=True)

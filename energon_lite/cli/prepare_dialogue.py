@@ -5,10 +5,11 @@ answer."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -42,6 +43,8 @@ __all__ = [
     "guess_access",
     "guess_field_map",
     "show_next_step",
+    "show_notes",
+    "show_preparation",
     "show_samples",
     "show_scan",
 ]
@@ -296,6 +299,30 @@ def _inside_json(names: Sequence[str], first: RawSample) -> list[str]:
     parts = [part for part in first.parts if part.rpartition(".")[2] in ("json", "jsn")]
     values = [(part, _decoded(part, first.parts[part])) for part in parts]
     return [f"{part}[{n}]" for part, value in values if isinstance(value, dict) for n in names if n in value]
+
+
+def show_preparation(report: PrepareReport, as_json: bool = False) -> None:
+    """Write a report to the terminal: warnings, splits, and files that were written."""
+    show_notes(report.warnings)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(report), indent=2))
+        return
+    if report.splits:
+        splits = [
+            f"{name} {counted(samples, 'sample')} in {counted(shards, 'shard')}"
+            for name, (shards, samples) in report.splits.items()
+        ]
+        click.echo(f"Splits: {'; '.join(splits)}")
+    click.echo(
+        f"Wrote {counted(report.shards, '.tar.idx file')} and, in {os.path.join(report.path, nv_meta.META_FOLDER)}:"
+    )
+    click.echo("  " + ", ".join(os.path.basename(name) for name in report.written))
+
+
+def show_notes(notes: Iterable[str]) -> None:
+    """Write notes to the error output."""
+    for note in notes:
+        click.secho(f"Note: {note}", fg="yellow", err=True)
 
 
 def show_next_step(report: PrepareReport, dataset_yaml_name: str, begun: Mapping[str, str] | None) -> None:
