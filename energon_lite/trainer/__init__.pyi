@@ -28,8 +28,6 @@ from .models.tensor_parallel import VocabParallelEmbedding as VocabParallelEmbed
 from .models.vision_config import VisionConfig as VisionConfig
 from .optimizer.config import learning_rate as learning_rate
 from .optimizer.overlapped_optimizer import OverlappedDistributedOptimizer as OverlappedDistributedOptimizer
-from .optimizer.plain_optimizer import AdamW as AdamW
-from .optimizer.plain_optimizer import make_optimizer as make_optimizer
 from .parallel.mesh import ParallelMesh as ParallelMesh
 from .parallel.mesh import build_mesh as build_mesh
 from .parallel.mesh import end_process_group as end_process_group

@@ -17,7 +17,7 @@ from energon_lite.trainer.conversion.huggingface_folder import CONFIG, HuggingFa
 from energon_lite.trainer.conversion.llava import any_model_config
 from energon_lite.trainer.conversion.to_native import native_tensors
 from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.shards import Box, ChunkedTensor
 
@@ -43,7 +43,7 @@ def load_huggingface(
     model: nn.Module,
     config: ModelConfig,
     mesh: ParallelMesh,
-    optimizer: Optimizer | None = None,
+    optimizer: OverlappedDistributedOptimizer | None = None,
     *,
     may_lack: Sequence[str] = (),
 ) -> None:

@@ -48,7 +48,7 @@ class MuonPartition(Partition):
     """Partition of whole matrices, or of this rank's shards of them, that Muon updates.
 
     Args:
-        values, grad, start, config, state: as :class:`Partition`.
+        values, grad, start, config: as :class:`Partition`.
         slots: the matrices of the bucket.
         mesh: the ranks.
     """
@@ -61,9 +61,8 @@ class MuonPartition(Partition):
         slots: list[Slot],
         mesh: ParallelMesh,
         config: OptimizerConfig,
-        state: dict[str, Tensor] | None = None,
     ):
-        super().__init__(values, grad, start, [], "muon", config, state)
+        super().__init__(values, grad, start, [], "muon", config)
         self._mesh = mesh
         self._slots = [slot for slot in slots if start <= slot.start < self.stop]
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
@@ -49,28 +48,6 @@ class Shard(NamedTuple):
         """Set the master values from the parameter, after it was given other values."""
         if "master" in self.tensors:
             self.tensors["master"].copy_(self.values)
-
-
-def reshard(
-    kind: str, source: Shard | None, target: Shard | None, like: torch.Tensor, group: dist.ProcessGroup | None
-) -> None:
-    """Move a tensor of a parameter's state from one division among ranks to another.
-
-    Every rank of the group must call it, and has the same part of the parameter.
-
-    Args:
-        kind: name of the tensor in the state.
-        source, target: this rank's shards in the two divisions; None for an empty one.
-        like: a tensor with the number of elements of the parameter on this rank, and the type of that tensor.
-        group: the ranks that share the state; None if there is one.
-    """
-    whole = torch.zeros_like(like)
-    if source is not None:
-        whole[source.start : source.stop] = source.tensors[kind]
-    if group is not None:
-        dist.all_reduce(whole, group=group)
-    if target is not None:
-        target.tensors[kind].copy_(whole[target.start : target.stop])
 
 
 class Box(NamedTuple):

@@ -17,20 +17,28 @@ from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, Place
 from energon_lite.trainer.data.loaders import RunData
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.config import scaled_learning_rate
-from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.config import TrainerConfig
 from energon_lite.trainer.training.config_file import changes, config_to_dict
 from energon_lite.trainer.training.guards import NonFiniteGuard, SpikeGuard, is_finite
-from energon_lite.trainer.training.metrics import MetricsSink, RunningStep, SinkMaker, StepMetrics, make_sinks, write
+from energon_lite.trainer.training.metrics import (
+    MetricsSink,
+    RunDigest,
+    RunningStep,
+    SinkMaker,
+    StepMetrics,
+    make_sinks,
+    write,
+)
 from energon_lite.trainer.training.micro_batch_times import MicroBatchTimes
 from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
 from energon_lite.trainer.training.profiling import ProfileWindow
 from energon_lite.trainer.training.requests import Requests
-from energon_lite.trainer.training.run_digest import RunDigest
 from energon_lite.trainer.training.starting_weights import NEW_PARTS, load_starting_weights
 from energon_lite.trainer.training.step import evaluate_each, launch_step
+from energon_lite.trainer.training.throughput import batch_flops
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +77,7 @@ class Trainer:
         drawn: Sequence[str] = () if self._newest else NEW_PARTS if train.init_from else ("*",)
         self.model = LlamaModel(config.model, self.mesh, seed=config.seed, drawn=drawn)
         freeze(self.model, train.freeze, self.mesh)
-        self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
+        self.optimizer = OverlappedDistributedOptimizer(self.model, self.mesh, config.optimizer)
         limit = train.eval_batches if train.eval_every or train.eval_at_start else None
         self.data = RunData(data, config.model, self.mesh, seed=config.seed, eval_batches=limit)
         self.loader = self.data.train_loader
@@ -133,7 +141,7 @@ class Trainer:
         return done
 
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Any]:
-        """Run a step by :meth:`launch`, wait for it, and return its metrics."""
+        """Run a step by :meth:`launch`, wait for it, and return its metrics, without ``digest`` and ``mfu``."""
         return self.numbers(self.launch(step, batches))
 
     def launch(self, step: int, batches: Iterator[Any]) -> RunningStep:
@@ -154,8 +162,8 @@ class Trainer:
         parts = self.model, self.optimizer, micro_batches, self.mesh
         with self.profile.step(step) as record:
             passes = self.times.recorder(step) if record is None else None
-            digest, recorder = running.data.digest, record or passes
-            running.launched = launch_step(*parts, lr=lr, record=recorder, spikes=self.spikes, digest=digest)
+            running.launched = launch_step(*parts, lr=lr, record=record or passes, spikes=self.spikes)
+        running.flops = sum(batch_flops(self.config.model, batch) for batch in micro_batches if batch is not None)
         running.measured = self.times.measured(step, passes, micro_batches)
         if _due(step, train.eval_every):
             running.launched.result()  # the evaluation does not count in the step's time
@@ -177,12 +185,14 @@ class Trainer:
         """
         ended = [running.popleft() for _ in range(len(running) - leave)]
         lines = [self.numbers(step) for step in ended]
-        for values in lines:
-            self.digest.add(values["step"], values["digest"])
-            write(sinks, values)
         # Signals arrive at different times; all ranks must take the same branch.
         are_bad = [not is_finite(values) for values in lines]
-        stop, save, bad = self.requests.agreed(*are_bad, seconds_to_save=self.saver.seconds_written)
+        sums = [number for step in ended for number in step.sums(self.mesh)]
+        stop, save, bad, sums = self.requests.agreed(*are_bad, sums=sums, seconds_to_save=self.saver.seconds_written)
+        for number, values in enumerate(lines):
+            self.numbers.complete(values, sums[3 * number : 3 * number + 3])
+            self.digest.add(values["step"], values["digest"])
+            write(sinks, values)
         for step, values, is_bad in zip(ended, lines, bad, strict=True):
             self.guard.saw(step.step, values, step.data if is_bad else None)
             if self.spikes is not None:

@@ -117,7 +117,7 @@ def run_pipeline(
         The sum of the losses of this rank's tokens over ``divisor``, in float64; zero on all stages but the last.
 
     Raises:
-        UsageError: the first and the last stage have different micro-batches.
+        UsageError: the first and the last stage have micro-batches of different sizes.
     """
     model.exchange = image_exchange(model, micro_batches) if backward and model.mesh.is_first_stage else None
     try:
@@ -196,7 +196,6 @@ class _Stage:
         costs = [cost for *_, cost in self._sizes]
         #: Ranks that encode each other's images must run the micro-batches in equal order: that of the step.
         self.order = list(range(len(costs))) if self.model.mesh.share_images else pipeline_order(costs)
-        self._differences = self._compare_tokens()
 
     def forward(self, action: Action, *, keep: bool) -> None:
         """Receive the input, compute, send the output; with ``keep``, hold both for the backward pass."""
@@ -243,14 +242,7 @@ class _Stage:
             self.wire.send(torch.zeros_like(received.hidden) if grad is None else grad, -1)
 
     def finish(self) -> torch.Tensor:
-        """Wait until all messages are sent, and return the loss.
-
-        Raises:
-            UsageError: the first and the last stage have different micro-batches.
-        """
-        for number, difference in enumerate(self._differences.read()):
-            if difference:
-                raise _different(number)
+        """Wait until all messages are sent, and return the loss."""
         self.wire.finish()
         return self.loss
 
@@ -271,23 +263,16 @@ class _Stage:
         dist.broadcast(shared, mesh.stage_rank(0), group=mesh.process_groups.get("pp_host", mesh.group("pp")))
         sizes: list[list[int]] = shared.tolist()
         if mesh.is_last_stage and sizes_here != sizes:
-            raise _different([own == first for own, first in zip(sizes_here, sizes, strict=True)].index(False))
+            number = [own == first for own, first in zip(sizes_here, sizes, strict=True)].index(False)
+            raise UsageError(
+                f"micro-batch {number} of the step is not the same on the first and the last stage",
+                fix="give both equal loaders (WorkerConfig.from_mesh(..., stages='ends')), restored to equal states",
+            )
         return sizes
 
     def _told(self, batch: MultimodalBatch) -> list[int]:
         cost = batch_flops(self.model.config, batch)
         return [*batch.tokens.shape, int(batch.documents is not None), int(cost)]
-
-    def _compare_tokens(self) -> ToHost:
-        """Compare the tokens of the first and the last stage; zeros for micro-batches that are equal on both."""
-        mesh, batches = self.model.mesh, self.micro_batches
-        marks = torch.zeros(len(batches), dtype=torch.int64, device=self.loss.device)
-        if sign := mesh.is_first_stage - mesh.is_last_stage:
-            for number, batch in enumerate(batches):
-                assert batch is not None, "the first and the last stage need their micro-batches"
-                marks[number] = sign * _fingerprint(batch.tokens)
-        dist.all_reduce(marks, group=mesh.group("pp"))
-        return ToHost(marks)
 
 
 def _images_of_others(model: LlamaModel, batch: MultimodalBatch) -> torch.Tensor | None:
@@ -296,13 +281,6 @@ def _images_of_others(model: LlamaModel, batch: MultimodalBatch) -> torch.Tensor
         return None
     zero = model.exchange(batch.image)[0].sum()
     return zero if zero.requires_grad else None
-
-
-def _different(number: int) -> UsageError:
-    return UsageError(
-        f"micro-batch {number} of the step is not the same on the first and the last stage",
-        fix="give both equal loaders (WorkerConfig.from_mesh(..., stages='ends')), restored to equal states",
-    )
 
 
 @contextmanager
@@ -322,9 +300,3 @@ def _now(device: torch.device, clock: Callable[[], float]) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return clock()
-
-
-def _fingerprint(tokens: torch.Tensor) -> torch.Tensor:
-    """Return a number that differs, with high probability, if the tokens or their order differ."""
-    flat = tokens.flatten()
-    return ((flat + 1) * torch.arange(1, 2 * len(flat) + 1, 2, device=flat.device)).sum()

@@ -39,7 +39,8 @@ def training_flops(config: ModelConfig, positions: float, pairs: float) -> float
 
     Args:
         config: the model's shape.
-        positions, pairs: see :func:`visible_positions`.
+        positions: number of positions.
+        pairs: pairs of a position with itself or an earlier one that it attends to.
     """
     shape = language_shape(config)
     return float((shape.position_flops + shape.head_flops) * positions + shape.pair_flops * pairs)
@@ -106,22 +107,6 @@ def batch_flops(config: ModelConfig, batch: MultimodalBatch) -> float:
     lengths = [length] * rows if batch.document_lengths is None else batch.document_lengths
     pairs = sum(tokens * (tokens + 1) // 2 for tokens in lengths)
     return training_flops(config, rows * length, pairs) + image_flops(config, batch.image, batch.image_sizes)
-
-
-def visible_positions(tokens: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
-    """Count positions, and pairs of a position and one that it attends to, in all rows: float64 ``[2]``.
-    ``[2]``.
-
-    Args:
-        tokens, documents: as in :class:`MultimodalBatch`. Nothing is read back from the device.
-    """
-    rows, length = tokens.shape
-    seen = torch.arange(1, length + 1, device=tokens.device).expand(rows, length)
-    if documents is not None:  # pairs within a document only
-        begins = documents != documents.roll(1, dims=1)
-        seen = seen - (begins * (seen - 1)).cummax(dim=1).values
-    pairs = seen.sum(dtype=torch.float64)
-    return torch.stack([torch.full_like(pairs, rows * length), pairs])
 
 
 def peak_flops(device: torch.device) -> float | None:

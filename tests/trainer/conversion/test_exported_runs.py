@@ -31,7 +31,7 @@ from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from energon_lite.trainer.conversion.tokenizer_files import byte_tokenizer_files
 from energon_lite.trainer.data.tokenizer import FileTokenizer
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 
 SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 24}
@@ -43,7 +43,9 @@ def save_run(tmp_path: Path, *, tokenizer: str | None = None, **model: Any) -> L
     mesh = build_mesh()
     made = LlamaModel(config.model, mesh, seed=4)
     state = {"config": config_to_dict(config), "loader": None}
-    save_checkpoint(tmp_path / "run", 7, made, make_optimizer(made, mesh, config.optimizer), mesh, state)
+    save_checkpoint(
+        tmp_path / "run", 7, made, OverlappedDistributedOptimizer(made, mesh, config.optimizer), mesh, state
+    )
     return made
 
 

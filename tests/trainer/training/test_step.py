@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import pytest
 import torch
 from host_reads import host_reads
 
@@ -13,7 +12,7 @@ from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.config import OptimizerConfig
-from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.step import launch_step, train_step
 
@@ -38,11 +37,10 @@ def text(rows: int = 2, length: int = 8, *, packed: bool = False, seed: int = 0)
     )
 
 
-@pytest.mark.parametrize("kind", ["plain", "overlapped"])
-def test_no_launch_reads_and_the_numbers_come_in_one(kind: str) -> None:
+def test_no_launch_reads_and_the_numbers_come_in_one() -> None:
     mesh = build_mesh()
     model = LlamaModel(dataclasses.replace(MODEL, loss_chunk=5, attention="sdpa"), mesh)
-    optimizer = make_optimizer(model, mesh, OptimizerConfig(kind=kind))
+    optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig())
     rates = iter([1e-3] * 9)
 
     def step(seed: int) -> list[str]:
@@ -62,7 +60,7 @@ def test_no_launch_reads_and_the_numbers_come_in_one(kind: str) -> None:
 def test_a_rate_by_tokens_reads_their_number_only() -> None:
     mesh = build_mesh()
     model = LlamaModel(MODEL, mesh)
-    optimizer = make_optimizer(model, mesh, OptimizerConfig())
+    optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig())
     seen: list[int] = []
     batches = [text(), text(rows=0)]
 
@@ -76,14 +74,13 @@ def test_a_rate_by_tokens_reads_their_number_only() -> None:
     assert seen == [16, 16] and found == ["tolist"]
 
 
-@pytest.mark.parametrize("kind", ["plain", "overlapped"])
-def test_what_is_read_late_is_what_was_read_at_once(kind: str) -> None:
+def test_what_is_read_late_is_what_was_read_at_once() -> None:
     """The third step is not finite: it is left out, and the count says so for it and not for the one before."""
 
     def run(late: bool) -> tuple[list[object], list[int], list[torch.Tensor]]:
         mesh = build_mesh()
         model = LlamaModel(MODEL, mesh)
-        optimizer = make_optimizer(model, mesh, OptimizerConfig(kind=kind, clip=0.1))
+        optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig(clip=0.1))
         launched, results = [], []
         for number in range(5):
             batch = text(seed=number)
