@@ -103,8 +103,7 @@ def task_encoder(model: Any) -> Any:
 
 
 def model_config() -> Any:
-    from energon_lite.trainer.models.config import ModelConfig
-    from energon_lite.trainer.models.vision_config import VisionConfig
+    from energon_lite.trainer.models.config import ModelConfig, VisionConfig
 
     vision = VisionConfig(**VISION)  # type: ignore[arg-type]
     return ModelConfig(**MODEL, image_size=52, patch_size=PATCH, vision=vision)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Checkpoints that any layout of ranks can read, that appear atomically, and that are written in the background.
 
 Each tensor is saved under its global name, and each rank writes its part as rectangles of the global tensor;
-``torch.distributed.checkpoint`` redistributes them to the ranks that read. Nothing is gathered. Everything else (step,
+each rank that reads takes what it needs of them. Nothing is gathered. Everything else (step,
 loader state, configuration) is one JSON text, stored as a tensor of bytes, so that reading a checkpoint never unpickles
 an object. ``files.py`` describes how a checkpoint is published.
 """
@@ -22,17 +22,15 @@ import torch.distributed as dist
 from torch import nn
 
 from energon_lite.errors import StateError, StateMismatchError
-from energon_lite.trainer.checkpointing.files import CheckpointFiles
-from energon_lite.trainer.checkpointing.newest import Place, of_all, of_main
-from energon_lite.trainer.checkpointing.newest import find_checkpoint as find_checkpoint
-from energon_lite.trainer.checkpointing.newest import latest_checkpoint as latest_checkpoint
+from energon_lite.trainer.checkpointing.files import CheckpointFiles, Place, of_all, of_main
+from energon_lite.trainer.checkpointing.files import find_checkpoint as find_checkpoint
+from energon_lite.trainer.checkpointing.files import latest_checkpoint as latest_checkpoint
 from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor, read_content
-from energon_lite.trainer.checkpointing.tensors import load_tensors, save_tensors
-from energon_lite.trainer.checkpointing.writer import CheckpointWriter
+from energon_lite.trainer.checkpointing.writer import CheckpointWriter, save_tensors
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import local_tensor
-from energon_lite.trainer.parallel.shards import ChunkedTensor, Shard, whole_tensors
+from energon_lite.trainer.parallel.shards import ChunkedTensor, Shard, whole_box, whole_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +217,7 @@ def load_checkpoint(
     reader = CheckpointReader(path)
     content = read_content(reader, path)
     if optimizer is None:
-        read_tensors(reader, dict(model_tensors(model, mesh)), mesh, path)
+        read_tensors(reader, dict(model_tensors(model, mesh)), path)
         return content["step"], content["state"]
     if content["world_size"] == 0:
         raise StateError(
@@ -234,7 +232,7 @@ def load_checkpoint(
     random_states = _random_states(mesh)
     if content["world_size"] != mesh.world_size or not random_states.keys() <= saved:
         random_states = {}
-    read_tensors(reader, {**dict(model_tensors(model, mesh)), **of_optimizer, **random_states}, mesh, path)
+    read_tensors(reader, {**dict(model_tensors(model, mesh)), **of_optimizer, **random_states}, path)
     optimizer.set_updates(content["updates"])
     for shard in optimizer.shards():
         if f"optimizer.{shard.name}.master" not in of_optimizer:
@@ -244,10 +242,9 @@ def load_checkpoint(
     return content["step"], content["state"]
 
 
-def read_tensors(
-    reader: CheckpointReader, tensors: dict[str, torch.Tensor], mesh: ParallelMesh, path: str | os.PathLike[str]
-) -> None:
-    """Read values into existing tensors. Every rank must call it.
+@torch.no_grad()
+def read_tensors(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
+    """Read values into existing tensors.
 
     Raises:
         StateMismatchError: a tensor is missing or has another shape: it is of another model.
@@ -261,7 +258,8 @@ def read_tensors(
                 where=path,
                 fix="use the model configuration the checkpoint was made with",
             )
-    load_tensors(tensors, reader, alone=mesh.world_size == 1)
+    with reader:
+        reader.fill({name: t if isinstance(t, ChunkedTensor) else whole_box(t) for name, t in tensors.items()})
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -13,11 +13,9 @@ from torch import nn
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import model_tensors, read_tensors
-from energon_lite.trainer.checkpointing.files import CheckpointFiles
-from energon_lite.trainer.checkpointing.newest import Place, of_main
+from energon_lite.trainer.checkpointing.files import CheckpointFiles, Place, of_main
 from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor, read_content
-from energon_lite.trainer.checkpointing.tensors import save_tensors
-from energon_lite.trainer.checkpointing.writer import CheckpointWriter
+from energon_lite.trainer.checkpointing.writer import CheckpointWriter, save_tensors
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
@@ -96,7 +94,7 @@ def load_weights(
             logger.info("%s has no %s: they begin as new", checkpoint, pattern)
             for name in fitting:
                 del tensors[name]
-    read_tensors(reader, tensors, mesh, checkpoint)
+    read_tensors(reader, tensors, checkpoint)
     for shard in optimizer.shards() if optimizer is not None else ():
         shard.take_values()
     return checkpoint

@@ -211,7 +211,7 @@ def model_config(
     if width and width * values["num_attention_heads"] != values["hidden_size"]:
         settings["head_dim"] = width
     settings |= dict.fromkeys(kind.traits, True) | {"sliding_window": kind.window(values, where)}
-    dtype_name = dtype or str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
+    dtype_name = dtype or dtype_in(values) or "float32"
     if dtype_name not in DTYPES:
         raise ConfigError(
             f"the trainer does not compute in {dtype_name}",
@@ -275,27 +275,34 @@ def huggingface_config(
 
 def _describes(base: Mapping[str, Any], config: ModelConfig, stored: str, where: str, whole: bool) -> bool:
     """Return whether a ``config.json`` describes this model, with weights of this type."""
-    base_dtype = str(base.get("dtype") or base.get("torch_dtype") or stored).removeprefix("torch.")
     theirs = model_config(base, where=where, dtype=config.dtype, ignore=base.keys(), whole=whole)
-    return base_dtype == stored and not model_changes(theirs, config, ignore=["patch_size"])
+    return dtype_in(base) in (None, stored) and not model_changes(theirs, config, ignore=["patch_size"])
+
+
+def dtype_in(values: Mapping[str, Any]) -> str | None:
+    """Return the name of the type that a ``config.json`` gives for the weights; None if it gives none."""
+    name = values.get("dtype") or values.get("torch_dtype")
+    return None if name is None else str(name).removeprefix("torch.")
+
+
+def refuse_unknown(values: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """Raise an error for keys that we do not know, unless they are off."""
+    for key, value in values.items():
+        if key not in known and value and not (isinstance(value, float) and value == 1.0):
+            what, fix = f"{key} is {value!r}, which ours does not know", f"if it changes nothing, give --ignore {key}"
+            raise ConfigError(what, file=where, at=key, fix=fix)
 
 
 def _refuse(values: Mapping[str, Any], kind: Architecture, where: str, ignore: Collection[str]) -> None:
     """Raise an error for features that our decoder lacks."""
-
-    def refuse(key: str, what: str, fix: str = "such a model cannot be converted") -> None:
+    wrong = {key: f"{key} is set: there are biases that ours has not" for key in ("attention_bias", "mlp_bias")}
+    wrong = {key: what for key, what in wrong.items() if values.get(key)}
+    if (activation := values.get("hidden_act", "silu")) != "silu":
+        wrong["hidden_act"] = f"the activation is {activation!r}; ours is 'silu'"
+    for key, what in wrong.items():
         if key not in ignore:
-            raise ConfigError(what, file=where, at=key, fix=fix)
-
-    if values.get("hidden_act", "silu") != "silu":
-        refuse("hidden_act", f"the activation is {values['hidden_act']!r}; ours is 'silu'")
-    for key in ("attention_bias", "mlp_bias"):
-        if values.get(key):
-            refuse(key, f"{key} is set: there are biases that ours has not")
-    known = {*_PLAIN, *_OPTIONAL, *_READ.split(), *_HARMLESS.split(), *kind.window_keys, *ignore}
-    for key, value in values.items():
-        if key not in known and value and not (isinstance(value, float) and value == 1.0):
-            refuse(key, f"{key} is {value!r}, which ours does not know", "if it changes nothing, give --ignore " + key)
+            raise ConfigError(what, file=where, at=key, fix="such a model cannot be converted")
+    refuse_unknown(values, {*_PLAIN, *_OPTIONAL, *_READ.split(), *_HARMLESS.split(), *kind.window_keys, *ignore}, where)
 
 
 def _rope(values: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:

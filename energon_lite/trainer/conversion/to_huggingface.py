@@ -33,8 +33,15 @@ from energon_lite.trainer.conversion.huggingface_folder import (
     division_of,
     index_json,
 )
+from energon_lite.trainer.conversion.image_config import (
+    MODEL_TYPE,
+    PREPROCESSOR,
+    check_is_llava,
+    encoder_config,
+    llava_config,
+    preprocessor_json,
+)
 from energon_lite.trainer.conversion.language_config import architecture_for, huggingface_config
-from energon_lite.trainer.conversion.llava import MODEL_TYPE, check_is_llava, llava_config
 from energon_lite.trainer.conversion.tensor_names import (
     COMPUTED,
     EMBEDDING,
@@ -46,10 +53,9 @@ from energon_lite.trainer.conversion.tensor_names import (
     their_names,
 )
 from energon_lite.trainer.conversion.tokenizer_files import GENERATION, has_tokenizer, run_tokenizer_files
-from energon_lite.trainer.conversion.vision_config import PREPROCESSOR, encoder_config, preprocessor_json
 from energon_lite.trainer.conversion.weight_files import TargetTensor, model_config_at, write_files
-from energon_lite.trainer.data.tokenizer import ByteTokenizer
 from energon_lite.trainer.models.config import DTYPES, ModelConfig
+from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,10 +25,10 @@ from energon_lite.named_object import find_named
 from energon_lite.trainer.data.config import DataConfig
 from energon_lite.trainer.data.rows import RowsTaskEncoder
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder
-from energon_lite.trainer.data.tokenizer import make_tokenizer
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.tokenizing.tokenizer import make_tokenizer
 
 
 def make_task_encoder(data: DataConfig, model: ModelConfig, *, training: bool = True) -> RowsTaskEncoder:

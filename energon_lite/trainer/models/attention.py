@@ -77,9 +77,9 @@ class Attention(nn.Module):
         self.q_proj = ColumnParallelLinear(hidden, queries, mesh, bias=bias, std=std, dtype=dtype)
         self.k_proj = ColumnParallelLinear(hidden, keys, mesh, bias=bias, std=std, dtype=dtype)
         self.v_proj = ColumnParallelLinear(hidden, keys, mesh, bias=bias, std=std, dtype=dtype)
+        self.o_proj = RowParallelLinear(queries, hidden, mesh, std=output_std, dtype=dtype)
         self.q_norm = HeadNorm(config, mesh) if config.qk_norm else None
         self.k_norm = HeadNorm(config, mesh) if config.qk_norm else None
-        self.o_proj = RowParallelLinear(config.num_heads * width, hidden, mesh, std=output_std, dtype=dtype)
 
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
         """Attend within the rows: ``[rows, positions, hidden]`` -> the same shape."""

@@ -93,12 +93,15 @@ def adopt_norm(module: nn.Module, config: ModelConfig, mesh: ParallelMesh) -> nn
         UsageError: a parameter has several initial values, which have no meaning in another layout of ranks; make it
             with :func:`new_parameter`.
     """
-    module.to(device=mesh.device, dtype=config.torch_dtype)
+    means = {}
     for name, parameter in module.named_parameters():
         start = parameter.detach().flatten()
         if not bool((start == start[0]).all()):
             raise UsageError(f"parameter {name!r} has no single initial value", fix="make it with new_parameter")
-        layout = ParameterLayout(tuple(parameter.shape), mean=float(start[0]), sum_over=mesh.sequence_axes)
+        means[name] = float(start[0])
+    module.to(device=mesh.device, dtype=config.torch_dtype)
+    for name, parameter in module.named_parameters():
+        layout = ParameterLayout(tuple(parameter.shape), mean=means[name], sum_over=mesh.sequence_axes)
         parameter.parallel_layout = layout  # type: ignore[attr-defined]
     return module
 

@@ -280,7 +280,7 @@ class OverlappedDistributedOptimizer:
     def _lay_out(self) -> list[Bucket]:
         """Make the buckets in the expected order of gradients: the reverse of the parameters'."""
         by_kind: defaultdict[Kind, list[Named]] = defaultdict(list)
-        number = {}
+        number: dict[str, int] = {}
         for name, p in reversed(self.parameters.items()):
             by_kind[Kind.of(name, p, self.mesh, self.config)].append((name, p))
             number[name] = len(number)

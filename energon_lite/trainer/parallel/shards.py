@@ -85,7 +85,7 @@ class ChunkedTensor(torch.Tensor):
     """A tensor of which this process has only some boxes, for ``torch.distributed.checkpoint``.
 
     It has the shape of the whole and no memory of its own: torch plans with shapes alone, and requests values when it
-    writes or fills them. The three methods with underscores are its protocol for such tensors
+    writes them. The three methods with underscores are its protocol for such tensors
     (``torch/distributed/_checkpointable.py``), which its DTensor follows as well.
 
     Args:
@@ -131,6 +131,33 @@ class ChunkedTensor(torch.Tensor):
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
         assert index.offset is not None
         return self.read(next(box for box in self.boxes if box.offsets == tuple(index.offset)))
+
+
+def whole_box(tensor: torch.Tensor) -> ChunkedTensor:
+    """Return a tensor of which this process has all as one box, in the same memory."""
+    box = Box((0,) * tensor.dim(), tuple(tensor.shape))
+    return ChunkedTensor(tensor.shape, tensor.dtype, [box], lambda _: tensor)
+
+
+def copy_box(box: Box, read: Callable[[Box], torch.Tensor], target: ChunkedTensor) -> None:
+    """Copy a box of a tensor into another division of it; it is read with ``read(box)`` only if it is needed."""
+    common = [(mine, both) for mine in target.boxes if (both := _overlap(box, mine)) is not None]
+    values = read(box) if common else None
+    for mine, both in common:
+        assert values is not None
+        target.read(mine)[_within(mine, both)].copy_(values[_within(box, both)])
+
+
+def _overlap(one: Box, other: Box) -> Box | None:
+    starts = tuple(map(max, one.offsets, other.offsets))
+    stops = [min(a + m, b + n) for a, m, b, n in zip(*one, *other, strict=True)]
+    sizes = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
+    return Box(starts, sizes) if all(size > 0 for size in sizes) else None
+
+
+def _within(whole: Box, part: Box) -> tuple[slice, ...]:
+    """Return the slices of a part within the values of a box."""
+    return tuple(slice(a - b, a - b + size) for a, b, size in zip(part.offsets, whole.offsets, part.sizes, strict=True))
 
 
 def whole_tensors(shard: Shard, mesh: ParallelMesh) -> dict[str, ChunkedTensor]:

@@ -12,7 +12,7 @@ from energon_lite.documents import Node, from_plain, load_yaml, parse_yaml, read
 from energon_lite.errors import ConfigError
 from energon_lite.trainer.checkpointing.checkpoint import read_state
 from energon_lite.trainer.checkpointing.weights import find_weights
-from energon_lite.trainer.conversion.to_model import huggingface_model_config, is_huggingface
+from energon_lite.trainer.conversion.from_huggingface import huggingface_model_config, is_huggingface
 from energon_lite.trainer.models.config import model_config_of as model_config_of
 from energon_lite.trainer.models.presets import PRESETS
 from energon_lite.trainer.training.config import TrainerConfig

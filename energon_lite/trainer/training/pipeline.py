@@ -119,34 +119,28 @@ def run_pipeline(
     Raises:
         UsageError: the first and the last stage have micro-batches of different sizes.
     """
-    model.exchange = image_exchange(model, micro_batches) if backward and model.mesh.is_first_stage else None
+    mesh = model.mesh
+    divisor = torch.as_tensor(divisor, device=mesh.device)
+    done = after_backward or (lambda chunk: None)
+    model.exchange = image_exchange(model, micro_batches) if backward and mesh.is_first_stage else None
     try:
-        return _run(model, micro_batches, divisor, backward, after_backward or (lambda chunk: None), record)
+        if mesh.pp == mesh.virtual == 1:
+            return _one_stage(model, micro_batches, divisor, backward, done, record)
+        stage = _Stage(model, micro_batches, divisor, record)
+        schedule = pipeline_schedule(
+            mesh.rank("pp"), mesh.pp, len(micro_batches), chunks=mesh.virtual, backward=backward
+        )
+        for planned in schedule:
+            action = replace(planned, micro_batch=stage.order[planned.micro_batch])
+            if action.backward:
+                stage.backward(action)
+                done(action.chunk)
+            else:
+                stage.forward(action, keep=backward)
+        stage.wire.finish()
+        return stage.loss
     finally:
         model.exchange = None
-
-
-def _run(
-    model: LlamaModel,
-    micro_batches: Sequence[MultimodalBatch | None],
-    divisor: torch.Tensor | float,
-    backward: bool,
-    after_backward: Callable[[int], None],
-    record: Record | None,
-) -> torch.Tensor:
-    mesh, divisor = model.mesh, torch.as_tensor(divisor, device=model.mesh.device)
-    if mesh.pp == mesh.virtual == 1:
-        return _one_stage(model, micro_batches, divisor, backward, after_backward, record)
-    stage = _Stage(model, micro_batches, divisor, record)
-    schedule = pipeline_schedule(mesh.rank("pp"), mesh.pp, len(micro_batches), chunks=mesh.virtual, backward=backward)
-    for planned in schedule:
-        action = replace(planned, micro_batch=stage.order[planned.micro_batch])
-        if not action.backward:
-            stage.forward(action, keep=backward)
-            continue
-        stage.backward(action)
-        after_backward(action.chunk)
-    return stage.finish()
 
 
 def _one_stage(
@@ -240,11 +234,6 @@ class _Stage:
         if received is not None:
             grad = received.hidden.grad
             self.wire.send(torch.zeros_like(received.hidden) if grad is None else grad, -1)
-
-    def finish(self) -> torch.Tensor:
-        """Wait until all messages are sent, and return the loss."""
-        self.wire.finish()
-        return self.loss
 
     def _receive(self, rows: int, positions: int, *, with_documents: bool) -> Stream:
         config, mesh = self.model.config, self.model.mesh

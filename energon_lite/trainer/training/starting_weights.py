@@ -7,7 +7,7 @@ from collections.abc import Collection
 from energon_lite.errors import StateMismatchError
 from energon_lite.trainer.checkpointing.checkpoint import Place, read_state
 from energon_lite.trainer.checkpointing.weights import find_weights, load_weights
-from energon_lite.trainer.conversion.to_model import huggingface_model_config, is_huggingface, load_huggingface
+from energon_lite.trainer.conversion.from_huggingface import huggingface_model_config, is_huggingface, load_huggingface
 from energon_lite.trainer.models.config import ModelConfig, model_changes, model_config_of
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer

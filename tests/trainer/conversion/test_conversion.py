@@ -20,10 +20,10 @@ from energon_lite.trainer.checkpointing import writer
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
+from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
 from energon_lite.trainer.conversion.language_config import model_config
 from energon_lite.trainer.conversion.tensor_names import model_shapes
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
-from energon_lite.trainer.conversion.to_native import huggingface_to_native
 from energon_lite.trainer.conversion.weight_files import native_to_file
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import build_mesh

@@ -27,7 +27,7 @@ from energon_lite.trainer import (
     load_tokenizer,
 )
 from energon_lite.trainer.checkpointing.weights import load_weights
-from energon_lite.trainer.conversion.to_native import huggingface_to_native
+from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh

@@ -17,8 +17,8 @@ from small_models import SaveModel
 from small_vision_models import IMAGE, make_encoder, make_llava
 
 from energon_lite.trainer import Trainer, config_from_dict
+from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
-from energon_lite.trainer.conversion.to_native import huggingface_to_native
 
 CAPTIONED = (
     "sample_type: {__module__: megatron.energon, __class__: CaptioningSample}\nfield_map: {image: png, caption: txt}\n"

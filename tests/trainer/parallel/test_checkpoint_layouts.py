@@ -163,7 +163,7 @@ def test_bfloat16_goes_on_bit_for_bit(run_ranks: RunRanks, tmp_path: Path) -> No
         part = Part(Layout(dp=2), dtype="bfloat16")
         losses = part.train(0, 3)
         path = part.save(tmp_path, 3)
-        names = checkpoint.CheckpointReader(path).read_metadata().state_dict_metadata
+        names = checkpoint.CheckpointReader(path).index.state_dict_metadata
         return losses + part.train(3, 5), "optimizer.norm.weight.master" in names
 
     def resumed(rank: int) -> list[tuple[float, float]]:

@@ -11,8 +11,8 @@ from plain_llama import Rows
 from rank_processes import RunRanks
 from test_parity import BASE, Layout
 
+from energon_lite.trainer.models.config import VisionConfig
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.vision_config import VisionConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.pipeline import run_pipeline
 

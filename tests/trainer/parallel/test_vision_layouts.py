@@ -17,9 +17,8 @@ from test_any_combination import layouts
 from test_parity import BASE, EVERY, LAST, OPTIMIZER, Layout, Run, assert_same, make_rows, train_on
 
 from energon_lite.errors import TopologyError
-from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.config import ModelConfig, VisionConfig
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.vision_config import VisionConfig
 from energon_lite.trainer.models.vision_transformer import VisionBlock
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh

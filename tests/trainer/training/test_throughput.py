@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths
-from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.config import ModelConfig, VisionConfig
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.vision_config import VisionConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.throughput import (
     batch_flops,
