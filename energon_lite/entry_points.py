@@ -3,7 +3,7 @@
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
 ``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``,
-``METADATASET_KEYS``. A guest that is deleted takes its entries with it.
+``METADATASET_KEYS``, ``BLEND_OPENERS``. A guest that is deleted takes its entries with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -35,6 +35,7 @@ __all__ = [
     "Decoder",
     "PrepareStep",
     "SourceFormat",
+    "blend_openers",
     "columns",
     "commands",
     "cost_models",
@@ -210,6 +211,15 @@ def metadataset_keys() -> dict[str, str]:
     :mod:`energon_lite.loading.makers.metadataset_keys`.
     """
     return _merged("METADATASET_KEYS")
+
+
+def blend_openers() -> dict[str, str]:
+    """Return the functions of guests that open blends in a way of their own, by name. Table ``BLEND_OPENERS``.
+
+    A value is ``module:function``, called with a :class:`~energon_lite.loading.opened_blend.BlendRequest`; returns an
+    :class:`~energon_lite.loading.opened_blend.OpenedBlend`, or None if the leaves are to be opened as usual.
+    """
+    return _merged("BLEND_OPENERS")
 
 
 def load(target: str) -> Any:

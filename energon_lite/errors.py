@@ -310,7 +310,7 @@ class FatalStorageError(DatasetError, FatalSampleError):
 
 
 class ShardChangedError(FatalStorageError):
-    """A shard differs from the one that was indexed, by its size or its first bytes; it ends the iteration.
+    """A shard differs from the indexed one, by its size, its first bytes, or its version in a store; it ends the run.
 
     The places of its samples are unknown, and replacing each of them by another sample would hide that.
     """

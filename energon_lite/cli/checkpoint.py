@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from energon_lite.cli.local_paths import ExistingPath
+from energon_lite.cli.arguments import ExistingPath
 from energon_lite.entry_points import load, state_readers
 from energon_lite.errors import StateError, StateMismatchError, UsageError, counted, listed
 from energon_lite.loading.iterators.state import State
@@ -67,7 +67,7 @@ def dataset_of_state(
     Raises:
         UsageError: the state is of validation, or an option is invalid.
     """
-    from energon_lite.cli.task_encoder_argument import make_task_encoder
+    from energon_lite.cli.arguments import make_task_encoder
     from energon_lite.loading.recipes import get_train_dataset
     from energon_lite.worker_config import WorkerConfig
 
@@ -148,7 +148,7 @@ def merge(states: tuple[str, ...], output: str) -> None:
 @command.command()
 @click.argument("states", nargs=-1, required=True, type=click.Path())
 @click.option(
-    "--world", "--new-world-size", type=click.IntRange(min=1), help="Number of data-parallel ranks to resume on."
+    "--ranks", "--new-world-size", "world", type=click.IntRange(min=1), help="Data-parallel ranks to resume on."
 )
 @click.option("--output", "-o", type=click.Path(), help="The folder to write.  [default: the last of STATES]")
 @click.option("--suffix", type=click.Choice(SUFFIXES), help="Format of the files.  [default: that of the first STATE]")

@@ -9,26 +9,52 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 from energon_lite import __version__
 from energon_lite.entry_points import Command, commands, load
 from energon_lite.errors import EnergonLiteError, did_you_mean
 
-__all__ = ["COMMANDS", "all_commands", "main"]
+__all__ = ["COMMANDS", "all_commands", "completion", "main"]
 
+_SHELLS = ("bash", "zsh", "fish")
+_PROGRAM = "energon-lite"
+_VARIABLE = "_ENERGON_LITE_COMPLETE"
 _GROUP = "Commands"
+_OTHERS = "Other commands"
 #: Commands of the core, in the order in which a data set meets them. Those of guests follow: see ``entry_points``.
 COMMANDS = {
-    name: Command(f"energon_lite.cli.{name}:command", help, _GROUP)
-    for name, help in {
-        "prepare": "Index a folder of tar shards, divide it into splits, and define its samples.",
-        "info": "Show a data set or a blend: samples, effective weights, epochs of each data set.",
-        "measure": "Run a task encoder over a data set, and store the length of each sample, or that it is skipped.",
-        "filter": "Store the samples of a data set that meet a condition, such as tokens <= 4096, under a name.",
-        "checkpoint": "Show saved states of loaders, merge them, divide them among other ranks, or rebase them.",
-        "init": "Write a small project that runs without changes: data, blend, task encoder, training script.",
-        "completion": "Write the completion script of a shell.",
-    }.items()
+    "prepare": Command(
+        "energon_lite.cli.prepare:command",
+        "Index a folder of tar shards, divide it into splits, and define its samples.",
+        _GROUP,
+    ),
+    "info": Command(
+        "energon_lite.cli.info:command",
+        "Show a data set or a blend: samples, effective weights, epochs of each data set.",
+        _GROUP,
+    ),
+    "measure": Command(
+        "energon_lite.cli.measure:command",
+        "Run a task encoder over a data set, and store the length of each sample, or that it is skipped.",
+        _GROUP,
+    ),
+    "checkpoint": Command(
+        "energon_lite.cli.checkpoint:command",
+        "Show saved states of loaders, merge them, divide them among other ranks, or rebase them.",
+        _GROUP,
+    ),
+    "init": Command(
+        "energon_lite.cli.init:command",
+        "Write a small project that runs without changes: data, blend, task encoder, training script.",
+        _GROUP,
+    ),
+    "filter": Command(
+        "energon_lite.cli.measure:filter_command",
+        "Store the samples of a data set that meet a condition, such as tokens <= 4096, under a name.",
+        _OTHERS,
+    ),
+    "completion": Command("energon_lite.cli.main:completion", "Write the completion script of a shell.", _OTHERS),
 }
 
 
@@ -83,6 +109,24 @@ def main(ctx: click.Context) -> None:
     """Prepare data sets for energon_lite or Megatron-Energon, and examine data sets, blends and runs."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+@click.command(name="completion")
+@click.argument("shell", type=click.Choice(_SHELLS))
+def completion(shell: str) -> None:
+    """Write the completion script for SHELL: commands, options and their values.
+
+    \b
+    bash   eval "$(energon-lite completion bash)"    in ~/.bashrc
+    zsh    eval "$(energon-lite completion zsh)"     in ~/.zshrc
+    fish   energon-lite completion fish > ~/.config/fish/completions/energon-lite.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None  # click supports all three
+    if shell == "bash":
+        # click would check the version of the bash that it finds, not of the one that reads this script
+        kind = type("_Bash", (kind,), {"_check_version": staticmethod(lambda: None)})
+    click.echo(kind(main, {}, _PROGRAM, _VARIABLE).source())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""``energon-lite measure``: run a task encoder over data sets, and store measurements of each sample as columns."""
+"""``energon-lite measure``: run a task encoder over data sets, and store measurements of each sample as columns.
+
+``energon-lite filter``: store the samples whose measurements meet a condition, as a filter index.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,20 @@ from typing import Any
 
 import click
 
-from energon_lite.cli.jobs import job_options, json_object, progress, show_share
-from energon_lite.cli.local_paths import local_dataset
-from energon_lite.cli.part_options import PART_OPTIONS, AskedParts, asked_parts, part_options
-from energon_lite.cli.task_encoder_argument import code_hash, make_task_encoder
+from energon_lite.cli.arguments import (
+    PART_OPTIONS,
+    AskedParts,
+    ExistingPath,
+    asked_parts,
+    code_hash,
+    job_options,
+    json_object,
+    local_dataset,
+    make_task_encoder,
+    part_options,
+    progress,
+    show_share,
+)
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config
@@ -30,12 +43,13 @@ from energon_lite.storage.index.columns import CHECKSUMS, check_column_name
 from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import meta_path
+from energon_lite.storage.index.sample_filter import SampleFilter, build_filter_index
 from energon_lite.storage.read.shard_checks import check_known
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
 
-__all__ = ["command"]
+__all__ = ["command", "filter_command"]
 
 #: Largest number of reasons that are shown.
 _SHOWN_REASONS = 20
@@ -270,3 +284,28 @@ def show_report(report: MeasureReport) -> None:
     if report.failed > len(report.failures):
         click.secho(f"  failed: ... and {report.failed - len(report.failures):,} more", fg="yellow", err=True)
     click.echo("  in " + ", ".join(report.written))
+
+
+@click.command(name="filter", context_settings={"show_default": True})
+@click.argument("path", type=ExistingPath())
+@click.argument("name")
+@click.argument("where")
+@click.option("--force-overwrite", "overwrite", is_flag=True, help="Replace a filter index with this name.")
+def filter_command(path: str, name: str, where: str, overwrite: bool) -> None:
+    """Store which samples of PATH, a prepared folder or a JSONL file, meet the condition WHERE, under a NAME.
+
+    WHERE compares measured columns, such as "tokens <= 4096 and quality.score > 0.5". A metadataset may name the filter
+    (filter: NAME), also for Megatron-Energon 8. In energon_lite it may have the condition itself instead, which follows
+    changes of the columns; an index does not change.
+
+    \b
+    Example:
+      energon-lite filter data/coco short "tokens <= 4096"
+    """
+    condition = SampleFilter(where)
+    if condition.index is not None:
+        raise UsageError(f"{where!r} is no condition", fix='compare columns: "tokens <= 4096"')
+    source = WebdatasetSource.open(path)
+    kept = condition.keep({column: source.column(column)[:] for column in condition.columns}).nonzero()[0]
+    build_filter_index(path, name, kept, overwrite=overwrite)
+    click.echo(f"{path}: filter {name!r} keeps {len(kept):,} of {counted(len(source), 'sample')}")

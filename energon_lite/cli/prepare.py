@@ -16,10 +16,17 @@ from typing import Any, TypeVar
 
 import click
 
-from energon_lite.cli.jobs import job_options, json_object, progress, show_share
-from energon_lite.cli.local_paths import local_dataset
-from energon_lite.cli.next_step import show_next_step
-from energon_lite.cli.part_options import asked_parts, part_options, part_words
+from energon_lite.cli.arguments import (
+    asked_parts,
+    job_options,
+    json_object,
+    local_dataset,
+    part_options,
+    part_words,
+    progress,
+    show_share,
+)
+from energon_lite.cli.prepare_dialogue import show_next_step
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
@@ -70,7 +77,14 @@ def _steps_of_guests(asked: _Asked) -> Iterator[tuple[str, Callable[[str], None]
 @click.option("--shuffle-tars", is_flag=True, help="Shuffle the shards before the ratio is applied.")
 @click.option("--force-overwrite", is_flag=True, help="Prepare again a data set that is already prepared.")
 @click.option("--skip-dataset-yaml", is_flag=True, help="Do not write a dataset.yaml.")
-@click.option("--dataset-yaml-name", default=nv_meta.DATASET_YAML, show_default=True, help="Name of that file.")
+@click.option(
+    "--dataset-config",
+    "--dataset-yaml-name",
+    "dataset_yaml_name",
+    default=nv_meta.DATASET_YAML,
+    show_default=True,
+    help="Name of that file.",
+)
 @click.option("--sample-type", help=f"Name of a sample class such as CaptioningSample, or {CRUDE} for dicts of parts.")
 @click.option(
     "--field-map", metavar="JSON", help='Part for each field: \'{"image": "jpg,png", "caption": "json[text]"}\'.'

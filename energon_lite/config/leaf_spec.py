@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +12,7 @@ from energon_lite.config.weight_schedule import Segment, Share, constant
 from energon_lite.documents import Node
 from energon_lite.samples import Sample
 
-__all__ = ["AuxReference", "JoinSpec", "LeafSpec", "Nonmatch", "Step", "WeightUnit"]
+__all__ = ["AuxReference", "FoundLeaves", "JoinSpec", "LeafSpec", "Nonmatch", "Step", "WeightUnit"]
 
 #: Treatment of a sample of the first data set without a counterpart in another one.
 Nonmatch = Literal["error", "skip", "none"]
@@ -160,3 +160,15 @@ class LeafSpec:
         if join is not None:
             join = replace(join, members=tuple(member.labelled(subflavors) for member in join.members))
         return replace(self, subflavors=self.subflavors | dict(subflavors), join=join)
+
+
+@dataclass(frozen=True)
+class FoundLeaves:
+    """Result of :func:`~energon_lite.loading.leaves.find_leaves`, used in place of the path, so that a caller can
+    inspect the leaves and make a data set of them without reading all documents twice.
+
+    Args:
+        specs: the leaves as the documents describe them.
+    """
+
+    specs: Sequence[LeafSpec]

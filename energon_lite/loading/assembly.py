@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from energon_lite.batching.chunks import ChunkPlan, default_chunk_size
@@ -15,6 +15,7 @@ from energon_lite.batching.pack_filling import PACK_VERSION
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset, multiply_epochs
+from energon_lite.entry_points import blend_openers, load
 from energon_lite.errors import EmptyDatasetError, UsageError, check_choice
 from energon_lite.hooks import TaskEncoder, check_hooks, hooks_of, is_overridden
 from energon_lite.loading.blend_weights import StagedIdentity
@@ -27,7 +28,7 @@ from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
 from energon_lite.loading.makers.chunk_bundles import TokenBundling
 from energon_lite.loading.makers.pack_selection import pack_selection
 from energon_lite.loading.makers.pipeline import Leaf
-from energon_lite.loading.opened_blend import OpenedBlend, blend_of_leaves, blend_of_many
+from energon_lite.loading.opened_blend import BlendRequest, OpenedBlend, blend_of_leaves
 from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.token_batching import TokenBatching, plan_by_tokens, token_batching
 from energon_lite.order.hashing import HashDomain, hash_ints
@@ -304,15 +305,16 @@ class DatasetRequest:
         return self.dataset(order, Identity(self.settings(kind), identities), leaves, refill=False, weights=None, **how)
 
     def blend(self, path: PathOrDict, run: int | None, window: int | None) -> OpenedBlend:
-        """Return the leaves of a blend; those of a very large blend are opened when they are read."""
-        find = partial(find_specs, path, self.split_part, self.reading)
-        if self.tokens is not None and self.tokens.length_column is not None:
-            blend: OpenedBlend | Sequence[LeafSpec] = find()  # plans depend on the files of all leaves
-        else:
-            blend = blend_of_many(path, self.encoder, self.reading, self.split_part, find, run=run, window=window)
-        if not isinstance(blend, OpenedBlend):
-            blend = blend_of_leaves(blend, *self.open(blend, run=run, window=window))
-        return blend
+        """Return the leaves of a blend, opened here or by a guest."""
+        find = cache(partial(find_specs, path, self.split_part, self.reading))
+        if self.tokens is None or self.tokens.length_column is None:  # else plans depend on the files of all leaves
+            request = BlendRequest(path, self.encoder, self.reading, self.split_part, run, window, find)
+            for target in blend_openers().values():
+                blend: OpenedBlend | None = load(target)(request)
+                if blend is not None:
+                    return blend
+        specs = find()
+        return blend_of_leaves(specs, *self.open(specs, run=run, window=window))
 
     def open(
         self, specs: Sequence[LeafSpec], run: int | None, window: int | None

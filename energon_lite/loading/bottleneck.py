@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from energon_lite.loading.executors.work_seconds import WorkSum
 
-__all__ = ["LEAST_BATCHES", "LoaderSetup", "Stretch", "bottleneck", "bottleneck_text"]
+__all__ = ["LEAST_BATCHES", "LoaderSetup", "Stretch", "bottleneck", "bottleneck_text", "usable_cores"]
 
 #: Share of the time spent waiting below which the loader is not the bottleneck.
 _WAITED = 0.1
@@ -18,6 +19,11 @@ LEAST_BATCHES = 5
 _ON_CPU = 0.5
 #: Safety factor for the variation between batches.
 _ROOM = 1.1
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.batching.capacity import Capacity
-from energon_lite.batching.metrics import even_balance, measure_plan
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.steps import even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import packing_capacity, strategy_from_dict
@@ -64,35 +63,12 @@ def test_the_last_step_by_hand() -> None:
     many = whole_steps(plan, 12)
     assert len(many) == 12 and many.rows().tolist() == [1] * 9 + [0] * 3
     assert many.longest().tolist() == [1, 1, 1, 1, 8, 2, 2, 2, 5, 0, 0, 0]
-    assert measure_plan(many, ranks=12).token_balance == 23 / 12 / 8
 
 
 @pytest.mark.parametrize(("world", "turns"), [(1, 3), (2, 4), (5, 2)])
 def test_each_turn_has_a_seat_for_each_rank(world: int, turns: int) -> None:
     for turn in range(turns):
         assert sorted(rank_slot(rank, world, turn) for rank in range(world)) == [*range(world)]
-
-
-@pytest.mark.parametrize("step", [8, 16, 22, 23, 64])
-def test_ranks_have_as_much_to_do_whatever_their_number(step: int) -> None:
-    """Lengths of a factor of ten; on the divisors of the step, and one of its own."""
-    lengths = np.rint(np.exp(np.random.default_rng(0).normal(5.5, 0.6, 20_000))).astype(np.int64)
-    strategy = strategy_from_dict({"strategy": "best_fit", "capacity": 6000, "oversize": "truncate"})
-    plan = strategy.plan(lengths)
-    for ranks in (rank for rank in (2, 8, 11, 23) if step % rank == 0):
-        tokens, attention = even_balance(plan, Capacity(6000), ranks=ranks, per_rank=step // ranks, steps=10)
-        assert tokens > 0.99 and attention > 0.9, (step, ranks)
-
-
-def test_padded_micro_batches_are_dealt_to_and_fro() -> None:
-    """Each has one length, so attention differs by a factor of ten; the more turns, the more of it evens out."""
-    lengths = np.rint(np.exp(np.random.default_rng(0).normal(5.5, 0.6, 50_000))).astype(np.int64)
-    plan = strategy_from_dict({"strategy": "sorted_window", "capacity": 6000, "batches": 300}).plan(lengths)
-    for turns in (2, 4, 8):
-        as_planned = plan.attention()[: len(plan) // (8 * turns) * 8 * turns].reshape(-1, turns, 8).sum(axis=1)
-        before = float((as_planned.mean(axis=1) / as_planned.max(axis=1)).mean())
-        tokens, attention = even_balance(plan, None, ranks=8, per_rank=turns)
-        assert tokens > 0.97 and 1 - attention < (1 - before) * 0.7
 
 
 def test_the_last_step_of_packed_micro_batches_is_dealt_out_anew() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.batching.capacity import UNITS, AttentionCost, Capacity, Ints
-from energon_lite.batching.metrics import measure_plan
 from energon_lite.batching.micro_batches import PLAN_ORDERS, MicroBatches
 from energon_lite.batching.strategy import Strategy, plan_in_chunks, strategy_from_dict, to_dict
 from energon_lite.errors import UsageError
@@ -218,22 +217,6 @@ GOLDEN_DOCUMENTS: dict[str, dict[str, Any]] = {
     "bfd": {"strategy": "bfd", "capacity": 500, "chunk": 1000},
     "concat_split": {"strategy": "concat_split", "tokens": 500},
 }
-
-
-@settings(max_examples=examples(12))
-@given(
-    st.floats(0.3, 1.0),
-    st.sampled_from([5, 8, 15, 40]),
-    st.integers(0, 99),
-)
-def test_best_fit_brings_lengths_together_as_chance_does(spread: float, fill: int, seed: int) -> None:
-    """Neither like with like, as sorting does, nor long with short, as packing does by itself; and yet full."""
-    lengths = np.random.default_rng(seed).lognormal(6, spread, 30_000).astype(np.int64) + 1
-    capacity = fill * int(lengths.mean())
-    plan = strategy_from_dict({"strategy": "best_fit", "capacity": capacity, "oversize": "drop"}).plan(lengths)
-    found = measure_plan(plan, ranks=8)
-    assert abs(found.length_correlation) < 0.02
-    assert found.fill > (0.99 if fill >= 15 else 0.97)
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -106,13 +106,13 @@ def test_ranks_are_merged_and_dealt_again(leaf_of: Callable[..., Path], tmp_path
 
     code, output = run("merge", *paths, "-o", tmp_path / "all.msgpack")
     assert code == 0 and "6 states at pass 0, micro-batch 18" in output
-    code, output = run("redist", tmp_path / "all.msgpack", "--world", 2, "-o", tmp_path / "two")
+    code, output = run("redist", tmp_path / "all.msgpack", "--ranks", 2, "-o", tmp_path / "two")
     assert code == 0 and sorted(os.listdir(tmp_path / "two")) == ["loader_rank0.msgpack", "loader_rank1.msgpack"]
     code, output = run("redist", *paths, tmp_path / "again", "--new-world-size", 3)  # as Energon has it
     assert code == 0 and sorted(os.listdir(tmp_path / "again")) == ["rank0.pt", "rank1.pt", "rank2.pt"]
     result = CliRunner().invoke(main, ["checkpoint", "redist", *paths, str(tmp_path / "asked")], input="2\n")
     assert result.exit_code == 0 and sorted(os.listdir(tmp_path / "asked")) == ["rank0.pt", "rank1.pt"]
-    code, output = run("redist", tmp_path / "six", "--world", 3, "-o", tmp_path / "three", "--suffix", ".json")
+    code, output = run("redist", tmp_path / "six", "--ranks", 3, "-o", tmp_path / "three", "--suffix", ".json")
     assert code == 0
 
     reference = [packed(leaf, rank, 6) for rank in range(6)]
@@ -127,21 +127,21 @@ def test_ranks_are_merged_and_dealt_again(leaf_of: Callable[..., Path], tmp_path
     found = [next(iterator)["__key__"] for _ in range(2) for iterator in iterators]
     assert found == expected
 
-    code, output = run("redist", tmp_path / "all.msgpack", "--world", 4, "-o", tmp_path / "four")
+    code, output = run("redist", tmp_path / "all.msgpack", "--ranks", 4, "-o", tmp_path / "four")
     assert code == 1 and "6 lanes cannot be divided among 4" in output and "use 1, 2, 3, 6 ranks" in output
     assert not (tmp_path / "four").exists()
-    code, output = run("redist", tmp_path / "all.msgpack", "--world", 2, "-o", tmp_path / "three")
+    code, output = run("redist", tmp_path / "all.msgpack", "--ranks", 2, "-o", tmp_path / "three")
     assert code == 1 and "the folder is not empty" in output
 
     again = tmp_path / "again"  # has three files of the same states: they are replaced
-    code, output = run("redist", *paths, again, "--world", 2)
+    code, output = run("redist", *paths, again, "--ranks", 2)
     assert code == 0 and sorted(os.listdir(again)) == ["rank0.pt", "rank1.pt"]
     assert sorted(row[0] for rank in range(2) for row in torch.load(again / f"rank{rank}.pt")["cursors"]) == [*range(6)]
     later = torch.load(again / "rank1.pt")
     torch.save(later | {"position": later["position"] + 6}, again / "rank1.pt")
     for folder in (again, tmp_path / "six"):  # of another step; the states themselves
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
-        code, output = run("redist", *paths, folder, "--world", 3)
+        code, output = run("redist", *paths, folder, "--ranks", 3)
         assert code == 1 and "the folder is not empty" in output
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 

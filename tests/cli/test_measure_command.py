@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from energon_lite.cli import jobs, measure
+from energon_lite.cli import arguments, measure
 from energon_lite.cli.main import main
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.prepare.prepare import prepare_dataset
@@ -228,7 +228,7 @@ def test_lengths_without_an_encoder(data: Path) -> None:
 
 
 def test_progress_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(jobs, "_BETWEEN", 0.0)
+    monkeypatch.setattr(arguments, "_BETWEEN", 0.0)
     with measure.measuring("/data/coco", True) as tick:
         assert tick is not None
         tick(100, 400, "")

@@ -47,7 +47,7 @@ def test_strategies_side_by_side(lengths: Path) -> None:
 
 
 def test_steps_depend_on_ranks_and_micro_batches(lengths: Path) -> None:
-    _, lines, _ = plan(lengths, "-c", 1000, "-s", "concat_split", "--ranks", 4, "--per-rank", 3)
+    _, lines, _ = plan(lengths, "-c", 1000, "-s", "concat_split", "--ranks", 4, "--micro-batches-per-step", 3)
     assert cells(lines)["concat_split"][:2] == ["51", "5"]
 
 
@@ -91,7 +91,7 @@ def test_a_data_set(write_dataset: Callable[..., Path], tmp_path: Path, monkeypa
         return np.arange(1, len(self) + 1)
 
     monkeypatch.setattr(WebdatasetSource, "column", column)
-    code, lines, _ = plan(tmp_path / "data", "-c", 7, "-s", "bfd", "--column", "tokens")
+    code, lines, _ = plan(tmp_path / "data", "-c", 7, "-s", "bfd", "--length-column", "tokens")
     assert code == 0 and asked == ["tokens"]
     assert lines[0].startswith(f"{tmp_path / 'data'}: 6 samples, 21 tokens")
     assert cells(lines)["bfd"][0] == "3"

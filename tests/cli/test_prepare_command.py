@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prepare_by_command import FIELDS, document, run, written
 
-from energon_lite.cli import jobs
+from energon_lite.cli import arguments
 from energon_lite.storage.index.columns import stored_columns
 from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.prepare.shard_scans import ShardScans
@@ -114,7 +114,7 @@ class TestProgress:
     OPTIONS = ("--non-interactive", "--split-ratio", "1,0,0", "--num-workers", "1")
 
     def test_lines_in_a_log(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(jobs, "_BETWEEN", 0.0)
+        monkeypatch.setattr(arguments, "_BETWEEN", 0.0)
         lines = [line for line in run(data, *self.OPTIONS)[1].splitlines() if line.startswith("Indexing")]
         assert len(lines) == 4 and lines[-1].startswith("Indexing: 4 of 4 shards, ")
         assert "GB/s" in lines[-1] and "about 0 s left" in lines[-1]
@@ -123,7 +123,7 @@ class TestProgress:
         self, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-        with jobs.progress(True, "Indexing", "shards") as show:
+        with arguments.progress(True, "Indexing", "shards") as show:
             scans = ShardScans(str(data), [f"s{number}.tar" for number in range(4)], workers=1, progress=show)
             scans.do_share()
         shown = capsys.readouterr().err

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from in_time import in_time
 
-from energon_lite.cli.byte_size import parse_bytes
 from energon_lite.cli.main import main
+from energon_lite.cli.text import parse_bytes
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance import CostModel, Quadratic, capacity_trial, read_cost_model, write_cost_model
 from energon_lite.extras.balance.capacity_trial import Outcome, Trial, run_trial
@@ -137,10 +137,10 @@ def test_wrong_arguments() -> None:
     assert code == 1 and "cpu needs a limit" in output and "--memory-limit" in output
     code, output = profile("steps_here", "--device", "cpu", "--memory-limit", "1G")
     assert code == 1 and "is not of the form module:function" in output
-    for text, count in (("6G", 6 << 30), ("1.5 kib", 1536), ("500M", 500 << 20), ("77", 77), ("2tb", 2 << 40)):
+    for text, count in (("6G", 6 << 30), ("1.5 kib", 1536), ("500M", 500 << 20), ("77", 77), ("2tb", 2 * 10**12)):
         assert parse_bytes(text) == count
     for text in ("", "G", "0G", "6X", "-3G"):
-        with pytest.raises(UsageError, match="not an amount of memory"):
+        with pytest.raises(UsageError, match="is no number of bytes"):
             parse_bytes(text)
 
 

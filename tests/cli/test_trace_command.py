@@ -262,7 +262,7 @@ def test_the_tables(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_when_a_sample_was_seen(traced: Path) -> None:
-    result = CliRunner().invoke(main, ["trace", str(traced), "--sample", "a-7"])
+    result = CliRunner().invoke(main, ["trace", str(traced), "--key", "a-7"])
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert lines[0] == "a-7: seen 2 times"
@@ -276,21 +276,21 @@ def test_a_sample_inside_of_a_pack(leaf_of: Any, tmp_path: Path) -> None:
     with _loader(leaf_of(30), file, "packs") as loader:
         batches = [batch for _, batch in zip(range(2), loader, strict=False)]
     keys = [key for batch in batches for pack in batch["__key__"] for key in pack.split("+")]
-    seen = CliRunner().invoke(main, ["trace", str(file), "-s", keys[-1]])
+    seen = CliRunner().invoke(main, ["trace", str(file), "-k", keys[-1]])
     assert seen.exit_code == 0 and f"{keys[-1]}: seen 1 time\n" in seen.output and "step 1" in seen.output
     later = next(f"a-{number}" for number in range(30) if f"a-{number}" not in keys)
-    unseen = CliRunner().invoke(main, ["trace", str(file), "-s", later])
+    unseen = CliRunner().invoke(main, ["trace", str(file), "-k", later])
     assert unseen.exit_code == 0, unseen.output
     assert unseen.output.startswith(f"{later}: not seen so far; it is in {leaf_of(30)}, shard-00")
 
 
 def test_a_key_that_no_data_set_has(traced: Path, leaf_of: Any) -> None:
-    result = CliRunner().invoke(main, ["trace", str(traced), "-s", "nobody", "-s", "a-7"])
+    result = CliRunner().invoke(main, ["trace", str(traced), "-k", "nobody", "-k", "a-7"])
     assert result.exit_code == 1 and "a-7: seen 2 times" in result.output
     assert f"nobody: no data set of the trace has a sample with this key ({leaf_of(30)})" in result.output
     moved = traced.with_name("moved.jsonl")
     moved.write_text(traced.read_text().replace(str(leaf_of(30)), "/gone"))
-    result = CliRunner().invoke(main, ["trace", str(moved), "-s", "nobody"])
+    result = CliRunner().invoke(main, ["trace", str(moved), "-k", "nobody"])
     assert result.exit_code == 1 and "nobody: not seen so far; /gone cannot be searched for it" in result.output
 
 

@@ -92,5 +92,5 @@ def test_what_cannot_be_loaded_is_said(folder: Path, tmp_path: Path) -> None:
 
 
 def test_bad_options(folder: Path) -> None:
-    assert "amount of memory" in tune(folder, "--memory-limit", "lots").output
+    assert "is no number of bytes" in tune(folder, "--memory-limit", "lots").output
     assert tune(folder, "--ranks", 0).exit_code == 2

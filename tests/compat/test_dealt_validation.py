@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.batching.dealt_plan import DealtPlan, Shares
 from energon_lite.errors import StateMismatchError
 from energon_lite.extras.energon.compat import recipes
+from energon_lite.extras.energon.compat.dealt_plan import DealtPlan, Shares
 from energon_lite.order import ConcatOrder
 from tests.effort import examples
 

@@ -15,12 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 import energon_lite as lib
-from energon_lite.errors import DatasetError, FatalStorageError
-from energon_lite.extras.remote.direct_ranges import direct_ranges
+from energon_lite.errors import DatasetError, FatalStorageError, ShardChangedError
+from energon_lite.extras.remote.direct_ranges import DirectRanges, direct_ranges
 from energon_lite.storage.files import remote_files
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
@@ -169,6 +170,26 @@ def test_a_server_that_is_killed_is_waited_for(url: str, store: Store) -> None:
         for batch in batches:
             seen.update(batch.text)
     assert seen == WHOLE
+
+
+@pytest.mark.parametrize("client", ["ours", "s3fs"])
+def test_an_object_that_is_replaced_ends_the_run(
+    url: str, tmp_path: Path, make_tar: Any, monkeypatch: pytest.MonkeyPatch, client: str
+) -> None:
+    source = WebdatasetSource.open(url)
+    if client == "s3fs":
+        monkeypatch.setattr(DirectRanges, "_read", AsyncMock(return_value=None))
+    reader = SampleReader(source)
+    assert reader.sample(60).parts == {"txt": b"text 60"}
+    first = SAMPLES // 4
+    texts = {n: f"text {n}" if n == first else f"TEXT {n}" for n in range(first, 2 * first)}
+    path = make_tar("new.tar", [(f"{n:04d}.txt", text.encode()) for n, text in texts.items()])
+    fs, base = remote_files.file_system(url)
+    assert fs.size(f"{base}/1.tar") == path.stat().st_size
+    fs.put_file(str(path), f"{base}/1.tar")
+    with pytest.raises(ShardChangedError, match=r"was replaced while[\s\S]*1\.tar"):
+        reader.sample(61)
+    assert SampleReader(WebdatasetSource.open(url)).sample(61).parts == {"txt": b"TEXT 61"}
 
 
 def reset_auth(moto: int, first: str) -> None:

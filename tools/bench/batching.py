@@ -30,10 +30,10 @@ from common import machine, table
 
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.histogram import pack_histogram
-from energon_lite.batching.metrics import PlanMetrics, even_balance, measure_plan
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.steps import even_step
 from energon_lite.batching.strategy import CHUNK, plan_in_chunks, strategy_from_dict
+from energon_lite.extras.inspect.plan_metrics import PlanMetrics, even_balance, measure_plan
 
 RANKS = 8
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import os
 import re
 import signal
@@ -21,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 RANGE = re.compile(rb"\r\nrange: *bytes=(\d+)-(\d+)", re.IGNORECASE)
-HEAD = b'HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: bytes %d-%d/%d\r\nETag: "0"\r\n\r\n'
+HEAD = b'HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: bytes %d-%d/%d\r\nETag: "%b"\r\n\r\n'
 REQUESTS = [0]
 
 
 class Answers(asyncio.Protocol):
     """One connection: a request, an answer, and so on; requests must not be sent before the answer is there."""
 
-    def __init__(self, how: argparse.Namespace, files: dict[bytes, bytes]):
+    def __init__(self, how: argparse.Namespace, files: dict[bytes, tuple[bytes, bytes]]):
         self.how, self.files, self.data, self.relay = how, files, b"", None
 
     def connection_made(self, transport: Any) -> None:
@@ -50,10 +51,11 @@ class Answers(asyncio.Protocol):
         path = self.data[4 : self.data.index(b" ", 4)].partition(b"?")[0]
         self.data = b""
         if path not in self.files:
-            self.files[path] = Path(os.fsdecode(os.fsencode(self.how.folder) + path)).read_bytes()
-        first, last, whole = int(found[1]), int(found[2]), self.files[path]
+            data = Path(os.fsdecode(os.fsencode(self.how.folder) + path)).read_bytes()
+            self.files[path] = data, hashlib.md5(data).hexdigest().encode()  # as moto names it
+        first, last, (whole, etag) = int(found[1]), int(found[2]), self.files[path]
         body = whole[first : last + 1]
-        answer = HEAD % (len(body), first, first + len(body) - 1, len(whole)) + body
+        answer = HEAD % (len(body), first, first + len(body) - 1, len(whole), etag) + body
         asyncio.get_running_loop().call_later(self.how.delay, self.transport.write, answer)
         REQUESTS[0] += 1
 
@@ -81,7 +83,7 @@ class Answers(asyncio.Protocol):
 
 
 async def serve(how: argparse.Namespace) -> None:
-    files: dict[bytes, bytes] = {}
+    files: dict[bytes, tuple[bytes, bytes]] = {}
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listening.bind(("127.0.0.1", how.port))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from energon_lite.batching.capacity_search import largest_fitting
-from energon_lite.cli.byte_size import parse_bytes
+from energon_lite.cli.text import parse_bytes
 from energon_lite.errors import UsageError, counted
 from energon_lite.extras.balance.capacity_trial import Outcome, Trial, device_memory, run_trial
 from energon_lite.extras.balance.cost_report import is_measured, report_costs

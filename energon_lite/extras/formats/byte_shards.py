@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from energon_lite.storage.files.byte_ranges import found_at, read_bytes, size_of
+from energon_lite.storage.files.file_versions import file_version
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import (
     Range,
     Shard,
     ShardIdentity,
-    file_version,
     head_checksum,
     shared_store,
 )

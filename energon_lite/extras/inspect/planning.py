@@ -11,13 +11,13 @@ import click
 import numpy as np
 
 from energon_lite.batching.capacity import Ints, checked_lengths
-from energon_lite.batching.metrics import even_balance, measure_plan, rank_loads
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.strategy import CHUNK, STRATEGIES, packing_capacity, plan_in_chunks, strategy_from_dict
 from energon_lite.cli import aligned
-from energon_lite.cli.dataset_arguments import open_dataset, split_config_option, split_part_option, strategy_document
+from energon_lite.cli.arguments import open_dataset, split_config_option, split_part_option, strategy_document
 from energon_lite.documents.paths import is_data_path, local_path
 from energon_lite.errors import EmptyDatasetError, UsageError, counted
+from energon_lite.extras.inspect.plan_metrics import even_balance, measure_plan, rank_loads
 from energon_lite.order.hashing import hash_ints
 from energon_lite.order.permutation import permute_array
 
@@ -105,11 +105,11 @@ _COLUMNS |= {"late": ",", "tokens": ".3f", "attention": ".3f"}
 )
 @click.option("--oversize", type=_POLICIES, default="error", help="Treatment of samples that do not fit alone.")
 @click.option("--ranks", type=_COUNT, default=8, help="Data-parallel ranks.")
-@click.option("--per-rank", type=_COUNT, default=1, help="Micro-batches of a rank in a step.")
+@click.option("--micro-batches-per-step", "per_rank", type=_COUNT, default=1, help="Micro-batches of a rank in a step.")
 @click.option("--seed", type=int, default=0, help="Seed of the order and of the plans.")
 @click.option("--in-order", is_flag=True, help="Use the samples in stored order, without shuffling.")
-@click.option("--chunk", type=_COUNT, default=CHUNK, help="Samples that are planned together.")
-@click.option("--column", default="length", help="For data sets: the column of lengths.")
+@click.option("--chunk-size", "chunk", type=_COUNT, default=CHUNK, help="Samples that are planned together.")
+@click.option("--length-column", "column", default="length", help="For data sets: the column of lengths.")
 @split_part_option
 @split_config_option
 @click.option("--key-lengths", type=click.Path(), help="Lengths of the key field (.npy or text).")

@@ -21,8 +21,9 @@ from energon_lite.extras.media.extractor import MediaFilterConfig
 from energon_lite.extras.media.media_metadata import MediaRow, write_media_metadata
 from energon_lite.extras.media.metadata import serialize_media_metadata
 from energon_lite.storage.files.byte_ranges import found_at
+from energon_lite.storage.files.file_versions import file_version
 from energon_lite.storage.files.open_file import open_file
-from energon_lite.storage.files.shard_store import ShardIdentity, file_version, head_checksum
+from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum
 from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info, read_uuid

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from energon_lite.cli import ExistingPath, job_options, progress, show_share
-from energon_lite.cli.local_paths import local_dataset
+from energon_lite.cli.arguments import local_dataset
 from energon_lite.errors import UsageError
 from energon_lite.storage.sharded_job.ranks import Ranks
 

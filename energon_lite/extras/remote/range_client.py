@@ -14,6 +14,8 @@ import errno
 import ssl
 from typing import Any
 
+from energon_lite.storage.files.file_versions import Answer
+
 __all__ = ["RangeClient", "StatusError", "UnusualAnswer"]
 
 #: Bytes of the head of an answer, at most.
@@ -53,7 +55,7 @@ class RangeClient:
     Example:
         >>> client = RangeClient("localhost", 80)
         >>> await client.get(b"GET /a.tar HTTP/1.1\\r\\nHost: localhost\\r\\n", 512, 100)
-        b'...'
+        Answer(data=b'...', etag='"5d8c72a5edda8"', modified='Wed, 21 Oct 2015 07:28:00 GMT')
     """
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None = None, patience: float = 15.0):
@@ -66,7 +68,7 @@ class RangeClient:
         self._busy: set[_Connection] = set()
         self._watched = False
 
-    async def get(self, head: bytes, offset: int, size: int) -> bytes:
+    async def get(self, head: bytes, offset: int, size: int) -> Answer:
         """Fetch the ``size`` bytes at ``offset``, at least one.
 
         Args:
@@ -81,7 +83,7 @@ class RangeClient:
             connection = self._kept() or await self._connect()
             self._busy.add(connection)
             try:
-                data = await connection.ask(request, offset, size)
+                answer = await connection.ask(request, offset, size)
             except _Stale:
                 continue
             except BaseException:  # also when cancelled: the rest of the answer would still arrive
@@ -91,7 +93,7 @@ class RangeClient:
                 self._busy.discard(connection)
             if not connection.is_closed:
                 self._idle.append(connection)
-            return data
+            return answer
 
     def _kept(self) -> _Connection | None:
         while self._idle:
@@ -130,13 +132,13 @@ class _Connection(asyncio.Protocol):
 
     __slots__ = (
         *("_answer", "_head", "_is_last", "_left", "_loop", "_offset", "_parts", "_size", "_transport", "_uses"),
-        "heard",
+        *("_version", "heard"),
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
         self._transport = None
-        self._answer: asyncio.Future[bytes] | None = None
+        self._answer: asyncio.Future[Answer] | None = None
         self._uses = 0
         self._is_last = False
         #: Time of the loop at which the last byte arrived.
@@ -150,7 +152,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
 
-    def ask(self, request: bytes, offset: int, size: int) -> asyncio.Future[bytes]:
+    def ask(self, request: bytes, offset: int, size: int) -> asyncio.Future[Answer]:
         transport: Any = self._transport
         self._offset = offset
         self._size = size
@@ -182,10 +184,13 @@ class _Connection(asyncio.Protocol):
                 if len(data) > _LARGEST_HEAD:
                     self.give_up(UnusualAnswer("a very long head"))
                 return
-            error = self._error(data[: end - 2].lower())
+            head = data[: end - 2]
+            lowered = head.lower()
+            error = self._error(lowered)
             if error is not None:
                 self.give_up(error)
                 return
+            self._version = _field(head, lowered, b"\r\netag:"), _field(head, lowered, b"\r\nlast-modified:")
             self._left = self._size + end - len(data)
             self._parts.append(data[end:])
         if self._left < 0:
@@ -195,7 +200,8 @@ class _Connection(asyncio.Protocol):
             if self._is_last:
                 self.close()
             if not answer.done():
-                answer.set_result(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts))
+                body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+                answer.set_result(Answer(body, *self._version))
 
     def _error(self, head: bytes) -> Exception | None:
         """The error of an answer, by its head in lower case; None if the answer is the range."""
@@ -230,3 +236,9 @@ class _Connection(asyncio.Protocol):
         transport: Any = self._transport
         if transport is not None:
             transport.abort()
+
+
+def _field(head: bytes, lowered: bytes, name: bytes) -> str:
+    """The value of a field of a head, empty if there is none; ``name`` has the line end before it, and the colon."""
+    start = lowered.find(name) + len(name)
+    return head[start : head.index(b"\r\n", start)].strip().decode("latin-1") if start >= len(name) else ""

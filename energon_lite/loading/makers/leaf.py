@@ -21,7 +21,7 @@ from energon_lite.storage.samples.sample_loader import Loader, SampleLoader
 from energon_lite.storage.stores.file_store import FileStore
 
 __all__ = [
-    *("KnownLeaf", "Leaf", "largest_mean_bytes", "leaf_key", "leaf_name"),
+    *("Leaf", "largest_mean_bytes", "leaf_key", "leaf_name"),
     *("leaves_apart", "measure_arguments", "reads_ahead"),
 ]
 
@@ -88,35 +88,6 @@ class Leaf:
     def apart(self) -> Leaf:
         """Return a copy for another thread that does not share open files and plans."""
         return replace(self, source=copy.copy(self.source))
-
-
-class KnownLeaf(Leaf):
-    """A leaf that is opened when one of its samples is read; the properties that all leaves need are known before.
-
-    Args:
-        name, path, key, length, mean_bytes: as those of :class:`Leaf`.
-        open: returns the leaf with its files; they may be closed when the leaf is not referenced any more.
-    """
-
-    def __init__(self, name: str, path: str, key: int, length: int, mean_bytes: float, open: Callable[[], Leaf]):
-        vars(self).update(name=name, key=key, length=length, mean_bytes=mean_bytes, _path=path, open=open)
-
-    @property
-    def path(self) -> str:
-        return str(vars(self)["_path"])
-
-    def apart(self) -> Leaf:
-        open = vars(self)["open"]
-        return KnownLeaf(self.name, self.path, self.key, self.length, self.mean_bytes, lambda: open().apart())
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in _OF_OPEN:
-            return getattr(vars(self)["open"](), name)
-        return super().__getattribute__(name)
-
-
-#: Attributes that only a leaf with its files has.
-_OF_OPEN = frozenset({"source", "loader", "cooker", "aux", "parts", "reader", "fields"})
 
 
 def leaf_key(data: str, seen: int) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from energon_lite.errors import MissingShardError, ShardChangedError
+from energon_lite.storage.files.file_versions import expect_version
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.remote_files import file_info, file_size, is_remote, read_range
 
@@ -24,16 +25,20 @@ _NEAR = 1 << 20
 
 
 def found_at(path: str) -> os.stat_result | Mapping[str, Any]:
-    """Return the current record of a file in its file system or store.
+    """Return the current record of a file in its file system or store; from now on its version is expected.
 
     Raises:
         MissingShardError: there is no such file.
         DatasetError: the store does not answer.
     """
     try:
-        return file_info(path) if is_remote(path) else os.stat(path)
+        if not is_remote(path):
+            return os.stat(path)
+        info = file_info(path)
     except (FileNotFoundError, NotADirectoryError):
         raise missing(path) from None
+    expect_version(path, info)
+    return info
 
 
 def size_of(path: str, found: os.stat_result | Mapping[str, Any] | None = None) -> int:

@@ -15,10 +15,12 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from energon_lite.entry_points import load, range_readers
 from energon_lite.errors import DatasetError, FatalStorageError
+from energon_lite.storage.files.file_versions import Answer, are_current, expect_version, is_check_due, numbers_of
 from energon_lite.storage.files.remote_errors import kind_of, pauses
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
@@ -37,7 +39,6 @@ __all__ = [
     "read_range_in_loop",
     "reads_in_loop",
     "tried",
-    "version_of",
     "wrong_range",
 ]
 
@@ -70,7 +71,7 @@ class RangeReader(Protocol):
     It is named in the table ``RANGE_READERS`` of a guest, by URL scheme; see :mod:`energon_lite.entry_points`.
     """
 
-    async def read(self, path: str, offset: int, size: int) -> bytes | None:
+    async def read(self, path: str, offset: int, size: int) -> Answer | None:
         """Read the ``size`` bytes at ``offset``; None: the file system has to read them."""
 
 
@@ -79,19 +80,36 @@ def is_remote(path: str) -> bool:
     return "://" in path and not path.startswith("file://")
 
 
-def read_range(url: str, offset: int, size: int) -> bytes:
+def read_range(url: str, offset: int, size: int, version: int = 0) -> bytes:
     """Read the ``size`` bytes at ``offset`` of a remote file. Waits while the store is unreachable.
+
+    Args:
+        version: the expected version of the file (:mod:`energon_lite.storage.files.file_versions`); 0: that of the
+            first read in this process.
 
     Raises:
         FileNotFoundError: there is no such file.
+        ShardChangedError: the file was replaced.
         FatalStorageError: the store answers with other bytes, refuses the request, or stays unreachable.
         DatasetError: the store failed otherwise, or answered with too few bytes, several times.
     """
+    loop = reads_in_loop(url)
+    if loop is not None:
+        from fsspec.asyn import sync
+
+        data: bytes = sync(loop, read_range_in_loop, url, offset, size, version)
+        return data
     fs, path = file_system(url)
-    options = _options(url, offset, size)
 
     def request() -> bytes:
-        return _checked(fs.cat_file(path, start=offset, end=offset + size, **options), url, offset, size)
+        data = _checked(fs.cat_file(path, start=offset, end=offset + size), url, offset, size)
+        if is_check_due(url):
+            info = {}
+            with suppress(Exception):  # such as a store that answers to reads only
+                fs.invalidate_cache()
+                info = fs.info(path)
+            are_current(url, numbers_of(info), version)
+        return data
 
     return tried(request, url, None, _PATIENCE)
 
@@ -103,16 +121,25 @@ def reads_in_loop(url: str) -> Any | None:
     return getattr(fs, "loop", None) if getattr(fs, "async_impl", False) and "cat_file" in vars(fs) else None
 
 
-async def read_range_in_loop(url: str, offset: int, size: int) -> bytes:
+async def read_range_in_loop(url: str, offset: int, size: int, version: int = 0) -> bytes:
     """:func:`read_range` in the event loop of the file system, where very many requests can wait at the same time."""
     fs, path = file_system(url)
     reader, tries = _range_reader(url, fs), None
     while True:
         try:
-            data = None if reader is None else await reader.read(path, offset, size)
-            if data is None:
-                data = await fs._cat_file(path, start=offset, end=offset + size, **_options(url, offset, size))
-            return _checked(data, url, offset, size)
+            answer = None if reader is None else await reader.read(path, offset, size)
+            if answer is None:
+                options, told = _options(url, offset, size)
+                data = await fs._cat_file(path, start=offset, end=offset + size, **options)
+                answer = Answer(data, told.get("ETag", ""), told.get("Last-Modified", ""))
+            data = _checked(answer.data, url, offset, size)
+            if not are_current(url, answer.versions, version) and is_check_due(url):
+                info = {}
+                with suppress(Exception):  # such as a store that answers to reads only
+                    fs.invalidate_cache()
+                    info = await fs._info(path)
+                are_current(url, numbers_of(info), version)
+            return data
         except Exception as error:  # clients of stores raise exceptions of all kinds
             tries = tries or Tries(url, None, _PATIENCE)
             wait = tries.wait_after(error)
@@ -125,15 +152,18 @@ def _range_reader(url: str, fs: Any) -> RangeReader | None:
     return reader
 
 
-def _options(url: str, offset: int, size: int) -> dict[str, Any]:
+def _options(url: str, offset: int, size: int) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """Options of a request for a range, and the headers of its answer, once that has arrived; both only for HTTP."""
+    headers = dict[str, str]()
     if not url.startswith(("http://", "https://")):
-        return {}
+        return {}, headers
 
     async def check(response: Any) -> None:
         check_answer(response.status, response.headers, url, offset, size)
         response.raise_for_status()
+        headers.update({name: response.headers.get(name, "") for name in ("ETag", "Last-Modified")})
 
-    return {"raise_for_status": check}
+    return {"raise_for_status": check}, headers
 
 
 def _checked(data: bytes, url: str, offset: int, size: int) -> bytes:
@@ -182,6 +212,7 @@ def list_files(url: str, folder: str = "") -> dict[str, dict[str, Any]]:
     fs, base = file_system(url)
     where = f"{base}/{folder}".rstrip("/")
     fs.invalidate_cache()
+    expect_version(url, None)
     try:
         listing = tried(lambda: fs.find(where, detail=True, withdirs=False), url, folder or None, _PATIENCE_AT_START)
     except FileNotFoundError:
@@ -244,12 +275,6 @@ def file_size(url: str, info: Mapping[str, Any] | None = None) -> int:
             "the store does not say how large the file is", where=url, fix="use a store, or a server, that does"
         )
     return int(size)
-
-
-def version_of(info: Mapping[str, Any]) -> list[str]:
-    """Return the version of a remote file by the fields of the store's record; all are empty if it has none."""
-    names = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
-    return ["" if info.get(name) is None else str(info[name]) for name in names]
 
 
 def file_system(url: str) -> tuple[Any, str]:

@@ -9,26 +9,25 @@ descriptor is closed when neither the cache nor a running read refers to it.
 from __future__ import annotations
 
 import errno
-import hashlib
 import math
 import os
 import random
 import resource
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from energon_lite.errors import DatasetError, FatalStorageError, MissingShardError, ShardChangedError
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.read_counts import COUNTS
-from energon_lite.storage.files.remote_files import file_size, is_remote, read_range, read_range_in_loop, version_of
+from energon_lite.storage.files.remote_files import file_size, is_remote, read_range, read_range_in_loop
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
 
 __all__ = [
     *("LocalFile", "Range", "Shard", "ShardIdentity", "ShardRange", "ShardStore", "changed_shard", "explained"),
-    *("file_version", "head_checksum", "shared_store", "version_number"),
+    *("head_checksum", "shared_store"),
 ]
 
 #: Bytes of a shard's first block, the header of a tar.
@@ -54,29 +53,14 @@ class ShardIdentity(NamedTuple):
     Attributes:
         size: bytes of the file.
         head: checksum of its first block.
-        version: a number that differs for earlier and later contents (:func:`file_version`); 0: unknown. A corrected
-            shard may have the same size and first block as before: ``tarfile`` pads, and writes no times.
+        version: a number that differs for earlier and later contents
+            (:func:`~energon_lite.storage.files.file_versions.file_version`); 0: unknown. A corrected shard may have the
+            same size and first block as before: ``tarfile`` pads, and writes no times.
     """
 
     size: int
     head: int
     version: int = 0
-
-
-def version_number(*told: object) -> int:
-    """Return 48 bits that identify a version of a file. They are few, since workers receive one for each shard."""
-    return int.from_bytes(hashlib.blake2b(repr(told).encode(), digest_size=6).digest(), "little")
-
-
-def file_version(found: os.stat_result | Mapping[str, Any], indexed: int = 0) -> int:
-    """Return the current version of a file, by its file system's or its store's record.
-
-    Args:
-        found: that record. The time of status change of a local file counts too: the time of change can be set back.
-        indexed: its time of change in the index, for stores without such fields.
-    """
-    told = version_of(found) if isinstance(found, Mapping) else (found.st_mtime_ns, found.st_ctime_ns)
-    return version_number(indexed, *told)
 
 
 def head_checksum(block: bytes) -> int:
@@ -124,20 +108,22 @@ class LocalFile:
 
 
 class RemoteFile:
-    """A file behind a URL, of a known length in bytes. Nothing is kept open; each read is a request."""
+    """A file behind a URL, of a known length in bytes. Nothing is kept open; each read is a request, whose answer has
+    to be of the known version."""
 
-    __slots__ = ("length", "url")
+    __slots__ = ("length", "url", "version")
 
-    def __init__(self, url: str, length: int):
+    def __init__(self, url: str, length: int, version: int):
         self.url = url
         self.length = length
+        self.version = version
 
     def size(self) -> int:
         return self.length
 
     def read(self, size: int, offset: int) -> bytes:
         wanted = min(size, self.length - offset)
-        return read_range(self.url, offset, wanted) if wanted > 0 else b""
+        return read_range(self.url, offset, wanted, self.version) if wanted > 0 else b""
 
 
 #: An open shard.
@@ -269,7 +255,7 @@ class ShardStore:
 
     def _open(self, path: str, identity: ShardIdentity) -> OpenShard:
         try:
-            file = RemoteFile(path, identity.size) if is_remote(path) else LocalFile(path)
+            file = RemoteFile(path, identity.size, identity.version) if is_remote(path) else LocalFile(path)
             size = file.size()
             head = head_checksum(file.read(_HEAD, 0))
         except OSError as error:
@@ -283,11 +269,12 @@ class ShardStore:
         try:
             key = (path, identity)
             if key not in self._files:
-                head = head_checksum(await read_range_in_loop(path, 0, min(_HEAD, identity.size)))
-                self._keep(key, _checked(RemoteFile(path, identity.size), path, identity, head))
+                block = await read_range_in_loop(path, 0, min(_HEAD, identity.size), identity.version)
+                file = RemoteFile(path, identity.size, identity.version)
+                self._keep(key, _checked(file, path, identity, head_checksum(block)))
             if offset + size > identity.size:
                 raise changed_shard(path, offset + size, identity.size)
-            data = await read_range_in_loop(path, offset, size)
+            data = await read_range_in_loop(path, offset, size, identity.version)
             COUNTS.bytes_read += size
             return data
         except OSError as error:

@@ -16,7 +16,8 @@ import numpy as np
 
 from energon_lite.errors import DatasetError, NotPreparedError, ShardChangedError, counted
 from energon_lite.storage.files.byte_ranges import RangedFile
-from energon_lite.storage.files.remote_files import file_info, read_file, read_range, version_of
+from energon_lite.storage.files.file_versions import expect_version, version_of
+from energon_lite.storage.files.remote_files import file_info, read_file, read_range
 from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.tar.tar_headers import BLOCK
 from energon_lite.storage.tar.tar_scan import Int64, ShardScan, unchanged_file
@@ -222,9 +223,11 @@ def scan_remote_jsonl(url: str) -> ShardScan:
 
 def _info(url: str) -> Mapping[str, Any]:
     try:
-        return file_info(url)
+        info = file_info(url)
     except FileNotFoundError:
         raise NotPreparedError("there is no such JSONL file", where=url, fix="check the path") from None
+    expect_version(url, info)
+    return info
 
 
 def _starts(url: str, size: int) -> Int64 | None:

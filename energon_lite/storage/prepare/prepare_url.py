@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from energon_lite.errors import DataIndexError, DatasetError, ShardFormatError, UsageError, counted
 from energon_lite.storage.files.atomic_file import remove_leftovers
 from energon_lite.storage.files.file_lock import only_one
+from energon_lite.storage.files.file_versions import version_of
 from energon_lite.storage.files.remote_files import (
     Listing,
     copy_file,
@@ -26,7 +27,6 @@ from energon_lite.storage.files.remote_files import (
     file_system,
     list_files,
     tried,
-    version_of,
 )
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import cache_folder

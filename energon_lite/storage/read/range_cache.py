@@ -183,6 +183,9 @@ class RangeCache:
 
     def _from_folder(self, one: ShardRange) -> memoryview:
         assert self._folder is not None
+        path, identity = one.shard
+        if is_remote(path) and not identity.version:  # the folder may have a range of an earlier object
+            return memoryview(self._from_store(one))
         return self._folder.get(one, self._from_store)
 
     def _from_store(self, one: ShardRange) -> bytes:

@@ -29,6 +29,7 @@ from energon_lite.storage.files.atomic_file import (
     write_bytes,
 )
 from energon_lite.storage.files.file_lock import only_one
+from energon_lite.storage.files.file_versions import version_of
 from energon_lite.storage.files.remote_files import (
     Listing,
     copy_file,
@@ -36,7 +37,6 @@ from energon_lite.storage.files.remote_files import (
     is_remote,
     list_files,
     read_range,
-    version_of,
 )
 from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.index.index_cache import cache_folder, check_count, find_index

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DatasetError
+from energon_lite.storage.files.file_versions import uncompared
 from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity
 from energon_lite.storage.index.column_file import ColumnFile, RaggedFile
 from energon_lite.storage.index.columns import CHECKSUMS, SKIPPED, Column, RaggedColumn, find_column, stored_columns
@@ -84,7 +85,8 @@ class SampleChoice:
         if verified and stored_columns(path, CHECKSUMS, RaggedFile):
             self.checksums = find_column(path, index, CHECKSUMS, self._shards, RaggedFile, asked=asked)
         rows = [table[number] for number in self._shards]
-        self.versions = tuple(index.shard_times[self._shards].tolist()) if versions is None else versions
+        times = map(uncompared, index.shard_times[self._shards].tolist())
+        self.versions = tuple(times) if versions is None else versions
         identities = [ShardIdentity(row[0], row[1], version) for row, version in zip(rows, self.versions, strict=True)]
         paths = [os.path.join(folder, name) for name in shard_names]
         self.shards: list[Shard] = list(zip(paths, identities, strict=True))

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, Protocol
 
 from energon_lite.errors import DataIndexError, EmptyDatasetError, counted
 from energon_lite.samples import SourceInfo
+from energon_lite.storage.files.byte_ranges import found_at
+from energon_lite.storage.files.file_versions import file_version
 from energon_lite.storage.files.remote_files import is_remote, list_files
-from energon_lite.storage.files.shard_store import ShardStore, shared_store, version_number
+from energon_lite.storage.files.shard_store import ShardStore, shared_store
 from energon_lite.storage.index.columns import Column, RaggedColumn
 from energon_lite.storage.index.index_cache import open_index, shard_counts
 from energon_lite.storage.index.jsonl import folder_of_shards, is_jsonl
@@ -159,8 +161,8 @@ class WebdatasetSource:
         names = list(counts if shards is None else shards)
         check_known(root, names, counts, split_part)
         if is_remote(root) and is_jsonl(root):
-            index, index_path = open_index(root)  # this has already asked the store for the file
-            versions: tuple[int, ...] = (version_number(index.uuid),)
+            index, index_path = open_index(root)
+            versions: tuple[int, ...] = (file_version(found_at(root)),)
         elif is_remote(root):
             there = list_files(root)
             index, index_path = remote_index(root, meta, counts, there)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from energon_lite.cli import bytes_of
+from energon_lite.cli import parse_bytes
 
 __all__ = ["command"]
 
@@ -68,7 +68,7 @@ def native_to_hf(source: str, target: str, shard_size: str | None, **options: An
     from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
     from energon_lite.trainer.conversion.tokenizer_files import has_tokenizer
 
-    shard_bytes = None if shard_size is None else bytes_of(shard_size)
+    shard_bytes = None if shard_size is None else parse_bytes(shard_size)
     folder = native_to_huggingface(source, target, shard_bytes=shard_bytes, **options)
     names = sorted(file.name for file in folder.iterdir())
     click.echo(f"wrote {folder}: {', '.join(names)}")

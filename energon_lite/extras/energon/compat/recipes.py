@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
-from energon_lite.batching.dealt_plan import DealtChunkPlan, DealtPlan, Shares
 from energon_lite.batching.plan import FixedPlan
+from energon_lite.extras.energon.compat.dealt_plan import DealtChunkPlan, DealtPlan, Shares
 from energon_lite.extras.energon.compat.task_encoder import DefaultTaskEncoder
 from energon_lite.loading import recipes
 from energon_lite.loading.iterators.lane_dataset import LaneDataset

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from energon_lite.cli import bytes_of, job_options, progress
+from energon_lite.cli import job_options, parse_bytes, progress
 from energon_lite.errors import DatasetError, UsageError, check_choice, counted
 from energon_lite.extras.formats.converting.samples import Sample, open_samples, read_samples
 from energon_lite.extras.formats.converting.writers import WRITERS, Mds, ShardWriter
@@ -271,7 +271,7 @@ def command(
       energon-lite convert 'data/train-*.parquet' data/tars --to tar --shard-size 1GB
       energon-lite convert data/chats lines.jsonl --to jsonl --without jpg
     """
-    size = bytes_of(shard_size)
+    size = parse_bytes(shard_size)
     with progress(show_progress, "Converting", "shards") as show:
         report = convert_dataset(
             source,

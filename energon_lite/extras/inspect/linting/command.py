@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from energon_lite.cli import job_options, json_object, make_task_encoder, progress, show_share
-from energon_lite.cli.task_encoder_argument import code_hash
+from energon_lite.cli.arguments import code_hash
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import SplitConfig, load_split_config

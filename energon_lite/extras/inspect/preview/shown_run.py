@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
-from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.leaf_spec import FoundLeaves, LeafSpec
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import StateError, UnlikeError, UsageError, counted, did_you_mean
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, stateless
 from energon_lite.loading.blend_weights import LeafFacts, by_samples, leaf_facts
-from energon_lite.loading.found_leaves import FoundLeaves
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.lane_cursor import LaneCursor
 from energon_lite.loading.iterators.lane_dataset import LaneDataset

@@ -49,7 +49,7 @@ class Run:
     type=click.Path(dir_okay=False),
     help="Write a Chrome trace (JSON), for chrome://tracing or ui.perfetto.dev.",
 )
-@click.option("--sample", "-s", "keys", multiple=True, help="Show when the sample with this key was used.")
+@click.option("--key", "-k", "keys", multiple=True, help="Show when the sample with this key was used.")
 @click.option("--slowest", type=click.IntRange(min=0), default=10, help="Number of slow samples to list.")
 @click.option("--json", "as_json", is_flag=True, help="Write the tables as JSON.")
 def command(files: tuple[str, ...], output: str | None, keys: tuple[str, ...], slowest: int, as_json: bool) -> None:
@@ -66,9 +66,9 @@ def command(files: tuple[str, ...], output: str | None, keys: tuple[str, ...], s
     \b
     Example:
       energon-lite trace trace.jsonl -o trace.json
-      energon-lite trace trace.rank*.jsonl --sample 000123
+      energon-lite trace trace.rank*.jsonl --key 000123
 
-    With --sample the exit code is 1 if a key was not used, and no data set of the trace has it.
+    With --key the exit code is 1 if a key was not used, and no data set of the trace has it.
     """
     runs, unread = read_runs(files)
     if unread:

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from energon_lite.cli import aligned, batching_argument
-from energon_lite.cli.byte_size import parse_bytes
+from energon_lite.cli.text import parse_bytes
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import UsageError, counted
 from energon_lite.extras.inspect.tuning.search import Bounds, Speed, Tuning, tune
 from energon_lite.extras.inspect.tuning.trials import Trials, What, available_memory
-from energon_lite.loading.executors.forks import usable_cores
+from energon_lite.loading.bottleneck import usable_cores
 
 __all__ = ["command", "draw_curve"]
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.batching.dealt_plan import DealtPlan, Shares
+from energon_lite.extras.energon.compat.dealt_plan import DealtPlan, Shares
 from energon_lite.order import ConcatOrder
 from tests.effort import examples
 

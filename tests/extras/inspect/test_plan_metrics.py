@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from effort import examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.batching.capacity import Capacity
-from energon_lite.batching.metrics import even_balance, lateness, length_correlation, measure_plan, rank_loads
 from energon_lite.batching.micro_batches import MicroBatches
+from energon_lite.batching.steps import whole_steps
 from energon_lite.batching.strategy import strategy_from_dict
+from energon_lite.extras.inspect.plan_metrics import (
+    even_balance,
+    lateness,
+    length_correlation,
+    measure_plan,
+    rank_loads,
+)
 
 
 def test_by_hand() -> None:
@@ -82,3 +90,46 @@ def test_balance_of_steps_that_are_evened_out() -> None:
     assert measure_plan(batches, ranks=2).attention_balance == 0.75
     assert even_balance(batches, Capacity(16), ranks=2) == (1.0, 1.0)
     assert even_balance(batches, None, ranks=2) == (1.0, 0.75)  # nothing is exchanged
+
+
+@pytest.mark.parametrize("step", [8, 16, 22, 23, 64])
+def test_ranks_have_as_much_to_do_whatever_their_number(step: int) -> None:
+    """Lengths of a factor of ten; on the divisors of the step, and one of its own."""
+    lengths = np.rint(np.exp(np.random.default_rng(0).normal(5.5, 0.6, 20_000))).astype(np.int64)
+    strategy = strategy_from_dict({"strategy": "best_fit", "capacity": 6000, "oversize": "truncate"})
+    plan = strategy.plan(lengths)
+    for ranks in (rank for rank in (2, 8, 11, 23) if step % rank == 0):
+        tokens, attention = even_balance(plan, Capacity(6000), ranks=ranks, per_rank=step // ranks, steps=10)
+        assert tokens > 0.99 and attention > 0.9, (step, ranks)
+
+
+def test_padded_micro_batches_are_dealt_to_and_fro() -> None:
+    """Each has one length, so attention differs by a factor of ten; the more turns, the more of it evens out."""
+    lengths = np.rint(np.exp(np.random.default_rng(0).normal(5.5, 0.6, 50_000))).astype(np.int64)
+    plan = strategy_from_dict({"strategy": "sorted_window", "capacity": 6000, "batches": 300}).plan(lengths)
+    for turns in (2, 4, 8):
+        as_planned = plan.attention()[: len(plan) // (8 * turns) * 8 * turns].reshape(-1, turns, 8).sum(axis=1)
+        before = float((as_planned.mean(axis=1) / as_planned.max(axis=1)).mean())
+        tokens, attention = even_balance(plan, None, ranks=8, per_rank=turns)
+        assert tokens > 0.97 and 1 - attention < (1 - before) * 0.7
+
+
+@settings(max_examples=examples(12))
+@given(
+    st.floats(0.3, 1.0),
+    st.sampled_from([5, 8, 15, 40]),
+    st.integers(0, 99),
+)
+def test_best_fit_brings_lengths_together_as_chance_does(spread: float, fill: int, seed: int) -> None:
+    """Neither like with like, as sorting does, nor long with short, as packing does by itself; and yet full."""
+    lengths = np.random.default_rng(seed).lognormal(6, spread, 30_000).astype(np.int64) + 1
+    capacity = fill * int(lengths.mean())
+    plan = strategy_from_dict({"strategy": "best_fit", "capacity": capacity, "oversize": "drop"}).plan(lengths)
+    found = measure_plan(plan, ranks=8)
+    assert abs(found.length_correlation) < 0.02
+    assert found.fill > (0.99 if fill >= 15 else 0.97)
+
+
+def test_balance_with_ranks_that_have_no_sample() -> None:
+    plan = strategy_from_dict({"strategy": "fixed", "batch_size": 4}).plan(np.array([1, 1, 1, 1, 8, 2, 2, 2, 5]))
+    assert measure_plan(whole_steps(plan, 12), ranks=12).token_balance == 23 / 12 / 8

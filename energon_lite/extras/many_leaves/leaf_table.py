@@ -16,13 +16,13 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.config.leaf_record import LeafRecords
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import DataIndexError
+from energon_lite.extras.many_leaves.leaf_records import LeafRecords
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.leaves import open_leaves
-from energon_lite.loading.makers.leaf import KnownLeaf, Leaf, leaf_key, leaf_name
+from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name
 from energon_lite.storage.read.run_reader import runs_that_fit
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 
@@ -100,6 +100,35 @@ class LeafOpener:
     ) -> tuple[Sequence[Leaf], Sequence[LeafIdentity]]:
         """Open leaves; the digests of their data may be given if they are known."""
         return open_leaves(specs, self.encoder, self.trust_code, None, self.sample_type, digests=digests)
+
+
+class KnownLeaf(Leaf):
+    """A leaf that is opened when one of its samples is read; the properties that all leaves need are known before.
+
+    Args:
+        name, path, key, length, mean_bytes: as those of :class:`Leaf`.
+        open: returns the leaf with its files; they may be closed when the leaf is not referenced any more.
+    """
+
+    def __init__(self, name: str, path: str, key: int, length: int, mean_bytes: float, open: Callable[[], Leaf]):
+        vars(self).update(name=name, key=key, length=length, mean_bytes=mean_bytes, _path=path, open=open)
+
+    @property
+    def path(self) -> str:
+        return str(vars(self)["_path"])
+
+    def apart(self) -> Leaf:
+        open = vars(self)["open"]
+        return KnownLeaf(self.name, self.path, self.key, self.length, self.mean_bytes, lambda: open().apart())
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OF_OPEN:
+            return getattr(vars(self)["open"](), name)
+        return super().__getattribute__(name)
+
+
+#: Attributes that only a leaf with its files has.
+_OF_OPEN = frozenset({"source", "loader", "cooker", "aux", "parts", "reader", "fields"})
 
 
 class LeafTable(Sequence[Leaf]):

@@ -12,7 +12,9 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-__all__ = ["cores_to_fork", "done_by_forks", "usable_cores"]
+from energon_lite.loading.bottleneck import usable_cores
+
+__all__ = ["cores_to_fork", "done_by_forks"]
 
 T = TypeVar("T")
 
@@ -22,11 +24,6 @@ _MOST = 32
 _PATIENCE = 10.0
 #: Further time to wait, as a multiple of the time that this process took.
 _TIMES = 3.0
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cores_to_fork() -> int:

@@ -14,8 +14,8 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.loading.executors import forks
-from energon_lite.loading.executors.forks import done_by_forks
+from energon_lite.extras.many_leaves import forks
+from energon_lite.extras.many_leaves.forks import done_by_forks
 
 
 @settings(max_examples=examples(25))

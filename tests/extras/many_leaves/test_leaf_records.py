@@ -9,10 +9,10 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.config.leaf_record import LeafRecords
 from energon_lite.config.leaf_spec import AuxReference, LeafSpec, Step, WeightUnit
 from energon_lite.config.subset import Subset
 from energon_lite.config.weight_schedule import Segment
+from energon_lite.extras.many_leaves.leaf_records import LeafRecords
 
 _NUMBERS = st.floats(1e-300, 1.0)
 _PLAIN = st.recursive(

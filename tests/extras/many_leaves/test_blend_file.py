@@ -18,10 +18,9 @@ import pytest
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import ConfigError, DataIndexError, EnergonLiteError, UsageError
 from energon_lite.extras.energon import BatchDataset, BlendDataset
-from energon_lite.loading import blend_file, leaf_table, opened_blend
+from energon_lite.extras.many_leaves import blend_file, leaf_table, opening
+from energon_lite.extras.many_leaves.leaf_table import KnownLeaf, LeafTable
 from energon_lite.loading.iterators.dataset import SavableDataset
-from energon_lite.loading.leaf_table import LeafTable
-from energon_lite.loading.makers.leaf import KnownLeaf
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.prepare.prepare import prepare_dataset
 
@@ -52,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., 
 def blend(tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A blend of links to the files of one folder; its files are old enough to be trusted."""
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(opened_blend, "MANY", 10)
+    monkeypatch.setattr(opening, "MANY", 10)
     monkeypatch.setattr(leaf_table, "KEPT", 16)
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     files = [path.relative_to(made) for path in made.rglob("*") if path.is_file()]
@@ -94,7 +93,7 @@ def delivered(dataset: SavableDataset, batches: int = 8) -> tuple[list[Any], Any
 def opened_whole(blend: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> SavableDataset:
     """As if there were few leaves, and no file: all of them are opened."""
     with monkeypatch.context() as patch:
-        patch.setattr(opened_blend, "MANY", 1000)
+        patch.setattr(opening, "MANY", 1000)
         patch.setenv("ENERGON_LITE_CACHE", str(blend.parent / "other"))
         dataset = opened(blend, **options)
     assert isinstance(dataset.leaves, tuple)
