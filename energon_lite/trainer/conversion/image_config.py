@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from energon_lite.trainer.conversion.language_config import (
     huggingface_config,
     model_config,
     refuse_unknown,
+    unless_same,
 )
-from energon_lite.trainer.models.config import VISION_CHOICES, ModelConfig, VisionConfig, model_changes
+from energon_lite.trainer.models.config import VISION_CHOICES, ModelConfig, VisionConfig
 
 PREPROCESSOR = "preprocessor_config.json"
 
@@ -49,8 +51,6 @@ _HARMLESS = """
     output_attentions output_hidden_states projection_dim return_dict torch_dtype transformers_version vocab_size
     vision_use_head num_channels image_size patch_size
 """
-#: Settings of :class:`VisionConfig` without a counterpart in Hugging Face.
-_OURS = ("feature_layer", "pooling", "projector", "image_token", "tp", "recompute")
 #: Mean and deviation of pixels for CLIP; SigLIP's are 0.5.
 CLIP_PIXELS = {
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
@@ -105,16 +105,10 @@ def encoder_config(
     config: ModelConfig, stored: torch.dtype, base: Mapping[str, Any] | None = None, *, where: str = "config.json"
 ) -> dict[str, Any]:
     """Return Hugging Face's configuration of the image encoder alone; arguments as for :func:`huggingface_config`."""
-    stored_name = str(stored).removeprefix("torch.")
-    if base is not None and base.get("model_type") in _KINDS:
-        assert config.vision is not None
-        ours = dataclasses.asdict(config.vision)
-        mine = {name: ours[name] for name in (*_OURS, "image_mean", "image_std")}
-        settings = vision_settings(base, where=where, ignore=base.keys(), **mine)
-        same = all(getattr(config, name) == value for name, value in settings.items())
-        if same and dtype_in(base) in (None, stored_name):
-            return dict(base)
-    return huggingface_vision_config(config) | {"torch_dtype": stored_name}
+    values = huggingface_vision_config(config) | {"torch_dtype": str(stored).removeprefix("torch.")}
+    return unless_same(
+        values, base, lambda these, ignore: ModelConfig(**vision_settings(these, where=where, ignore=ignore))
+    )
 
 
 def huggingface_vision_config(config: ModelConfig) -> dict[str, Any]:
@@ -219,16 +213,12 @@ def llava_config(
     """
     check_is_llava(config)
     assert config.vision is not None
-    stored_name = str(stored).removeprefix("torch.")
-    ours = base is not None and base.get("model_type") == MODEL_TYPE and max_length is None
-    if base is not None and ours and _describes(base, config, stored_name, where):
-        return dict(base)
     language = dataclasses.replace(config, image_size=0, vision=None)
     # The former model may be the language model alone.
     former = {} if base is None or base.get("model_type") != MODEL_TYPE else base
     text = former.get("text_config") if former else base
     values = {key: value for key, value in former.items() if key not in ("dtype", "image_token_id")}
-    return values | {
+    values |= {
         "architectures": ["LlavaForConditionalGeneration"],
         "model_type": MODEL_TYPE,
         "text_config": huggingface_config(language, stored, text, where=where, max_length=max_length, whole=False),
@@ -240,8 +230,9 @@ def llava_config(
         "vision_feature_layer": config.vision.feature_layer,
         "vision_feature_select_strategy": _strategy(config.vision.kind),
         "tie_word_embeddings": config.tie_embeddings,
-        "torch_dtype": stored_name,
+        "torch_dtype": str(stored).removeprefix("torch."),
     }
+    return values if max_length else unless_same(values, base, partial(any_model_config, where=where, dtype="float32"))
 
 
 def check_is_llava(config: ModelConfig, *, where: str | None = None) -> None:
@@ -267,19 +258,6 @@ def check_is_llava(config: ModelConfig, *, where: str | None = None) -> None:
             fix="export a part with --text-only or --vision-only, name a token with --image-token, or write a file of "
             "our names with to-file",
         )
-
-
-def _describes(base: Mapping[str, Any], config: ModelConfig, stored: str, where: str) -> bool:
-    """Return whether a ``config.json`` describes this model, with weights of this type."""
-    assert config.vision is not None
-    parts = [base, *(base.get(part) or {} for part in ("text_config", "vision_config"))]
-    theirs = any_model_config(base, where=where, dtype=config.dtype, ignore={key for part in parts for key in part})
-    assert theirs.vision is not None
-    # The normalization of pixels is not in this file.
-    pixels = {name: getattr(config.vision, name) for name in ("image_mean", "image_std")}
-    theirs = dataclasses.replace(theirs, vision=dataclasses.replace(theirs.vision, **pixels))
-    same_token = theirs.vision is not None and theirs.vision.image_token == config.vision.image_token
-    return dtype_in(base) in (None, stored) and same_token and not model_changes(theirs, config)
 
 
 def _strategy(kind: str) -> str:

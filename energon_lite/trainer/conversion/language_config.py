@@ -6,8 +6,9 @@ than a model that silently differs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -249,9 +250,6 @@ def huggingface_config(
         StateError: Hugging Face has no such model among the supported kinds.
     """
     kind = architecture_for(config, None if base is None else base.get("model_type"))
-    stored_name = str(stored).removeprefix("torch.")
-    if base is not None and max_length is None and _describes(base, config, stored_name, where, whole):
-        return dict(base)
     values: dict[str, Any] = {"hidden_act": "silu", "attention_dropout": 0.0, "use_cache": True}
     values |= {"attention_bias": False, "mlp_bias": False} if kind.model_type == "llama" else {}
     values |= {"bos_token_id": None, "eos_token_id": None}
@@ -263,20 +261,28 @@ def huggingface_config(
         "head_dim": config.head_width,
         "rope_theta": config.rope_theta,
         "rope_scaling": None if scaling is None else {k: getattr(scaling, v) for k, v in _SCALING.items()},
-        "torch_dtype": stored_name,
+        "torch_dtype": str(stored).removeprefix("torch."),
     }
     values |= {"architectures": [kind.name], "model_type": kind.model_type} | kind.window_settings(config)
     if scaling is not None:
         values["rope_scaling"]["rope_type"] = "llama3"
     follows = 2048 if scaling is None else int(scaling.factor * scaling.original_length)
     values["max_position_embeddings"] = max_length or values.get("max_position_embeddings") or follows
-    return values
+    read = partial(model_config, where=where, dtype="float32", whole=whole)
+    return values if max_length else unless_same(values, base, read)
 
 
-def _describes(base: Mapping[str, Any], config: ModelConfig, stored: str, where: str, whole: bool) -> bool:
-    """Return whether a ``config.json`` describes this model, with weights of this type."""
-    theirs = model_config(base, where=where, dtype=config.dtype, ignore=base.keys(), whole=whole)
-    return dtype_in(base) in (None, stored) and not model_changes(theirs, config, ignore=["patch_size"])
+def unless_same(
+    values: dict[str, Any], base: Mapping[str, Any] | None, read: Callable[..., ModelConfig]
+) -> dict[str, Any]:
+    """Return ``base`` if it describes the same model, with weights of the same type, as ``values``; else ``values``."""
+    alike = base is not None and base.get("model_type") == values["model_type"]
+    if base is None or not alike or dtype_in(base) not in (None, dtype_in(values)):
+        return values
+    parts = [base, values, *(base.get(part) or {} for part in ("text_config", "vision_config"))]
+    one, other = (read(these, ignore={key for part in parts for key in part}) for these in (base, values))
+    tokens = [None if config.vision is None else config.vision.image_token for config in (one, other)]
+    return values if model_changes(one, other) or tokens[0] != tokens[1] else dict(base)
 
 
 def dtype_in(values: Mapping[str, Any]) -> str | None:
