@@ -8,4 +8,6 @@ from .cost_fit import fit_costs as fit_costs
 from .cost_model import CostModel as CostModel
 from .cost_model import Quadratic as Quadratic
 from .encoder_plan import EncoderPlan as EncoderPlan
+from .image_exchange import image_exchange as image_exchange
 from .image_patches import ImagePatches as ImagePatches
+from .micro_batch_times import MicroBatchTimes as MicroBatchTimes

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
@@ -20,7 +20,7 @@ from energon_lite.trainer.optimizer.config import scaled_learning_rate
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
-from energon_lite.trainer.training.config import TrainerConfig
+from energon_lite.trainer.training.config import TrainerConfig, extra
 from energon_lite.trainer.training.config_file import changes, config_to_dict
 from energon_lite.trainer.training.guards import NonFiniteGuard, SpikeGuard, is_finite
 from energon_lite.trainer.training.metrics import (
@@ -32,13 +32,15 @@ from energon_lite.trainer.training.metrics import (
     make_sinks,
     write,
 )
-from energon_lite.trainer.training.micro_batch_times import MicroBatchTimes
 from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
 from energon_lite.trainer.training.profiling import ProfileWindow
 from energon_lite.trainer.training.requests import Requests
 from energon_lite.trainer.training.starting_weights import NEW_PARTS, load_starting_weights
 from energon_lite.trainer.training.step import evaluate_each, launch_step
 from energon_lite.trainer.training.throughput import batch_flops
+
+if TYPE_CHECKING:
+    from energon_lite.extras.balance import MicroBatchTimes
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +89,10 @@ class Trainer:
         self.spikes = SpikeGuard(train.spike_factor, train.spike_window, self.mesh) if train.spike_factor else None
         self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, data.skip_steps)
         self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh, memory=train.memory_snapshot)
-        self.times = MicroBatchTimes(train.measure_costs, config.output, config.model, self.mesh)
+        self.times: MicroBatchTimes | None = None
+        if train.measure_costs:
+            times = extra("balance", "train.measure_costs").MicroBatchTimes
+            self.times = times(train.measure_costs, config.output, config.model, self.mesh)
         self.numbers = StepMetrics(config, self.mesh)
         self.digest = RunDigest()
 
@@ -135,7 +140,8 @@ class Trainer:
             if done > saved:
                 self.save(done)
             self.saver.finish()
-            self.times.finish(done)
+            if self.times is not None:
+                self.times.finish(done)
             if stopped_by and self.mesh.is_main:
                 logger.info("stopped after step %d of %d by %s", done, train.steps, stopped_by)
         return done
@@ -161,10 +167,11 @@ class Trainer:
         lr = partial(scaled_learning_rate, step - 1, train.steps, self.config.optimizer)
         parts = self.model, self.optimizer, micro_batches, self.mesh
         with self.profile.step(step) as record:
-            passes = self.times.recorder(step) if record is None else None
+            passes = self.times.recorder(step) if self.times is not None and record is None else None
             running.launched = launch_step(*parts, lr=lr, record=record or passes, spikes=self.spikes)
         running.flops = sum(batch_flops(self.config.model, batch) for batch in micro_batches if batch is not None)
-        running.measured = self.times.measured(step, passes, micro_batches)
+        if self.times is not None and passes is not None:
+            running.measured = self.times.measured(step, passes, micro_batches)
         if _due(step, train.eval_every):
             running.launched.result()  # the evaluation does not count in the step's time
             running.evaluation = self.evaluate()

@@ -22,7 +22,7 @@ from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel, Stream
 from energon_lite.trainer.models.sequence import local_length, whole_length
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.image_exchange import image_exchange
+from energon_lite.trainer.training.config import extra
 from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_order, pipeline_schedule
 from energon_lite.trainer.training.throughput import batch_flops
 
@@ -122,7 +122,8 @@ def run_pipeline(
     mesh = model.mesh
     divisor = torch.as_tensor(divisor, device=mesh.device)
     done = after_backward or (lambda chunk: None)
-    model.exchange = image_exchange(model, micro_batches) if backward and mesh.is_first_stage else None
+    if backward and mesh.is_first_stage and mesh.group("images") is not None:
+        model.exchange = extra("balance", "mesh.share_images").image_exchange(model, micro_batches)
     try:
         if mesh.pp == mesh.virtual == 1:
             return _one_stage(model, micro_batches, divisor, backward, done, record)

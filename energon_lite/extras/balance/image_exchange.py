@@ -12,22 +12,19 @@ take them from the plan of the data, because a sample that failed would be missi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from energon_lite.extras.balance.encoder_plan import EncoderPlan
 from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.models.vision import encode_images
-from energon_lite.trainer.training.config import extra
 from energon_lite.trainer.training.throughput import flops_of_images
-
-if TYPE_CHECKING:
-    from energon_lite.extras.balance import EncoderPlan
 
 __all__ = ["ImageExchange", "image_exchange"]
 
@@ -65,7 +62,6 @@ class ImageExchange:
 
     def __init__(self, model: LlamaModel, sizes: Sequence[Sequence[Sizes]], group: dist.ProcessGroup):
         assert model.vision is not None
-        self._plan: type[EncoderPlan] = extra("balance", "mesh.share_images").EncoderPlan
         self._encoder = model.vision
         self._projector = model.projector
         self._config = model.config
@@ -88,7 +84,7 @@ class ImageExchange:
         config = self._config
         self._turn += 1
         costs, owner = _costs(config, sizes)
-        plan = self._plan.of(owner, costs, len(sizes))
+        plan = EncoderPlan.of(owner, costs, len(sizes))
         flat = [size for of_rank in sizes for size in of_rank]
         own, mine = sizes[rank], plan.encoded(rank)
         # Image numbers from and to each rank, in the order of transfer.
