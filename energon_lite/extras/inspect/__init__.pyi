@@ -5,3 +5,4 @@ from .metrics.prometheus_endpoint import PrometheusEndpoint as PrometheusEndpoin
 from .metrics.sinks import MetricsFile as MetricsFile
 from .metrics.sinks import TensorBoardFolder as TensorBoardFolder
 from .metrics.sinks import WandbRun as WandbRun
+from .profiling import ProfileWindow as ProfileWindow

@@ -129,15 +129,11 @@ class ParallelMesh(RankGrid):
 
     def any_rank(self, flag: bool) -> bool:
         """Return on every rank whether ``flag`` is true on any. Every rank must call it."""
-        return self.any_rank_each(flag)[0]
-
-    def any_rank_each(self, *flags: bool) -> list[bool]:
-        """Compute :meth:`any_rank` of several flags, in one collective."""
         if self.world_size == 1:
-            return list(flags)
-        shared = torch.tensor(flags, dtype=torch.int64, device=self.device)
+            return flag
+        shared = torch.tensor(int(flag), device=self.device)
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-        return [bool(flag) for flag in shared.tolist()]
+        return bool(shared.item())
 
     def barrier(self) -> None:
         """Wait until every rank has called this."""

@@ -94,22 +94,20 @@ def examples_of(
         task: task that makes examples.
         tokenizer: the tokenizer.
     """
-    wanted = [_wanted(record, task) for record in records]
+    wanted: list[list[Any] | str] = []
+    for record in records:
+        try:
+            wanted.append(record if isinstance(record, str) else _texts(record, task))
+        except ValueError as error:
+            wanted.append(str(error))
     # One call for all texts takes a fraction of the time of many calls.
     texts = [] if task.messages is not None else [text for item in wanted if not isinstance(item, str) for text in item]
     encoded = iter(tokenizer.encode_texts(texts) if texts else [])
     return [_outcome(item, encoded, task, tokenizer) for item in wanted]
 
 
-def _wanted(record: Mapping[str, Any] | str, task: Task) -> list[Any] | str:
-    """Return the texts to tokenise, or the messages; or the reason why there are none."""
-    try:
-        return record if isinstance(record, str) else _texts(record, task)
-    except ValueError as error:
-        return str(error)
-
-
 def _texts(record: Mapping[str, Any], task: Task) -> list[Any]:
+    """Return the texts to tokenise, or the messages."""
     if task.messages is not None:
         _, messages = _field(record, task.messages)
         good = isinstance(messages, list) and all(

@@ -8,7 +8,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,6 @@ from energon_lite.trainer.training.metrics import (
     write,
 )
 from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
-from energon_lite.trainer.training.profiling import ProfileWindow
 from energon_lite.trainer.training.requests import Requests
 from energon_lite.trainer.training.starting_weights import NEW_PARTS, load_starting_weights
 from energon_lite.trainer.training.step import evaluate_each, launch_step
@@ -41,6 +40,7 @@ from energon_lite.trainer.training.throughput import batch_flops
 
 if TYPE_CHECKING:
     from energon_lite.extras.balance import MicroBatchTimes
+    from energon_lite.extras.inspect import ProfileWindow
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,10 @@ class Trainer:
         self.requests = Requests(train.time_limit, self.mesh)
         self.spikes = SpikeGuard(train.spike_factor, train.spike_window, self.mesh) if train.spike_factor else None
         self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, data.skip_steps)
-        self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh, memory=train.memory_snapshot)
+        self.profile: ProfileWindow | None = None
+        if train.profile is not None:
+            window = extra("inspect", "train.profile").ProfileWindow
+            self.profile = window(train.profile, f"{config.output}/profile", self.mesh, memory=train.memory_snapshot)
         self.times: MicroBatchTimes | None = None
         if train.measure_costs:
             times = extra("balance", "train.measure_costs").MicroBatchTimes
@@ -166,7 +169,7 @@ class Trainer:
         running = RunningStep(step, self.data.last_step(), began, time.perf_counter() - began)
         lr = partial(scaled_learning_rate, step - 1, train.steps, self.config.optimizer)
         parts = self.model, self.optimizer, micro_batches, self.mesh
-        with self.profile.step(step) as record:
+        with nullcontext() if self.profile is None else self.profile.step(step) as record:
             passes = self.times.recorder(step) if self.times is not None and record is None else None
             running.launched = launch_step(*parts, lr=lr, record=record or passes, spikes=self.spikes)
         running.flops = sum(batch_flops(self.config.model, batch) for batch in micro_batches if batch is not None)
@@ -273,7 +276,8 @@ class Trainer:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with ExitStack() as stack:  # an error in one, even a second Ctrl-C, does not keep the rest open
             stack.callback(self.mesh.close)
-            stack.callback(self.profile.close)
+            if self.profile is not None:
+                stack.callback(self.profile.close)
             stack.callback(self.data.close)
             closing = stack.enter_context(self.requests.listening())
             self._finish_saving(kind, error, trace)

@@ -83,7 +83,7 @@ class StepMetrics:
         seconds, self._ended = ended - max(running.began, self._ended), ended
         values: dict[str, Any] = {
             "step": step,
-            **vars(result),
+            **{name: getattr(result, name) for name in ("loss", "grad_norm", "tokens", "lr")},
             **self.config.optimizer.learning_rates(result.lr),
             "seconds": seconds,
             "data_wait": running.data_wait,
@@ -92,10 +92,8 @@ class StepMetrics:
             "micro_batches": running.data.micro_batches,
             "position": running.data.position,
         }
-        if (skipped := step - launched.updates()) > 0:
-            values["skipped_updates"] = skipped
-        if (spikes := launched.spikes()) > 0:
-            values["spikes"] = spikes
+        counts = {"skipped_updates": step - result.updates, "spikes": result.spikes}
+        values |= {name: count for name, count in counts.items() if count > 0}
         return values | running.measured | running.evaluation
 
     def complete(self, values: dict[str, Any], sums: Sequence[float]) -> None:

@@ -34,12 +34,16 @@ class StepResult:
         grad_norm: global norm of the gradient before clipping.
         tokens: number of tokens in the loss; NaN if a loss mask is not finite, as is the loss in this case.
         lr: the learning rate.
+        updates: number of updates up to this step: fewer than steps, if some were left out.
+        spikes: number of updates left out by the :class:`SpikeGuard`.
     """
 
     loss: float
     grad_norm: float
     tokens: float
     lr: float
+    updates: int
+    spikes: int
 
 
 class LaunchedStep:
@@ -61,17 +65,9 @@ class LaunchedStep:
 
     def result(self) -> StepResult:
         """Wait for the step's numbers."""
-        loss, tokens, norm, _, _ = self._values.read()
+        loss, tokens, norm, updates, spikes = self._values.read()
         self.ended = self.ended or time.perf_counter()
-        return StepResult(loss, norm, _whole(tokens), self._lr)
-
-    def updates(self) -> int:
-        """Return the number of updates up to this step: fewer than steps, if some were left out."""
-        return int(self._values.read()[3])
-
-    def spikes(self) -> int:
-        """Return the number of updates left out by the :class:`SpikeGuard`."""
-        return int(self._values.read()[4])
+        return StepResult(loss, norm, _whole(tokens), self._lr, int(updates), int(spikes))
 
 
 def train_step(

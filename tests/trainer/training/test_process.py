@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from energon_lite.errors import ConfigError, UsageError
+from energon_lite.extras.inspect import ProfileWindow
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training import process
 from energon_lite.trainer.training.config_file import config_from_dict
 from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
-from energon_lite.trainer.training.profiling import ProfileWindow
 
 
 def config(**train: Any) -> Any:

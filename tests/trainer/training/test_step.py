@@ -54,7 +54,7 @@ def test_no_launch_reads_and_the_numbers_come_in_one() -> None:
     with host_reads() as found:
         result = launched[1].result()
     assert found == ["tolist"] and math.isfinite(result.loss) and result.tokens == 32
-    assert [each.updates() for each in launched] == [1, 2, 3]
+    assert [each.result().updates for each in launched] == [1, 2, 3]
 
 
 def test_a_rate_by_tokens_reads_their_number_only() -> None:
@@ -92,7 +92,7 @@ def test_what_is_read_late_is_what_was_read_at_once() -> None:
             spoiled.remove()
         optimizer.wait_parameters()
         results += [each.result() for each in launched]
-        return [repr(each) for each in results], [each.updates() for each in launched], [*model.parameters()]
+        return [repr(each) for each in results], [each.result().updates for each in launched], [*model.parameters()]
 
     at_once, _, weights = run(late=False)
     late, updates, same = run(late=True)
