@@ -107,13 +107,12 @@ def exported_part(
             fix = "export all of it" if not config.image_size else "write a file of our names with to-file"
             raise StateError("the model has no image encoder that Hugging Face knows", where=where, fix=fix)
         return ExportedPart("vision", config)
-    if text_only or not config.image_size:
-        language = dataclasses.replace(config, image_size=0, vision=None)
-        architecture_for(language, where=where)
-        return ExportedPart("language", language)
-    check_is_llava(config, where=where)
-    architecture_for(dataclasses.replace(config, image_size=0, vision=None), where=where)
-    return ExportedPart(MODEL_TYPE, config)
+    images = config.image_size > 0 and not text_only
+    if images:
+        check_is_llava(config, where=where)
+    language = dataclasses.replace(config, image_size=0, vision=None)
+    architecture_for(language, where=where)
+    return ExportedPart(MODEL_TYPE, config) if images else ExportedPart("language", language)
 
 
 #: The largest file of weights in bytes, as in transformers.

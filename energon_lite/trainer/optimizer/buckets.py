@@ -12,7 +12,7 @@ from energon_lite.trainer.optimizer.bucket_plan import BucketPlan, Kind
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.muon import MuonPartition
 from energon_lite.trainer.optimizer.partition import Partition
-from energon_lite.trainer.parallel import single_tensor
+from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import local_tensor
 
@@ -52,7 +52,7 @@ class Bucket:
     def gather(self, group: dist.ProcessGroup | None) -> None:
         """Start to gather the values of all slices."""
         if group is not None:
-            self.gathering = single_tensor.all_gather(self.values, self.values[self.share], group=group, async_op=True)
+            self.gathering = collectives.all_gather(self.values, self.values[self.share], group=group, async_op=True)
 
     def wait(self) -> None:
         """Wait until the values are gathered."""

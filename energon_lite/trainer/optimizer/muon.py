@@ -15,7 +15,7 @@ from torch import Tensor
 from energon_lite.trainer.optimizer.bucket_plan import Slot
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.partition import Partition
-from energon_lite.trainer.parallel import single_tensor
+from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
 
@@ -96,7 +96,7 @@ class MuonPartition(Partition):
         if group is None:
             return update[None]
         parts = update.new_empty(dist.get_world_size(group) * update.numel())
-        single_tensor.all_gather(parts, update, group=group)
+        collectives.all_gather(parts, update, group=group)
         return parts.view(-1, update.numel())
 
 

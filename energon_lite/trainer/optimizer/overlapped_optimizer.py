@@ -42,7 +42,7 @@ from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.foreign_modules import adopt_module, check_copies
 from energon_lite.trainer.optimizer.parameter_hooks import allow_reading, hook_parameters, refuse_reading
 from energon_lite.trainer.optimizer.rounds import AgreedCount, FirstStep, Rounds
-from energon_lite.trainer.parallel import single_tensor
+from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import ParallelMesh, parallel_mesh
 from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
 from energon_lite.trainer.parallel.shards import Shard
@@ -233,7 +233,7 @@ class OverlappedDistributedOptimizer:
         work = None
         if self._group is not None:
             whole = grads[: bucket.values.numel()]
-            work = single_tensor.reduce_scatter(whole[bucket.share], whole, group=self._group, async_op=True)
+            work = collectives.reduce_scatter(whole[bucket.share], whole, group=self._group, async_op=True)
         self._in_flight.append((bucket, grads, work))
         bucket.grads = grads if bucket.in_place else None
         bucket.filled.clear()

@@ -166,7 +166,7 @@ class Trainer:
         train, began = self.config.train, time.perf_counter()
         if not (micro_batches := self.data.take_step(batches)):
             raise StopIteration
-        running = RunningStep(step, self.data.last_step(), began, time.perf_counter() - began)
+        running = RunningStep(step, self.data.last_step, began, time.perf_counter() - began)
         lr = partial(scaled_learning_rate, step - 1, train.steps, self.config.optimizer)
         parts = self.model, self.optimizer, micro_batches, self.mesh
         with nullcontext() if self.profile is None else self.profile.step(step) as record:
