@@ -50,7 +50,7 @@ from energon_lite.trainer.models.sequence import rotation_table
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.step import LaunchedStep, launch_step
-from energon_lite.trainer.training.throughput import flops_per_token
+from energon_lite.trainer.training.throughput import training_flops
 
 #: The trainer's settings that make it fast.
 OURS = {"compile": True, "fuse_projections": True, "loss_chunk": 4096}
@@ -273,7 +273,7 @@ def main() -> None:
     rate = fresh_process(__file__, *given, "--run", "matrix")
     config = shape(arguments)
     tokens = arguments.batch * arguments.length * arguments.micro_batches
-    needed = flops_per_token(config, arguments.length) * tokens
+    needed = training_flops(config, 1, arguments.length / 2) * tokens
     print(f"{machine()}; {torch.cuda.get_device_name() if device().type == 'cuda' else 'no GPU'}")
     print(f"{arguments.preset}: {dataclasses.asdict(config)}")
     print(f"{tokens:,} tokens a step, rows of {arguments.length}; matrix rate {rate / 1e12:.3g} TFLOP/s\n")

@@ -94,10 +94,10 @@ class Block(nn.Module):
         def attend(x: torch.Tensor) -> torch.Tensor:
             return self.self_attn(self.input_layernorm(x), part)
 
-        return residual(x, attend, self._feed, selective=self.selective)
+        def feed(x: torch.Tensor) -> torch.Tensor:
+            return self.mlp(self.post_attention_layernorm(x))
 
-    def _feed(self, x: torch.Tensor) -> torch.Tensor:
-        return self.mlp(self.post_attention_layernorm(x))
+        return residual(x, attend, feed, selective=self.selective)
 
 
 class LlamaModel(nn.Module):
@@ -248,19 +248,12 @@ class LlamaModel(nn.Module):
         assert isinstance(loss, torch.Tensor)
         return loss
 
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        image: torch.Tensor | None = None,
-        image_rows: torch.Tensor | None = None,
-        image_starts: torch.Tensor | None = None,
-        image_sizes: Sequence[tuple[int, int]] | None = None,
-    ) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, *images: Any) -> torch.Tensor:
         """Return the logits of the token after each of ``tokens``, without pipeline and context parallelism.
 
         Args:
             tokens: int64 ``[rows, length]``, padded at the end with any values.
-            image, image_rows, image_starts, image_sizes: see :class:`MultimodalBatch`; None for a batch without images.
+            images: ``image``, ``image_rows``, ``image_starts`` and ``image_sizes`` of :class:`MultimodalBatch`, if any.
 
         Returns:
             This rank's columns: ``[rows, length, padded vocabulary / tp]``.
@@ -271,8 +264,7 @@ class LlamaModel(nn.Module):
         self._whole_pipeline()
         if self.mesh.cp > 1:
             raise UsageError("rows are cut over ranks", fix="load the model with cp=1")
-        stream = self.embed(tokens, image, image_rows, image_starts, image_sizes)
-        return self.head(self.blocks(0, stream))[:, : tokens.shape[1]]
+        return self.head(self.blocks(0, self.embed(tokens, *images)))[:, : tokens.shape[1]]
 
     def all_logits(self, tokens: torch.Tensor, *images: Any) -> torch.Tensor:
         """Return logits over the real vocabulary, whole on every rank: ``[rows, length, vocab_size]``."""

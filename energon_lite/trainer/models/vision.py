@@ -38,12 +38,11 @@ class PatchEmbedding(nn.Module):
         self.image_size = config.image_size
         pixels = 3 * config.patch_size**2
         hidden = config.hidden_size
-        std = config.init_std
         # Pixels, unlike hidden states, do not have zero mean and unit variance; 1/sqrt(inputs) compensates for that.
         projection = ParameterLayout((hidden, pixels), std=pixels**-0.5)
         self.weight = new_parameter(projection, mesh, config.torch_dtype)
         self.bias = new_parameter(ParameterLayout((hidden,)), mesh, config.torch_dtype)
-        positions = ParameterLayout((config.prefix_length, hidden), std=std)
+        positions = ParameterLayout((config.prefix_length, hidden), std=config.init_std)
         self.position = new_parameter(positions, mesh, config.torch_dtype)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,7 @@ from energon_lite.trainer.training.metrics import (
     make_sinks,
     write,
 )
-from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
+from energon_lite.trainer.training.process import garbage_collection, prepare_attention, prepare_process
 from energon_lite.trainer.training.requests import Requests
 from energon_lite.trainer.training.starting_weights import NEW_PARTS, load_starting_weights
 from energon_lite.trainer.training.step import evaluate_each, launch_step
@@ -114,7 +114,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(self.requests.listening())
             stack.push(self._finish_saving)
-            garbage = stack.enter_context(GarbageCollection(train.gc_every))
+            ended = stack.enter_context(garbage_collection(train.gc_every))
             sinks = make_sinks(self.config, done, self.sinks) if self.mesh.is_main else []
             for sink in sinks:
                 stack.callback(sink.close)
@@ -131,7 +131,7 @@ class Trainer:
                     stopped_by = "the end of the data"
                     break
                 done += 1
-                garbage.ended(done)
+                ended(done)
                 save = save or _due(done, train.save_every)
                 # The numbers of a step are read after the next one is launched, so that the device stays busy.
                 stopped_by, asked, bad = self._report(running, sinks, leave=0 if save else 1)

@@ -16,20 +16,6 @@ from energon_lite.trainer.models.config import ModelConfig
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H100 PCIe": 756e12, "H200": 989e12, "B200": 2250e12, "L40S": 362e12}
 
 
-def flops_per_token(config: ModelConfig, length: int) -> float:
-    """Return the :func:`training_flops` of each token of a long causal row: 6 N + 6 L H S.
-
-    Args:
-        config: the model's shape.
-        length: tokens of a row.
-
-    Example:
-        >>> round(flops_per_token(ModelConfig(hidden_size=64, num_layers=2, ffn_size=160, vocab_size=256), 32))
-        667648
-    """
-    return training_flops(config, 1, length / 2)
-
-
 def training_flops(config: ModelConfig, positions: float, pairs: float) -> float:
     """Return the useful operations of a training step: 6 N for each position, and 12 L H for each pair of positions.
 

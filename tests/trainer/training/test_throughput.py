@@ -13,7 +13,6 @@ from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.throughput import (
     batch_flops,
-    flops_per_token,
     image_flops,
     memory_in_use,
     peak_flops,
@@ -21,6 +20,11 @@ from energon_lite.trainer.training.throughput import (
 )
 
 SHAPE = ModelConfig(hidden_size=64, num_layers=3, num_heads=8, num_kv_heads=2, ffn_size=80, vocab_size=96)
+
+
+def flops_per_token(config: ModelConfig, length: int) -> float:
+    """Operations of each token of a long causal row: 6 N + 6 L H S."""
+    return training_flops(config, 1, length / 2)
 
 
 def test_weights_count_that_a_token_is_multiplied_with(alone: ParallelMesh) -> None:
