@@ -15,7 +15,7 @@ DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.installed
 
 # The inner loop: what starts ranks, kills processes or tries thousands of examples is left to `make test`.
-LEFT_OUT := laws chaos compat docs examples house trainer/parallel
+LEFT_OUT := core/laws core/chaos extras/energon/compat house trainer/parallel
 
 help:
 	@echo "make venv    make the virtual environment in $(VENV) and install everything into it"

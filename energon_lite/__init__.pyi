@@ -1,11 +1,11 @@
 __version__: str
 
-from .batching.best_fit import BestFit as BestFit
 from .batching.capacity import Capacity as Capacity
-from .batching.concat_split import ConcatSplit as ConcatSplit
-from .batching.fixed_size import Fixed as Fixed
-from .batching.greedy import Greedy as Greedy
 from .batching.micro_batches import MicroBatches as MicroBatches
+from .batching.packing import BestFit as BestFit
+from .batching.packing import ConcatSplit as ConcatSplit
+from .batching.packing import Greedy as Greedy
+from .batching.padded import Fixed as Fixed
 from .batching.sequence_batches import pack_sequences as pack_sequences
 from .batching.sequence_batches import pad_sequences as pad_sequences
 from .batching.strategy import register_strategy as register_strategy

@@ -1,6 +1,6 @@
 """Keep small data sets and states as the current version makes them; run it once for each release, before its tag.
 
-    python tools/keep_release.py            # tests/released/<version>/, some 100 kB
+    python tools/keep_release.py            # tests/house/released/<version>/, some 100 kB
     python tools/keep_release.py --again    # of a version that is not released yet
 
 A test opens and restores what each released version has left here, for as long as there is a promise that it can.
@@ -18,7 +18,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/released"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/house/released"))
 
 import scenarios
 
@@ -85,7 +85,7 @@ def keep(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Keep data sets and states of the current version for a test.")
     parser.add_argument("--again", action="store_true", help="make those of this version anew")
-    folder = ROOT / "tests/released" / energon_lite.__version__
+    folder = ROOT / "tests/house/released" / energon_lite.__version__
     if folder.exists() and not parser.parse_args().again:
         raise SystemExit(f"{folder} is there: raise energon_lite.__version__, or say --again if it is not released")
     shutil.rmtree(folder, ignore_errors=True)

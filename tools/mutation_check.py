@@ -36,34 +36,37 @@ ROOT = Path(__file__).parents[1]
 
 
 def _laws(*names: str) -> list[str]:
-    return [f"tests/laws/test_{name}.py" for name in names]
+    return [f"tests/core/laws/test_{name}.py" for name in names]
 
 
 #: Where faults are put, and the tests that should find them, those that are quick first.
 ROOMS: dict[str, tuple[list[str], list[str]]] = {
-    "order": (["energon_lite/order"], ["tests/order", "tests/laws/test_windows.py", "tests/laws/test_oracle.py"]),
+    "order": (
+        ["energon_lite/order"],
+        ["tests/core/order", "tests/core/laws/test_windows.py", "tests/core/laws/test_oracle.py"],
+    ),
     "plan": (
         ["energon_lite/batching", "energon_lite/extras/balance"],
         [
-            "tests/batching",
-            "tests/recipes/test_doors.py",
-            "tests/cli/test_profile_command.py",
+            "tests/core/batching",
+            "tests/core/recipes/test_doors.py",
+            "tests/extras/balance/test_profile_command.py",
             *_laws("token_batches", "token_steps", "token_epochs", "encoded_token_batches", "cost_batches"),
             *_laws("steps", "oracle"),
         ],
     ),
     "cursor": (
         ["energon_lite/loading/iterators", "energon_lite/loading/states"],
-        ["tests/loading/states", "tests/laws", "tests/loading/test_interrupts.py"],
+        ["tests/core/loading/states", "tests/core/laws", "tests/core/loading/test_interrupts.py"],
     ),
     "reader": (
         ["energon_lite/storage/read", "energon_lite/storage/samples", "energon_lite/extras/energon/joins"],
         [
-            "tests/storage",
-            "tests/loading/makers",
-            "tests/compat/test_jsonl_files.py",
-            "tests/recipes/test_doors.py",
-            "tests/recipes/test_joins.py",
+            "tests/core/storage",
+            "tests/core/loading/makers",
+            "tests/extras/energon/compat/test_jsonl_files.py",
+            "tests/core/recipes/test_doors.py",
+            "tests/extras/energon/test_joins.py",
             *_laws("windows", "no_code"),
         ],
     ),

@@ -3,7 +3,7 @@
     python tools/release_notes.py 0.1.0
 
 The package has this version, the changelog has a section ``## 0.1.0 - 2026-12-01`` and nothing left under
-``Unreleased``, and ``tests/released/0.1.0`` has its data sets and states. It needs nothing but Python.
+``Unreleased``, and ``tests/house/released/0.1.0`` has its data sets and states. It needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def release_notes(root: Path, version: str) -> str:
     found = re.search(r'^__version__ = "(.*)"$', (root / "energon_lite/__init__.py").read_text(), re.M)
     if found is None or found[1] != version:
         raise SystemExit(f"energon_lite.__version__ is {found and found[1]}, and the tag says {version}")
-    if not (root / "tests/released" / version / "states.json").exists():
-        raise SystemExit(f"tests/released/{version} is missing: run python tools/keep_release.py, and commit it")
+    if not (root / "tests/house/released" / version / "states.json").exists():
+        raise SystemExit(f"tests/house/released/{version} is missing: run python tools/keep_release.py, and commit it")
     sections = re.split(r"^## (.*)$", (root / "CHANGELOG.md").read_text(), flags=re.M)
     notes = dict(zip(sections[1::2], map(str.strip, sections[2::2]), strict=True))
     if notes.get("Unreleased"):

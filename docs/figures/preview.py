@@ -15,9 +15,9 @@ from PIL import Image
 
 from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
-from tests.preview.chromium import find_chromium, running
-from tests.preview.samples_to_show import Keep, blend
-from tests.preview.served import serving
+from tests.extras.inspect.preview.chromium import find_chromium, running
+from tests.extras.inspect.preview.samples_to_show import Keep, blend
+from tests.extras.inspect.preview.served import serving
 
 
 def main() -> None:

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 
-from energon_lite.batching.address_list import AddressList
 from energon_lite.batching.capacity import at_least_one
-from energon_lite.batching.digests import address_hashes, sums_of_groups
-from energon_lite.batching.oversize import Counts
+from energon_lite.batching.digests import AddressList, address_hashes, sums_of_groups
+from energon_lite.batching.micro_batches import Counts
 from energon_lite.order import Order
 from energon_lite.order.permutation import MAX_LENGTH
 
@@ -152,11 +151,14 @@ class FixedPlan(Plan):
     order: Order
     batch_size: int | None
     drop_last: bool = False
-    chunk: int = field(init=False)  # one micro-batch
 
     def __post_init__(self) -> None:
         at_least_one("give at least 1, or None for single samples", batch_size=self.batch_size)
-        object.__setattr__(self, "chunk", self.batch_size or 1)
+
+    @property
+    def chunk(self) -> int:  # type: ignore[override]
+        """Positions in a chunk, which is one micro-batch."""
+        return self.batch_size or 1
 
     @property
     def rows(self) -> int:

@@ -1,18 +1,108 @@
-"""Batches of token sequences: padded to the longest, or packed into one row."""
+"""Token sequences of samples, their batches (padded to the longest, or packed into one row), and the size of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from energon_lite.batching.sequences import TokenSequence
-from energon_lite.errors import UsageError
-from energon_lite.samples import Batch, edataclass
+from energon_lite.errors import SampleError, UsageError
+from energon_lite.samples import Batch, Sample, edataclass
 
-__all__ = ["PackedBatch", "PaddedBatch", "pack_sequences", "pad_sequences"]
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = [
+    "SCALING_RULES",
+    "PackedBatch",
+    "PaddedBatch",
+    "ScalingRule",
+    "TokenSequence",
+    "count_loss_tokens",
+    "cut_sequence",
+    "learning_rate_scale",
+    "next_token_pairs",
+    "pack_sequences",
+    "pad_sequences",
+]
+
+
+@edataclass
+class TokenSequence(Sample):
+    """Sample in the form of a sequence model.
+
+    Images, audio and text form one sequence: ``tokens`` has a placeholder for every position that an image or a clip
+    occupies in the model. So ``len(tokens)`` is the length of the sample in every respect, including the capacity of a
+    batch. The contents of the placeholders are in ``media``.
+
+    Args:
+        tokens: int64 ``[length]``.
+        labels: int64 ``[length]``, the target at each position.
+        loss_mask: float32 ``[length]``, the weight of each label; None: 1 for all.
+        media: tensors ``[items, ...]`` by name, for example ``{"image": [images, 3, height, width]}``; a list of items
+            if their shapes differ.
+    """
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    loss_mask: torch.Tensor | None = None
+    media: Mapping[str, torch.Tensor | Sequence[torch.Tensor]] | None = None
+
+
+def next_token_pairs(
+    tokens: torch.Tensor, targets: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, labels and loss mask for next-token prediction: ``[length + 1]`` -> three tensors of ``[length]``.
+
+    Args:
+        tokens: int64, at least one.
+        targets: bool or float of the same length: the tokens to learn, for example those of the response. They count at
+            the position where they are labels, one before their own.
+
+    Example:
+        >>> next_token_pairs(torch.tensor([5, 6, 7]), torch.tensor([0, 0, 1]))
+        (tensor([5, 6]), tensor([6, 7]), tensor([0., 1.]))
+    """
+    if tokens.dim() != 1 or not len(tokens) or (targets is not None and targets.shape != tokens.shape):
+        raise UsageError(
+            f"tokens {list(tokens.shape)} and targets {None if targets is None else list(targets.shape)}",
+            fix="give at least one token, and as many targets, or none",
+        )
+    mask = torch.ones(len(tokens) - 1) if targets is None else targets[1:].to(torch.float32)
+    return tokens[:-1], tokens[1:], mask
+
+
+def cut_sequence(sample: TokenSequence, start: int, length: int) -> TokenSequence:
+    """Tokens ``start`` to ``start + length - 1`` of a sample, for a plan that truncates or splits samples.
+
+    Raises:
+        SampleError: the sample is too short, or has media, which a cut would separate from their text.
+    """
+    if start == 0 and length == len(sample.tokens):
+        return sample
+    if sample.media:
+        raise SampleError(
+            f"a sample of {len(sample.tokens)} tokens with {', '.join(sample.media)} cannot be cut",
+            where=sample.__key__,
+            fix="drop samples that are too long, or give them a batch of their own (oversize)",
+        )
+    if start + length > len(sample.tokens):
+        raise SampleError(
+            f"the plan wants tokens {start} to {start + length} of a sample that has {len(sample.tokens)}",
+            where=sample.__key__,
+            fix="measure the lengths again: they are not those of this task encoder",
+        )
+    part = slice(start, start + length)
+    return TokenSequence.derive_from(
+        sample,
+        tokens=sample.tokens[part],
+        labels=sample.labels[part],
+        loss_mask=None if sample.loss_mask is None else sample.loss_mask[part],
+    )
 
 
 @edataclass
@@ -31,7 +121,7 @@ class _SequenceBatch(Batch):
         media: the samples' media by name: one tensor ``[items, ...]``, or a list of tensors if their shapes differ.
         media_samples: by name, int64 ``[items]``: index in the batch of the sample that an item belongs to.
         global_loss_tokens: the sum of ``num_loss_tokens`` over the whole step; set by
-            :func:`~energon_lite.batching.loss_tokens.count_loss_tokens`, None before.
+            :func:`~energon_lite.batching.sequence_batches.count_loss_tokens`, None before.
     """
 
     tokens: torch.Tensor
@@ -106,7 +196,7 @@ def pack_sequences(
     """Concatenate samples into one row.
 
     No sample may attend to another: use ``cu_seqlens`` with attention of variable lengths, ``position_ids`` with models
-    that derive the boundaries from them, or ``segment_ids`` with :mod:`energon_lite.batching.masks`.
+    that derive the boundaries from them, or ``segment_ids`` with :mod:`energon_lite.batching.positions`.
 
     Args:
         samples: any number; an empty list makes a batch of one row of length 0.
@@ -194,3 +284,63 @@ def _common(samples: Sequence[TokenSequence], loss_mask: torch.Tensor) -> dict[s
         "media": items,
         "media_samples": owners,
     }
+
+
+def count_loss_tokens(
+    micro_batches: Sequence[PackedBatch | PaddedBatch], group: ProcessGroup | None = None, *, device: str = "cpu"
+) -> float:
+    """Count the loss tokens of a step, and write the number into each of its micro-batches as ``global_loss_tokens``.
+
+    A mean over each micro-batch, or over each rank, would give tokens in fuller batches less weight. With this number,
+    the loss of a micro-batch is a sum divided by the same number everywhere; gradients are then summed over ranks, not
+    averaged.
+
+    Args:
+        micro_batches: this rank's micro-batches of one step; may be empty.
+        group: the data-parallel ranks, all of which must call this function; None: all ranks. Without
+            ``torch.distributed``, this process alone.
+        device: device of the sum: ``cuda`` for NCCL.
+
+    Example:
+        >>> count_loss_tokens(micro_batches)
+        >>> for batch in micro_batches:
+        ...     losses = F.cross_entropy(model(batch), batch.labels.flatten(), reduction="none")
+        ...     ((losses * batch.loss_mask.flatten()).sum() / batch.global_loss_tokens).backward()
+    """
+    count = torch.tensor(sum(batch.num_loss_tokens for batch in micro_batches), dtype=torch.float64, device=device)
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(count, group=group)
+    total = float(count.item())
+    for batch in micro_batches:
+        batch.global_loss_tokens = total
+    return total
+
+
+ScalingRule = Literal["linear", "sqrt", "none"]
+SCALING_RULES: tuple[ScalingRule, ...] = get_args(ScalingRule)
+
+
+def learning_rate_scale(size: float, reference: float, rule: ScalingRule = "sqrt") -> float:
+    """Factor by which to multiply the learning rate of a step.
+
+    Args:
+        size: size of the step's global batch, in samples or, better, in tokens that count in the loss.
+        reference: the size for which the learning rate was chosen, in the same unit.
+        rule: ``linear``: proportional to the size, such that each sample has a constant influence on the weights, for
+            SGD (Goyal et al. 2017, "Accurate, large minibatch SGD"); ``sqrt``: for Adam and similar optimizers
+            (Malladi et al. 2022, "On the SDEs and scaling rules for adaptive gradient algorithms"); ``none``: 1.
+
+    Raises:
+        UsageError: a size is negative, the reference is not positive, or the rule is unknown.
+
+    Example:
+        >>> learning_rate_scale(48_000, 12_000, "linear"), learning_rate_scale(48_000, 12_000, "sqrt")
+        (4.0, 2.0)
+    """
+    if rule not in SCALING_RULES:
+        raise UsageError(f"there is no rule {rule!r} for the learning rate", fix=f"use one of {SCALING_RULES}")
+    if not (size >= 0 and reference > 0):
+        raise UsageError(f"a batch of {size} against one of {reference}", fix="give positive sizes, in the same unit")
+    if rule == "none":
+        return 1.0
+    return size / reference if rule == "linear" else math.sqrt(size / reference)

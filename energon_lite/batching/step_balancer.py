@@ -7,13 +7,23 @@ are in :mod:`energon_lite.extras.balance`; guests name theirs in their table ``C
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.batching.token_lengths import Lengths
 
-__all__ = ["IMAGES", "TOKENS", "CostColumns", "StepBalancer", "StepCostModel"]
+__all__ = ["IMAGES", "TOKENS", "CostColumns", "Lengths", "StepBalancer", "StepCostModel"]
+
+
+class Lengths(Protocol):
+    """Lengths of a leaf's samples: an array, or an object that is indexed like one."""
+
+    def __len__(self) -> int:
+        """Number of samples of the leaf."""
+
+    def __getitem__(self, key: Any) -> Any:
+        """Lengths of samples ``key`` in tokens, an int64 array."""
+
 
 #: Names of sizes of a sample: its length, which the plan knows, and the number of its images, a column.
 TOKENS = "tokens"

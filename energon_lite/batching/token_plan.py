@@ -2,31 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from energon_lite.batching.address_list import SpanList
 from energon_lite.batching.capacity import Capacity, Ints, at_least_one, checked_lengths
-from energon_lite.batching.digests import UInt64, address_hashes, set_digest
+from energon_lite.batching.digests import SpanList, UInt64, address_hashes, set_digest
 from energon_lite.batching.epochs import ONE_STRETCH, Stretches, plan_epochs
-from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.batching.oversize import Counts
+from energon_lite.batching.micro_batches import Counts, MicroBatches
 from energon_lite.batching.plan import Place, Plan
-from energon_lite.batching.plans_ahead import PlansAhead
-from energon_lite.batching.step_balancer import TOKENS, CostColumns, StepBalancer
+from energon_lite.batching.step_balancer import TOKENS, CostColumns, Lengths, StepBalancer
 from energon_lite.batching.steps import even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import CHUNK, Strategy, describe, packing_capacity
-from energon_lite.batching.token_lengths import Lengths
 from energon_lite.errors import UsageError
 from energon_lite.order import Order
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.orders import Addresses
 
-__all__ = ["Lengths", "PlannedChunk", "Span", "TokenPlan"]
+__all__ = ["Lengths", "PlannedChunk", "PlansAhead", "Span", "TokenPlan"]
+
+
+T = TypeVar("T")
+
+#: Cached plans: the one from which batches are delivered, and those whose jobs are already submitted.
+_KEPT = 4
+
+
+class PlansAhead(Generic[T]):
+    """Thread-safe cache of plans, which are made one at a time.
+
+    Args:
+        make: function that makes a plan from its numbers, such as pass and chunk.
+    """
+
+    def __init__(self, make: Callable[..., T]):
+        self._make = make
+        self._made: dict[tuple[int, ...], T] = {}
+        self._making = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def get(self, *numbers: int) -> T:
+        """Return a plan; make it first, or wait for it, if necessary."""
+        # Reads need no lock, and must not wait while another plan is made.
+        plan = self._made.get(numbers)
+        if plan is not None:
+            return plan
+        with self._making:
+            plan = self._made.get(numbers)
+            if plan is None:
+                plan = self._make(*numbers)
+                self._made[numbers] = plan
+                while len(self._made) > _KEPT:
+                    self._made.pop(next(iter(self._made)))
+        return plan
+
+    def prepare(self, *numbers: int) -> None:
+        """Start to make a plan in the background, unless one is being made already."""
+        if numbers in self._made or (self._thread is not None and self._thread.is_alive()):
+            return
+        # One thread for each plan: between plans, a process that forks workers has no such thread.
+        self._thread = threading.Thread(target=self._make_quietly, args=numbers, daemon=True)
+        self._thread.start()
+
+    def _make_quietly(self, *numbers: int) -> None:
+        # An error is suppressed here; it occurs again when the plan is requested.
+        with contextlib.suppress(Exception):
+            self.get(*numbers)
+
 
 #: A sample, or a part of it: ``(leaf, index, epoch, first token, tokens, 1 for a part or 0 for a whole sample)``.
 Span = tuple[int, ...]

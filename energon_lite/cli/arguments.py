@@ -17,9 +17,8 @@ import click
 from energon_lite.documents import parse_yaml
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.entry_points import columns as columns_of_guests
-from energon_lite.entry_points import load
+from energon_lite.entry_points import find_named, load
 from energon_lite.errors import UsageError
-from energon_lite.named_object import find_named
 from energon_lite.storage.index.columns import CHECKSUMS
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks

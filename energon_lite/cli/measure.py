@@ -36,9 +36,9 @@ from energon_lite.errors import UsageError, counted
 from energon_lite.loading.leaves import dataset_config_of, find_leaves, open_whole, refuse_join
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.part_lengths import measure_parts, part_columns, part_settings
-from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
+from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.storage.index.columns import CHECKSUMS, check_column_name
 from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.jsonl import is_jsonl
@@ -132,7 +132,7 @@ def command(path: str, task_encoder: str | None, ranks: Ranks, **asked: Any) -> 
         maker = Maker(settings, code_hash(encoder), _command_line(path), any_code=asked["same_encoder"])
         with measuring(same[0].path, asked["show_progress"]) as show:
             report = measure(
-                MeasuringPipeline(leaf, encoder, length, by_parts),
+                MeasuringRunner(leaf, encoder, length, by_parts),
                 maker,
                 shards=_shards(same),
                 name=asked["name"],

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from energon_lite.config.class_names import joiner_name
-from energon_lite.config.leaf_spec import AuxReference, JoinSpec, LeafSpec, Step, WeightUnit
+from energon_lite.config.leaf_spec import AuxReference, JoinSpec, LeafSpec, Step, Subset, WeightUnit
 from energon_lite.config.metadataset_document import (
     EXPECTED_STORE,
     Join,
@@ -27,7 +27,6 @@ from energon_lite.config.metadataset_document import (
     numbers_above_leaf,
     parse_metadataset,
 )
-from energon_lite.config.subset import Subset
 from energon_lite.config.weight_schedule import ONE, Share, SlopesMeet, multiply
 from energon_lite.documents import Node, from_plain, load_yaml
 from energon_lite.documents.paths import is_data_path, is_url, join_url, local_path, missing_file_fix
@@ -69,11 +68,17 @@ def load_metadataset(
     """
     flattening = _Flattening(read_url, missing_ok)
     if isinstance(path_or_dict, Mapping):
-        document = parse_metadataset(from_plain(path_or_dict, DICT_NAME))
-        return tuple(flattening.split(document, _Above(trail=(Step(DICT_NAME, split_part, "", ""),))))
-    given = local_path(os.fspath(path_or_dict))
-    if is_url(given):
-        return tuple(flattening.split(flattening.document(given), _Above(trail=(Step(given, split_part, "", ""),))))
+        name, document = DICT_NAME, parse_metadataset(from_plain(path_or_dict, DICT_NAME))
+    else:
+        name = local_path(os.fspath(path_or_dict))
+        if not is_url(name):
+            name = _existing_file(name)
+        document = flattening.document(name)
+    return tuple(flattening.split(document, _Above(trail=(Step(name, split_part, "", ""),))))
+
+
+def _existing_file(given: str) -> str:
+    """Absolute path of a document."""
     path = os.path.abspath(given)
     if os.path.isdir(path):
         what = "this is a folder, not a metadataset"
@@ -82,7 +87,7 @@ def load_metadataset(
     if not os.path.isfile(path):
         fix, found = missing_file_fix(path, "correct the path"), f"no such file: {path}"
         raise ConfigError("the metadataset is missing", file=given, expected="a .yaml file", found=found, fix=fix)
-    return tuple(flattening.split(flattening.document(path), _Above(trail=(Step(path, split_part, "", ""),))))
+    return path
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,8 @@ class _Flattening:
         return [self._leaf(path, split_part, reference, here)]
 
     def _leaf(self, path: str, split_part: str, reference: Reference, here: _Above) -> LeafSpec:
+        entries = {} if reference.aux is None else reference.aux.entries()
+        aux = {name: _aux_reference(entry, self._missing_ok) for name, entry in entries.items()}
         return LeafSpec(
             path=path,
             split_part=split_part,
@@ -183,17 +190,12 @@ class _Flattening:
             shuffle_over_epochs_multiplier=here.multiplier,
             dataset_config=reference.dataset_config or "dataset.yaml",
             split_config=reference.split_config or "split.yaml",
-            aux=self._aux(reference.aux),
+            aux=aux,
             origin=reference.node.origin,
             trail=here.trail[1:],
             filters=here.filters,
             units=here.units,
         )
-
-    def _aux(self, node: Node | None) -> dict[str, AuxReference]:
-        """Stores for a cooker by name, in their order."""
-        entries = {} if node is None else node.entries()
-        return {name: _aux_reference(entry, self._missing_ok) for name, entry in entries.items()}
 
     def _joined(self, reference: Reference, join: Join, split_part: str, here: _Above) -> LeafSpec:
         """Leaf of a join; its place in the tree is that of the first data set."""
@@ -306,55 +308,25 @@ def is_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> bool:
     return name.endswith((".yaml", ".yml")) and not os.path.isdir(name)
 
 
-def _located(reference: Reference, missing_ok: bool = False) -> str:
-    """Resolve the path of a reference to an absolute path; a URL is returned unchanged.
+#: Expected value of a path, for messages.
+_EXPECTED_DATA = "the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)"
 
-    Relative paths are relative to the document's folder, which may be at a URL, or, in a dict, to the current one.
-    With ``missing_ok`` the path need not exist.
-    """
+
+def _located(reference: Reference, missing_ok: bool = False) -> str:
+    """Resolve the path of a reference. With ``missing_ok`` the path need not exist."""
     node = reference.path
     text = local_path(node.value)
-    if "::" in text:
-        fix = f"write {text.rpartition('::')[2]!r}; ReadAhead(folder=...) keeps what was read on a local disk"
-        what = "chained URLs are not read: they can make fsspec do more than reading"
-        raise node.error(what, fix, expected="the URL of a store")
-    if is_url(text):
-        return text
-    if is_url(node.file) and text == node.value:
-        return _beside(node, text)
-    path = os.path.abspath(os.path.join(os.path.dirname(node.file), text))
-    if os.path.isdir(path) or (os.path.isfile(path) and is_metadataset(path)) or is_data_path(path):
+    fix = f"write {text.rpartition('::')[2]!r}; ReadAhead(folder=...) keeps what was read on a local disk"
+    path = _resolved(node, node.value, fix, "the URL of a store")
+    if is_url(path) or os.path.isdir(path) or (os.path.isfile(path) and is_metadataset(path)) or is_data_path(path):
         return path
-    expected = "the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)"
     if os.path.isfile(path):
         what = "this file is neither a data set nor a metadataset"
         fix = f"name the folder that holds the shards: {os.path.dirname(text) or '.'}"
-        raise node.error(what, fix, expected=expected, found=f"the file {path}")
+        raise node.error(what, fix, expected=_EXPECTED_DATA, found=f"the file {path}")
     if missing_ok:
         return path
-    fix = missing_file_fix(path, "correct the path (a relative one counts from this document's folder)")
-    found = f"no such file or folder: {path}"
-    raise node.error("the path does not exist", fix, expected=expected, found=found)
-
-
-def _beside(node: Node, path: str) -> str:
-    """Resolve a path in a document at a URL to a URL.
-
-    Args:
-        node: the node of the path, which knows its document.
-        path: the path, without a scheme.
-
-    Raises:
-        ConfigError: the path is absolute, or leads out of the store.
-    """
-    expected = "a path relative to the document, or a URL"
-    if os.path.isabs(path):
-        fix = f"write 'file://{path}' if it is on local disks; else a relative path, or the URL"
-        raise node.error("an absolute path in a document behind a URL", fix, expected=expected)
-    try:
-        return join_url(node.file, path)
-    except ValueError:
-        raise node.error("the path leads out of the store", "remove the '..' in front", expected=expected) from None
+    raise _missing(node, path, _EXPECTED_DATA, "file or folder")
 
 
 def _aux_reference(node: Node, missing_ok: bool) -> AuxReference:
@@ -363,19 +335,45 @@ def _aux_reference(node: Node, missing_ok: bool) -> AuxReference:
     kind = "dataset" if match is None else match["kind"]
     if match is not None:
         text = match["path"] if match["scheme"] is None else f"{match['scheme']}://{match['path']}"
-    text, given = local_path(text), text
-    if "\0" in text or "::" in text:
+    path = _resolved(node, text, "write the URL of one store", EXPECTED_STORE)
+    is_file = kind == "dataset" and path.endswith(".jsonl") and os.path.isfile(path)
+    if missing_ok or is_url(path) or os.path.isdir(path) or is_file:
+        return AuxReference(kind, path, node.origin)
+    raise _missing(node, path, EXPECTED_STORE, "folder")
+
+
+def _resolved(node: Node, given: str, fix: str, expected: str) -> str:
+    """Resolve a path in a document to an absolute path; a URL is returned unchanged.
+
+    Relative paths are relative to the document's folder, which may be at a URL, or, in a dict, to the current one.
+
+    Args:
+        node: the node of the path, which knows its document.
+        given: the path.
+        fix: the fix for chained URLs.
+        expected: description of a correct value.
+
+    Raises:
+        ConfigError: URLs are chained; or the document is at a URL, and the path is absolute, or leads out of the store.
+    """
+    text = local_path(given)
+    if "::" in text or "\0" in text:
         what = "chained URLs are not read: they can make fsspec do more than reading"
-        raise node.error(what, "write the URL of one store", expected=EXPECTED_STORE)
-    folder = os.path.dirname(local_path(node.file))
-    if text == given and not is_url(text) and is_url(node.file):
-        text = _beside(node, text)
+        raise node.error(what, fix, expected=expected)
     if is_url(text):
-        return AuxReference(kind, text, node.origin)
-    path = os.path.abspath(os.path.join(folder, text))
-    if not (
-        missing_ok or os.path.isdir(path) or (kind == "dataset" and path.endswith(".jsonl") and os.path.isfile(path))
-    ):
-        fix = missing_file_fix(path, "correct the path (a relative one counts from this document's folder)")
-        raise node.error("the path does not exist", fix, expected=EXPECTED_STORE, found=f"no such folder: {path}")
-    return AuxReference(kind, path, node.origin)
+        return text
+    if not is_url(node.file) or text != given:
+        return os.path.abspath(os.path.join(os.path.dirname(local_path(node.file)), text))
+    expected = "a path relative to the document, or a URL"
+    if os.path.isabs(text):
+        fix = f"write 'file://{text}' if it is on local disks; else a relative path, or the URL"
+        raise node.error("an absolute path in a document behind a URL", fix, expected=expected)
+    try:
+        return join_url(node.file, text)
+    except ValueError:
+        raise node.error("the path leads out of the store", "remove the '..' in front", expected=expected) from None
+
+
+def _missing(node: Node, path: str, expected: str, kind: str) -> ConfigError:
+    fix = missing_file_fix(path, "correct the path (a relative one counts from this document's folder)")
+    return node.error("the path does not exist", fix, expected=expected, found=f"no such {kind}: {path}")

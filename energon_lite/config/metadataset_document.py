@@ -14,8 +14,7 @@ from typing import Annotated, Any
 
 from energon_lite.config.class_names import CLASS_KEYS, joiner_name, metadataset_class
 from energon_lite.config.dataset import meta_file_name
-from energon_lite.config.leaf_spec import Nonmatch
-from energon_lite.config.subset import Subset, read_subset
+from energon_lite.config.leaf_spec import Nonmatch, Subset, read_subset
 from energon_lite.config.weight_schedule import ONE, Share, blend_shares, constant, read_schedule
 from energon_lite.documents import Node, read
 from energon_lite.errors import ConfigError

@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 from typing import Annotated
 
-from energon_lite.brace_patterns import MAX_NAMES, expand_braces
 from energon_lite.config.dataset import missing_meta_file
 from energon_lite.documents import Node, load_yaml, read
+from energon_lite.documents.paths import MAX_NAMES, expand_braces
 from energon_lite.errors import ConfigError
 
 __all__ = ["SplitConfig", "load_split_config"]

@@ -1,7 +1,6 @@
 """User hooks: functions that process each sample and assemble samples into a batch."""
 
-from energon_lite.hooks.augment import AugmentTaskEncoder
-from energon_lite.hooks.base import DefaultTaskEncoder, PackedSamplesOutput, TaskEncoder
+from energon_lite.hooks.base import AugmentTaskEncoder, DefaultTaskEncoder, PackedSamplesOutput, TaskEncoder
 from energon_lite.hooks.checks import check_hooks, check_stores, place_of
 from energon_lite.hooks.context import HookContext, LendingScope, hook_context, lending, running_context
 from energon_lite.hooks.cooking import Cooker, basic_sample_keys, cook_function, cooker

@@ -21,8 +21,10 @@ results.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, Generic, cast
 
 from typing_extensions import TypeVar
@@ -30,14 +32,23 @@ from typing_extensions import TypeVar
 from energon_lite.batching.collate import Padding, batch_from_samples, empty_like, generic_batch
 from energon_lite.errors import UsageError, WrongHookError
 from energon_lite.hooks.context import HookGenerator, current_context
-from energon_lite.hooks.cooking import Cooker, given_stores
+from energon_lite.hooks.cooking import Cooker, cook_function, given_stores
 from energon_lite.hooks.stateless import stateless
 from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.stores.cache_pool import CachePool
 from energon_lite.storage.stores.file_store import FileStore
 
 __all__ = [
-    *("BatchT", "DefaultTaskEncoder", "EncodedT", "PackedSamplesOutput", "RawBatchT", "SampleT", "TaskEncoder"),
+    *(
+        "AugmentTaskEncoder",
+        "BatchT",
+        "DefaultTaskEncoder",
+        "EncodedT",
+        "PackedSamplesOutput",
+        "RawBatchT",
+        "SampleT",
+        "TaskEncoder",
+    ),
     *("fields_of", "fill"),
 ]
 
@@ -315,3 +326,62 @@ class DefaultTaskEncoder(
     @stateless
     def encode_batch(self, batch: RawBatchT) -> BatchT | Iterator[BatchT]:
         return cast(BatchT, batch if self.batch_type is None else fill(self.batch_type, batch))
+
+
+class AugmentTaskEncoder(
+    TaskEncoder[SampleT, EncodedT, RawBatchT, BatchT], Generic[SampleT, EncodedT, RawBatchT, BatchT]
+):
+    """Task encoder that delegates to another one, except for the hooks that you override.
+
+    All hooks, settings and marks are those of the wrapped encoder, including its cookers, packing and groups. Hooks
+    that you do not override cost nothing. If a hook of the wrapped encoder calls another hook, it calls its own.
+
+    Args:
+        task_encoder: the wrapped encoder.
+
+    Example:
+        >>> class Upper(AugmentTaskEncoder):
+        ...     def encode_sample(self, sample):
+        ...         encoded = super().encode_sample(sample)
+        ...         encoded["text"] = encoded["text"].upper()
+        ...         return encoded
+        >>> dataset = get_train_dataset("prose", task_encoder=Upper(Texts()), batch_size=4, worker_config=config)
+    """
+
+    def __init__(self, task_encoder: TaskEncoder[SampleT, EncodedT, RawBatchT, BatchT]):
+        self.task_encoder = task_encoder
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "task_encoder" or (name.startswith("__") and name.endswith("__")):  # not initialized yet
+            raise AttributeError(name)
+        return getattr(self.task_encoder, name)
+
+    @property
+    def _task_encoder(self) -> TaskEncoder[SampleT, EncodedT, RawBatchT, BatchT]:
+        """The wrapped encoder, by Energon's name."""
+        return self.task_encoder
+
+    def cook_crude_sample(
+        self, sample: Any, cooker: Cooker, aux: Mapping[str, FileStore[Any]] | None = None
+    ) -> SampleT:
+        cooked: SampleT = cook_function(self.task_encoder)(sample, cooker, aux or {})
+        return cooked
+
+
+def _delegating(name: str) -> Callable[..., Any]:
+    """Method of :class:`AugmentTaskEncoder` that calls the method of this name of the wrapped encoder."""
+
+    @functools.wraps(getattr(TaskEncoder, name))
+    def hook(self: AugmentTaskEncoder, *arguments: Any, **more: Any) -> Any:
+        return getattr(self.task_encoder, name)(*arguments, **more)
+
+    return hook
+
+
+for _name in ("decoder", "cookers", "failure_tolerance", "pack_capacity", "padding"):
+    setattr(AugmentTaskEncoder, _name, property(attrgetter(f"task_encoder.{_name}")))
+for _name in (
+    *("encode_sample", "preencode_sample", "select_samples_to_pack", "postencode_sample", "pack_selected_samples"),
+    *("batch_group_criterion", "batch", "encode_batch", "empty_batch"),
+):
+    setattr(AugmentTaskEncoder, _name, _delegating(_name))

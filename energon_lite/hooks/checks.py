@@ -12,8 +12,7 @@ from typing import Any
 
 from energon_lite.batching.collate import check_padding
 from energon_lite.errors import UsageError
-from energon_lite.hooks.augment import AugmentTaskEncoder
-from energon_lite.hooks.base import TaskEncoder
+from energon_lite.hooks.base import AugmentTaskEncoder, TaskEncoder
 from energon_lite.hooks.cooking import Cooker, places, required, takes
 from energon_lite.hooks.hooks import HOOK_ORDER, hook_of, is_generator, is_overridden
 

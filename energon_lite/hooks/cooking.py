@@ -37,10 +37,8 @@ class Cooker:
     has_tags: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.has_tags is not None:
-            if self.has_subflavors not in (None, self.has_tags):
-                raise UsageError("has_tags beside has_subflavors, which are the same", fix="give one of them")
-            object.__setattr__(self, "has_subflavors", self.has_tags)
+        if self.has_tags is not None and self.has_subflavors not in (None, self.has_tags):
+            raise UsageError("has_tags beside has_subflavors, which are the same", fix="give one of them")
 
     @property
     def need_primary(self) -> bool:
@@ -54,8 +52,8 @@ class Cooker:
 
     def is_match(self, subflavors: dict[str, Any] | None) -> bool:
         """True if this cooker is meant for a data set with these subflavors."""
-        given = subflavors or {}
-        return all(key in given and given[key] == value for key, value in (self.has_subflavors or {}).items())
+        given, wanted = subflavors or {}, self.has_subflavors or self.has_tags or {}
+        return all(key in given and given[key] == value for key, value in wanted.items())
 
 
 @overload

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from energon_lite.hooks.augment import AugmentTaskEncoder
-from energon_lite.hooks.base import DefaultTaskEncoder, TaskEncoder
+from energon_lite.hooks.base import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder
 from energon_lite.hooks.stateless import failure_tolerance_of, restores_seeds
 
 __all__ = [

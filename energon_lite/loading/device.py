@@ -15,7 +15,7 @@ import torch
 
 from energon_lite.errors import UsageError
 from energon_lite.loading.executors.work_seconds import WorkSeconds
-from energon_lite.loading.makers.pipeline import Result
+from energon_lite.loading.makers.batch_runner import Result
 from energon_lite.tensors import map_tensors
 
 __all__ = ["DeviceCopy", "DevicePrefetcher", "Underway"]

@@ -14,8 +14,7 @@ from energon_lite.errors import UsageError, did_you_mean
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.loader import DataLoader
-from energon_lite.loading.options import ByTokens, Chunks, Reading
-from energon_lite.loading.token_batching import Batching
+from energon_lite.loading.options import Batching, ByTokens, Chunks, Reading
 from energon_lite.storage.samples.decoding import SampleDecoder
 
 __all__ = ["called_as", "grouped_keywords", "loader_arguments", "with_decoder"]

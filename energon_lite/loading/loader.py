@@ -17,27 +17,24 @@ from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import SampleError, UsageError
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.batch_observer import BatchEvent, BatchObserver, ObservedRank, Observers
-from energon_lite.loading.device import DeviceCopy, DevicePrefetcher
 from energon_lite.loading.executors.executor import OnTimeout, PoolOptions, StartMethod
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.iterators.collectives import check_place
 from energon_lite.loading.iterators.dataset import SavableDataset
-from energon_lite.loading.iterators.iterator import DatasetIterator, Loop, OneThread, checked_steps
-from energon_lite.loading.iterators.lane_iterator import LaneIterator
-from energon_lite.loading.iterators.loops import going_through
-from energon_lite.loading.iterators.planned_dataset import PlannedDataset
-from energon_lite.loading.iterators.planned_iterator import PlannedIterator
-from energon_lite.loading.makers.pipeline import Result
+from energon_lite.loading.iterators.iterator import ForLoop, OneThread, checked_steps
+from energon_lite.loading.iterators.planned_iterator import iterator_class
+from energon_lite.loading.makers.batch_runner import Result
 from energon_lite.loading.makers.report import Report
 from energon_lite.loading.makers.user_frames import hide_own_frames
 from energon_lite.loading.progress import MetricsSink, Progress, ReportingOptions, gathered_stats, setup_of, tokens_of
-from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_result
-from energon_lite.loading.sample_address import SampleAddress, sample_addresses
 from energon_lite.storage.stores.cache_pool import CachePool, checked_pool
 from energon_lite.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     import torch
+
+    from energon_lite.loading.device import DevicePrefetcher
+    from energon_lite.loading.sample_address import SampleAddress
 
 __all__ = ["DataLoader"]
 
@@ -119,22 +116,22 @@ class DataLoader:
         tolerances = failure_tolerances(encoder)
         self._report = Report(encoder.failure_tolerance, runs.leaves, hooks=tolerances, on_lost=self._observers.on_lost)
         self._ahead: DevicePrefetcher | None = None
-        self._pipeline = runs.pipeline()
-        self._pipeline.samples.cache_pool = self._cache_pool = checked_pool(cache_pool)
-        self._pipeline.samples.worker_config = config
-        self._pipeline.samples.failures = self._report.log
+        self._runner = runs.runner()
+        services = self._runner.services
+        services.cache_pool = self._cache_pool = checked_pool(cache_pool)
+        services.worker_config = config
+        services.failures = self._report.log
         timed = trace is not None or self._observers.times_stages
         options = PoolOptions(
             start_method, watchdog_timeout_seconds, on_timeout, max_bytes_in_flight, timed, prefetch_factor
         )
-        self._workers = ExecutorHandle(self._pipeline, config.num_workers, options)
+        self._workers = ExecutorHandle(self._runner, config.num_workers, options)
         weakref.finalize(self, self._workers.close)
-        setup = setup_of(self._pipeline.samples, self._workers.num_workers, start_method)
+        setup = setup_of(self._runner, self._workers.num_workers, start_method)
         reporting = ReportingOptions.checked(log_every, metrics, metrics_every)
         self._progress = Progress(self._report, self._workers, setup, reporting)
         # Not `_iterator`: Lightning knows that name from torch, and sets it to None.
-        kind: type[DatasetIterator] = PlannedIterator if isinstance(runs, PlannedDataset) else LaneIterator
-        self._dataset_iterator: DatasetIterator = going_through(runs.loops, kind)(
+        self._dataset_iterator = iterator_class(runs)(
             runs, self._workers, prefetch_factor, self._report, checked_steps(skip_steps)
         )
         self._delivered: Any = self._dataset_iterator.cursor  # cursor of states; the iterator may be one batch ahead
@@ -145,9 +142,11 @@ class DataLoader:
     # -- iteration ------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._next, repeat(Loop()))  # an iterator without a frame, so that threads may call it concurrently
+        return map(
+            self._next, repeat(ForLoop())
+        )  # an iterator without a frame, so that threads may call it concurrently
 
-    def _next(self, loop: Loop) -> Any:
+    def _next(self, loop: ForLoop) -> Any:
         """Return the next batch of a loop."""
         self._turn.take()
         try:
@@ -221,6 +220,8 @@ class DataLoader:
         replica = self.worker_config.replica
         if replica is None or not self.worker_config.loads_data:
             return self._load()
+        from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_result
+
         if replica.share == "broadcast":
             result = share_result(self._load, self._dataset_iterator, replica)
         else:
@@ -256,6 +257,8 @@ class DataLoader:
         Raises:
             UsageError: there is no such device.
         """
+        from energon_lite.loading.device import DeviceCopy, DevicePrefetcher
+
         copy = DeviceCopy(device)
         self._ahead = None if copy.device.type == "cpu" else DevicePrefetcher(copy, self._take, self._workers.work)
         return self
@@ -285,7 +288,7 @@ class DataLoader:
             >>> again = loader.restore_sample(batch.__restore_key__)
         """
         try:
-            return self._dataset_iterator.dataset.restore_sample(restore_key, self._pipeline)
+            return self._dataset_iterator.dataset.restore_sample(restore_key, self._runner)
         except SampleError as error:
             hide_own_frames(error)
             if self.worker_config.restore_error_handler is not None:
@@ -311,6 +314,8 @@ class DataLoader:
             >>> for sample in loader.samples_at(1200, all_ranks=True):
             ...     print(sample.rank, sample.dataset, sample.shard, sample.key)
         """
+        from energon_lite.loading.sample_address import sample_addresses
+
         ranks = range(self.worker_config.world_size) if all_ranks else [self.worker_config.rank]
         addresses = self._dataset_iterator.addresses_at(pass_number, step, ranks)
         return [

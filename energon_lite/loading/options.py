@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from energon_lite.batching.step_balancer import StepCostModel
-from energon_lite.errors import UsageError
-from energon_lite.loading.token_batching import Batching
+from energon_lite.errors import UsageError, check_choice
+from energon_lite.loading.iterators.state import MAX_LANES
 from energon_lite.storage.read.range_cache import ReadAhead
 
-__all__ = ["ByTokens", "Chunks", "Reading"]
+if TYPE_CHECKING:
+    from energon_lite.batching.step_balancer import StepCostModel
+    from energon_lite.batching.strategy import Strategy
+
+__all__ = ["Batching", "ByTokens", "Chunking", "Chunks", "Reading"]
+
+#: A strategy, its document, or the path of a YAML file with its document.
+Batching: TypeAlias = "Strategy | Mapping[str, Any] | str | os.PathLike[str]"
 
 
 @dataclass(frozen=True)
@@ -122,3 +128,28 @@ class Reading:
         if self.tags is not None and self.subflavors is not None:
             raise UsageError("tags beside subflavors, which are the same", fix="give one of them")
         return self.tags or self.subflavors or {}
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """The user's arguments for packing and chunks; see the arguments of the same names of ``get_train_dataset``."""
+
+    packing_buffer_size: int | None = None
+    chunk_size: int | None = None
+    chunk_remainder: str | None = None
+    lanes: int | None = None
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.chunk_remainder is not None:
+            check_choice("chunk_remainder", self.chunk_remainder, ("carry", "keep", "drop"))
+        if self.lanes is not None and not 1 <= self.lanes <= MAX_LANES:
+            raise UsageError(
+                f"lanes is {self.lanes}",
+                fix=f"give a multiple of the number of data-parallel ranks, at most {MAX_LANES}",
+            )
+
+    @property
+    def keeps(self) -> bool:
+        """True if samples that do not fill a batch at the end of a chunk, or of the pass, are kept."""
+        return self.chunk_remainder == "keep" or (self.chunk_remainder != "drop" and not self.drop_last)

@@ -26,6 +26,7 @@ from energon_lite.loading.bottleneck import (
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.executors.work_seconds import WorkSum
 from energon_lite.loading.iterators.collectives import check_group, gather_plain, is_running
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import reads_ahead
 from energon_lite.loading.makers.report import Report
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -278,11 +279,11 @@ class Progress:
                 logger.warning("%s cannot be written to, and is left out from now on: %s", type(sink).__name__, error)
 
 
-def setup_of(samples: Any, workers: int, start_method: str) -> LoaderSetup:
+def setup_of(runner: JobRunner, workers: int, start_method: str) -> LoaderSetup:
     """Return the properties of a loader that the advice depends on.
 
     Args:
-        samples: maker of the samples.
+        runner: runner of the jobs.
         workers: number of workers.
         start_method: start method of the workers.
     """
@@ -290,10 +291,10 @@ def setup_of(samples: Any, workers: int, start_method: str) -> LoaderSetup:
         workers,
         start_method,
         max(1, usable_cores() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))),
-        reads_ahead=reads_ahead(samples.leaves),
-        can_read_ahead=any(isinstance(leaf.source, WebdatasetSource) for leaf in samples.leaves),
-        own_batch=not own_hooks(samples.encoder).isdisjoint(("batch", "encode_batch")),
-        seeded=bool(samples.seeded_hooks),
+        reads_ahead=reads_ahead(runner.leaves),
+        can_read_ahead=any(isinstance(leaf.source, WebdatasetSource) for leaf in runner.leaves),
+        own_batch=not own_hooks(runner.encoder).isdisjoint(("batch", "encode_batch")),
+        seeded=bool(runner.seeded_hooks),
     )
 
 

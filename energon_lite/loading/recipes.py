@@ -14,11 +14,9 @@ from energon_lite.loading.energon_compat import called_as, grouped_keywords, loa
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.leaves import PathOrDict
 from energon_lite.loading.loader import DataLoader
-from energon_lite.loading.makers.pack_selection import packing_buffer
 from energon_lite.loading.makers.user_frames import short_traceback
-from energon_lite.loading.options import ByTokens, Chunks, Reading
+from energon_lite.loading.options import Batching, ByTokens, Chunks, Reading
 from energon_lite.loading.savable_loader import SavableDataLoader
-from energon_lite.loading.token_batching import Batching
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = [
@@ -97,7 +95,7 @@ def get_train_dataset(
     """
     groups = grouped_keywords(get_train_dataset, kwargs, batching, chunks, reading)
     encoder = with_decoder(DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_train_dataset)
-    packing = packing_buffer(encoder, packing_buffer_size, by_tokens=groups[0] is not None)
+    packing = _packing_buffer(encoder, packing_buffer_size, by_tokens=groups[0] is not None)
     request = DatasetRequest(split_part, worker_config, batch_size, batch_drop_last, packing, encoder, *groups)
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise UsageError(
@@ -145,7 +143,7 @@ def get_val_dataset(
     """
     groups = grouped_keywords(get_val_dataset, kwargs, batching, chunks, reading)
     encoder = with_decoder(DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_val_dataset)
-    packing = packing_buffer(encoder, packing_buffer_size, by_tokens=groups[0] is not None)
+    packing = _packing_buffer(encoder, packing_buffer_size, by_tokens=groups[0] is not None)
     request = DatasetRequest(split_part, worker_config, batch_size, batch_drop_last, packing, encoder, *groups)
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
@@ -228,6 +226,20 @@ def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoa
         >>> state = loader.save_state_rank()
     """
     return SavableDataLoader(dataset, **loader_arguments(dataset, kwargs, get_savable_loader))
+
+
+def _packing_buffer(encoder: TaskEncoder, size: int | None, *, by_tokens: bool) -> int | None:
+    """Return the number of samples in a buffer of packing; None: hooks do not pack.
+
+    Args:
+        size: the size given by the user.
+        by_tokens: batches are made by tokens, so hooks do not pack unless the user gives a size, which is an error.
+    """
+    if size is not None or by_tokens or getattr(encoder, "pack_capacity", None) is None:
+        return size
+    from energon_lite.loading.makers.pack_selection import DEFAULT_BUFFER, pack_selection
+
+    return DEFAULT_BUFFER if pack_selection(encoder) is not None else None
 
 
 def _each_leaf(

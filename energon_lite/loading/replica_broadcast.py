@@ -22,7 +22,7 @@ from energon_lite.errors import TopologyError, WorkerError
 from energon_lite.loading.executors.transport import pack, unpack
 from energon_lite.loading.iterators.collectives import broadcast_bytes, device_of
 from energon_lite.loading.iterators.iterator import DatasetIterator
-from energon_lite.loading.makers.pipeline import Result
+from energon_lite.loading.makers.batch_runner import Result
 from energon_lite.tensors import map_tensors
 from energon_lite.worker_config import Replica
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_lite.loading.makers.pipeline import Address, Leaf
+from energon_lite.loading.makers.batch_runner import Address, Leaf
 
 __all__ = ["SampleAddress", "sample_addresses"]
 

@@ -16,7 +16,6 @@ from energon_lite.loading.iterators.collectives import broadcast_plain, gather_s
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.loader import DataLoader
 from energon_lite.loading.makers.user_frames import short_traceback
-from energon_lite.loading.states.merge import merged
 
 __all__ = ["SavableDataLoader", "State"]
 
@@ -118,6 +117,8 @@ class SavableDataLoader(DataLoader):
         if not is_running():
             return state if self.worker_config.saves_state else None
         if self.worker_config.world_size > 1:
+            from energon_lite.loading.states.merge import merged
+
             states = gather_states(state, self.worker_config)
             names = [f"rank {rank}" for rank in range(len(states))]
             state = merged(states, names) if self.worker_config.reads else state
@@ -185,6 +186,8 @@ def _one_state(state: Any) -> State:
     if isinstance(state, Mapping):
         return dict(state)
     if isinstance(state, Sequence) and not isinstance(state, (str, bytes)):
+        from energon_lite.loading.states.merge import merged
+
         given = [(f"state {number}", entry) for number, entry in enumerate(state) if entry is not None]
         return merged([entry for _, entry in given], [name for name, _ in given])
     what = "there is no state" if state is None else f"this is not a loader state: a {type(state).__name__}"

@@ -6,12 +6,12 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from energon_lite.batching.capacity import Ints, at_least_one, checked_lengths
-from energon_lite.batching.step_balancer import IMAGES, TOKENS, CostColumns, StepCostModel
+from energon_lite.batching.step_balancer import IMAGES, TOKENS, CostColumns, Lengths, StepCostModel
 from energon_lite.batching.steps import STEP_VERSION
 from energon_lite.batching.strategy import (
     CHUNK,
@@ -23,7 +23,6 @@ from energon_lite.batching.strategy import (
     strategy_from_dict,
     to_dict,
 )
-from energon_lite.batching.token_lengths import Lengths
 from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.documents import load_yaml
 from energon_lite.documents.node import Node
@@ -31,19 +30,14 @@ from energon_lite.entry_points import cost_models, load
 from energon_lite.errors import DataIndexError, TopologyError, UsageError, listed
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.iterators.identity import Identity
+from energon_lite.loading.makers.batch_runner import Leaf
 from energon_lite.loading.makers.chunk_bundles import DEFAULT_CHUNK
-from energon_lite.loading.makers.pipeline import Leaf
+from energon_lite.loading.options import ByTokens
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.orders import Order
 from energon_lite.worker_config import WorkerConfig
 
-if TYPE_CHECKING:
-    from energon_lite.loading.options import ByTokens
-
-__all__ = ["Batching", "TokenBatching", "plan_by_tokens", "token_batching"]
-
-#: A strategy, its document, or the path of a YAML file with its document.
-Batching = Strategy | Mapping[str, Any] | str | os.PathLike[str]
+__all__ = ["TokenBatching", "plan_by_tokens", "token_batching"]
 
 #: Target number of epochs that are planned together; there may be up to about twice as many.
 _EPOCHS = 64

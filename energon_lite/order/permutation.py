@@ -12,8 +12,8 @@ There are three kinds, chosen by ``n`` alone, all bijections for every key:
 The scalar and the vectorised forms give equal values; below about 32 indices the scalar one is faster.
 
 Feistel networks on arbitrary domains, with cycle walking: Black and Rogaway 2002, "Ciphers with arbitrary finite
-domains". The round hash is Wellons' ``lowbias32``. ``tests/order/test_permutation.py`` measures that a round needs two
-multiplications, and that three rounds are too few.
+domains". The round hash is Wellons' ``lowbias32``. ``tests/core/order/test_permutation.py`` measures that a round needs
+two multiplications, and that three rounds are too few.
 """
 
 from __future__ import annotations

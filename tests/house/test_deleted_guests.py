@@ -20,13 +20,12 @@ TESTS = Path(__file__).parents[1]
 EXTRAS = sorted(path.name for path in (PACKAGE / "extras").iterdir() if (path / "__init__.py").exists())
 #: Guests by the folder that is deleted.
 GUESTS = ["trainer", *(f"extras/{name}" for name in EXTRAS)]
-#: Folders of the core's quick tests.
+#: Folders of `tests/core` with quick tests.
 QUICK = ["order", "documents", "config", "hooks", "recipes"]
-#: Tests of these folders that use guests through doors: joins, quarantine, formats other than tar.
+#: Tests that use guests through doors: joins and quarantine.
 THROUGH_DOORS = (
-    "tests/config/test_mutated_documents.py::test_mutated_documents",
-    "tests/recipes/test_doors.py::test_samples_of_a_source_that_fail_are_counted",
-    "tests/recipes/test_format_leaves.py",
+    "tests/core/config/test_mutated_documents.py::test_mutated_documents",
+    "tests/core/recipes/test_doors.py::test_samples_of_a_source_that_fail_are_counted",
 )
 #: Packages that are optional, or not installed everywhere: modules that need them may fail to import.
 OPTIONAL = {"torchvision", "lance", "torchtitan", "ray", "verl", "wandb", "mfusepy", "tensordict"}
@@ -132,7 +131,7 @@ def copy_tests(folder: Path) -> Iterator[Path]:
     """Copy the tests, and yield the paths of those that use the core only, relative to the folder."""
     shutil.copytree(TESTS, folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     for name in QUICK:
-        for path in sorted((TESTS / name).glob("test_*.py")):
+        for path in sorted((TESTS / "core" / name).glob("test_*.py")):
             if not needs_guests(path):
                 yield path.relative_to(TESTS.parent)
 

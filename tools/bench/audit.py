@@ -21,7 +21,7 @@ from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.extras.inspect.auditing.occurrences import Occurrences
 from energon_lite.loading.makers.chunk_job import ChunkJob, Item
 from energon_lite.loading.makers.chunk_run import ChunkRun
-from energon_lite.loading.makers.sample_maker import SampleMaker
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.order.orders import BlendOrder
 from energon_lite.order.shuffle import LeafOrder
 
@@ -73,7 +73,7 @@ def lane_run(size: int) -> tuple[ChunkRun, Sequence[Item]]:
     """A chunk of so many samples, and the items of a micro-batch of 32."""
     order = BlendOrder([LeafOrder(10**9, 1)], [1.0], 0)
     addresses = order.lookup(np.arange(size))
-    samples: Any = SampleMaker.__new__(SampleMaker)
+    samples: Any = JobRunner.__new__(JobRunner)
     run = ChunkRun.__new__(ChunkRun)
     run.job, run.samples, run._hashes = ChunkJob(0, 0, addresses), samples, None
     items = [Item(None, (n, 0, 0, 0), (n + 1, 0, 0, 0), (row,), 0) for n, row in enumerate(addresses.rows()[:32])]

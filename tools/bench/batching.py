@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 from common import machine, table
 
+from energon_lite.batching.best_fit_decreasing import pack_histogram
 from energon_lite.batching.capacity import Capacity, Ints
-from energon_lite.batching.histogram import pack_histogram
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.steps import even_step
 from energon_lite.batching.strategy import CHUNK, plan_in_chunks, strategy_from_dict

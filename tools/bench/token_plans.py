@@ -25,8 +25,8 @@ import numpy as np
 from common import machine, table
 
 from energon_lite import BestFit, Capacity, WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.batching.plans_ahead import PlansAhead
 from energon_lite.batching.strategy import CHUNK
+from energon_lite.batching.token_plan import PlansAhead
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.trainer import TokenizedTaskEncoder

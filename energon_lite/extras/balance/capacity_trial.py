@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from energon_lite.entry_points import find_named
 from energon_lite.errors import UsageError
-from energon_lite.named_object import find_named
 
 __all__ = ["Outcome", "Trial", "device_memory", "run_trial"]
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from energon_lite.batching.capacity import Capacity, Ints
-from energon_lite.batching.copies import keep_apart
+from energon_lite.batching.epochs import keep_apart
 from energon_lite.batching.micro_batches import MicroBatches, concatenate
 from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fit_limits
 

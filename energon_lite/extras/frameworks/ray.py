@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from energon_lite.entry_points import find_named
 from energon_lite.errors import SampleError, StateMismatchError, UsageError
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.state import State
-from energon_lite.loading.makers.pipeline import Failure, Job
+from energon_lite.loading.makers.batch_runner import Failure, Job
 from energon_lite.loading.savable_loader import SavableDataLoader
-from energon_lite.named_object import find_named
 from energon_lite.order.hashing import hash_ints
 
 __all__ = ["SampleKey", "SampleKeys", "fetch", "fetch_batch"]
@@ -75,10 +75,11 @@ class OpenedData:
         assert isinstance(runs, PlannedDataset)
         self._loader = SavableDataLoader(dataset)
         self._lock = threading.Lock()
-        self._single = runs.pipeline()
-        self._batched = replace(runs, batched=True).pipeline()
-        for pipeline in (self._single, self._batched):
-            pipeline.samples.worker_config = dataset.worker_config
+        self._refills = runs.refills
+        self._single = runs.runner()
+        self._batched = replace(runs, batched=True).runner()
+        for runner in (self._single, self._batched):
+            runner.services.worker_config = dataset.worker_config
         self._kept: OrderedDict[Address, Any] = OrderedDict()
 
     def sample(self, address: Address) -> Any:
@@ -99,7 +100,7 @@ class OpenedData:
             number = hash_ints(*addresses[0]) >> 1  # seed of the randomness of batch hooks
             result = self._batched.run(Job(0, number, addresses))
             failures = [outcome for outcome in result.outcomes if isinstance(outcome, Failure)]
-            if failures and not self._batched.refill:
+            if failures and not self._refills:
                 for address in addresses:
                     self._loader.restore_sample(("sample", *address, 0))  # raises the error of the sample
                 lost = failures[0]

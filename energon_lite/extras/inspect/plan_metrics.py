@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.batching.balance import assign
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.micro_batches import MicroBatches
-from energon_lite.batching.steps import even_step, rank_slot, whole_steps
+from energon_lite.batching.steps import assign, even_step, rank_slot, whole_steps
 
 __all__ = ["PlanMetrics", "even_balance", "lateness", "length_correlation", "measure_plan", "rank_loads"]
 

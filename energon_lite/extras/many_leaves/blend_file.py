@@ -146,7 +146,7 @@ def keyed(encoder: TaskEncoder) -> list[Any]:
     """Return the properties of an encoder that decide whether a leaf can be opened, as plain data."""
     kind = type(encoder)
     cookers = [
-        [getattr(cooker.cook, "__qualname__", str(type(cooker.cook))), repr(cooker.has_subflavors)]
+        [getattr(cooker.cook, "__qualname__", str(type(cooker.cook))), repr(cooker.has_subflavors or cooker.has_tags)]
         for cooker in encoder.cookers
     ]
     decoder = encoder.decoder

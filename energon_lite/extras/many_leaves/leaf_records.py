@@ -11,8 +11,7 @@ from typing import Any, overload
 
 import msgpack
 
-from energon_lite.config.leaf_spec import LeafSpec, Step, WeightUnit
-from energon_lite.config.subset import Subset
+from energon_lite.config.leaf_spec import LeafSpec, Step, Subset, WeightUnit
 from energon_lite.config.weight_schedule import Segment
 
 __all__ = ["LeafRecords", "from_record", "to_record"]

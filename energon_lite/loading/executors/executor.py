@@ -13,14 +13,13 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 from energon_lite.errors import UsageError, check_choice
 from energon_lite.hooks import LendingScope, lending
 from energon_lite.loading.executors.work_seconds import WorkSeconds
+from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.chunk_job import Made
-from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import JobTimer
 from energon_lite.loading.makers.outcomes import Result
-from energon_lite.loading.makers.pipeline import Job
-from energon_lite.loading.makers.sample_maker import SampleMaker
 
-__all__ = ["Executor", "InlineExecutor", "JobRunner", "Load", "OnTimeout", "PoolOptions", "StartMethod"]
+__all__ = ["Executor", "InlineExecutor", "Load", "OnTimeout", "PoolOptions", "StartMethod"]
 
 
 StartMethod = Literal["fork", "forkserver", "spawn", "thread", "main"]
@@ -32,7 +31,7 @@ class PoolOptions:
     """Options of a user for workers.
 
     Args:
-        start_method: ``fork``, ``forkserver`` or ``spawn`` for processes; the latter two need a pipeline (and hooks)
+        start_method: ``fork``, ``forkserver`` or ``spawn`` for processes; the latter two need a runner (and hooks)
             that can be pickled. ``thread``: threads of this process. ``main``: no workers, whatever their number.
         watchdog_seconds: a longer wait for a micro-batch, in seconds, is reported; None: never.
         on_timeout: reaction to such a wait: ``warn`` once, ``raise``, or ``replace`` the worker that hangs and run its
@@ -71,19 +70,6 @@ T = TypeVar("T")
 
 #: Number of jobs that slow storage is asked to fetch before their turn.
 _NEAR = 4
-
-
-class JobRunner(Protocol):
-    """Function object that makes the result of a job: a batch, the batches of a chunk, or lengths.
-
-    Attributes:
-        samples: maker of the samples.
-    """
-
-    samples: SampleMaker
-
-    def run(self, job: Any) -> Result:
-        """Return the result of a job; pure, so that any process can run it, also repeatedly."""
 
 
 class Load(NamedTuple):
@@ -167,14 +153,14 @@ class InlineExecutor(Executor):
     """Executor that runs each job in this process, when its result is requested. A ticket is the job itself.
 
     Args:
-        pipeline: runner of a job.
+        runner: runner of a job.
         work: record of the time that jobs take.
 
     The running hook is stored in a context of the job's own, so an interrupt leaves the caller's context unchanged.
     """
 
-    def __init__(self, pipeline: JobRunner, work: WorkSeconds | None = None):
-        self._pipeline = pipeline
+    def __init__(self, runner: JobRunner, work: WorkSeconds | None = None):
+        self._runner = runner
         self._work = work or WorkSeconds()
         self._timer = JobTimer(self._work.add)
 
@@ -186,24 +172,24 @@ class InlineExecutor(Executor):
 
     def _run(self, job: Any) -> Result:
         with LendingScope():
-            return self._timed(lambda: self._pipeline.run(job))
+            return self._timed(lambda: self._runner.run(job))
 
     def _timed(self, make: Callable[[], T]) -> T:
         """Return the result of ``make``; some of the calls are timed."""
         began = time.monotonic()
         try:
-            return make() if began < self._timer.due else self._timer.run(self._pipeline.samples, make)
+            return make() if began < self._timer.due else self._timer.run(self._runner.services, make)
         finally:
             self._work.busy += time.monotonic() - began
 
     def results(self, jobs: Iterator[Job], ahead: int) -> Iterator[Result]:
-        return map(self.result, self._prefetched(jobs) if self._pipeline.samples.reads_ahead else jobs)
+        return map(self.result, self._prefetched(jobs) if self._runner.reads_ahead else jobs)
 
     def _prefetched(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """Yield the jobs; slow storage is asked to fetch the samples of each shortly before its turn."""
         near = deque[Job]()
         for job in jobs:
-            self._pipeline.samples.prefetch(job.addresses)
+            self._runner.prefetch(job.addresses)
             near.append(job)
             if len(near) > _NEAR:
                 yield near.popleft()
@@ -215,7 +201,6 @@ class InlineExecutor(Executor):
 
     def batches(self, ticket: Any) -> Iterator[Made]:
         """Yield the batches of a chunk, each made on request."""
-        assert isinstance(self._pipeline, ChunkPipeline)
         context = copy_context()
-        made = lending(self._pipeline.batches(ticket))
+        made = lending(self._runner.batches(ticket))
         return iter(lambda: self._timed(lambda: context.run(next, made, None)), None)

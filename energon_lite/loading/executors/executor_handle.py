@@ -9,17 +9,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 from energon_lite.errors import WorkerError
 from energon_lite.loading.executors.executor import Executor, InlineExecutor, Load, PoolOptions
 from energon_lite.loading.executors.work_seconds import WorkSeconds
-from energon_lite.loading.executors.worker_handle import check_threads
-from energon_lite.loading.executors.worker_pool import WorkerPool
-from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import StageTimer
-from energon_lite.loading.makers.pipeline import Pipeline
 from energon_lite.storage.files.read_counts import COUNTS
 
 __all__ = ["ExecutorHandle"]
@@ -99,7 +95,7 @@ class ExecutorHandle:
     """Handle that starts and stops the workers.
 
     Args:
-        pipeline: runner of a job.
+        runner: runner of a job.
         num_workers: number of workers; 0: this process runs the jobs.
         options: options for starting, watching and limiting the workers.
 
@@ -110,15 +106,17 @@ class ExecutorHandle:
         UsageError: the hooks cannot be run in threads.
     """
 
-    def __init__(self, pipeline: Pipeline | ChunkPipeline, num_workers: int, options: PoolOptions):
+    def __init__(self, runner: JobRunner, num_workers: int, options: PoolOptions):
         num_workers = 0 if options.start_method == "main" else num_workers
-        self._pipeline = pipeline
+        self._runner = runner
         self.num_workers = num_workers
         self._options = options
         if num_workers and options.start_method == "thread":
-            check_threads(pipeline)
+            from energon_lite.loading.executors.worker_handle import check_threads
+
+            check_threads(runner)
         if not num_workers and options.trace:
-            pipeline.samples.observers += (StageTimer(pipeline.samples.leaves),)
+            runner.services.observers += (StageTimer(runner.leaves),)
         #: Watchdog of this process, if it runs the jobs itself; None: no watchdog.
         self.watchdog = None if num_workers or options.watchdog_seconds is None else OwnWatchdog(options)
         self._executor: Executor | None = None
@@ -146,10 +144,12 @@ class ExecutorHandle:
         """Return the executor of jobs; the same object until it is closed."""
         if self._executor is None:
             COUNTS.take()  # drop the counts of earlier reads in this process
-            workers = self.num_workers
-            pipeline = self._pipeline
-            pool = partial(WorkerPool, pipeline, workers, self._options, self.work)
-            self._executor = pool() if workers else InlineExecutor(pipeline, self.work)
+            if self.num_workers:
+                from energon_lite.loading.executors.worker_pool import WorkerPool
+
+                self._executor = WorkerPool(self._runner, self.num_workers, self._options, self.work)
+            else:
+                self._executor = InlineExecutor(self._runner, self.work)
         return self._executor
 
     def close(self) -> bool:

@@ -35,7 +35,7 @@ _STACK = 16 << 10
 class WorkerCrashLog:
     """Memory that a worker writes and the trainer reads. On systems without ``memfd`` no notes are written.
 
-    As an observer of a pipeline it notes each step of each sample.
+    As an observer of a runner it notes each step of each sample.
     """
 
     sees_samples = times_samples = True

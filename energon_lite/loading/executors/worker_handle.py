@@ -25,14 +25,14 @@ from typing import Any
 
 from energon_lite.errors import UsageError
 from energon_lite.loading.executors import fork_server, torch_worker_info
-from energon_lite.loading.executors.executor import JobRunner
 from energon_lite.loading.executors.observation import WorkerCrashLog
 from energon_lite.loading.executors.segments import SegmentReader, Segments
 from energon_lite.loading.executors.transport import Channel
 from energon_lite.loading.executors.worker_process import STOP_SIGNALS, Answer, answer, can_kernel_watch, serve
+from energon_lite.loading.makers.batch_runner import Job
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import leaves_apart, reads_ahead
 from energon_lite.loading.makers.observers import JobTimer, StageTimer, Times
-from energon_lite.loading.makers.pipeline import Job
 from energon_lite.tensors import map_tensors
 from energon_lite.worker_config import set_worker_number
 
@@ -100,15 +100,13 @@ class ProcessHandle(WorkerHandle):
     Args:
         context: context of the start method: fork, forkserver or spawn.
         number: number of the worker in its pool.
-        pipeline: runner of a job.
+        runner: runner of a job.
         segments: number of large results that may be in shared memory at the same time.
         trace: time the stages of each batch.
         peers: number of workers of this rank.
     """
 
-    def __init__(
-        self, context: BaseContext, number: int, pipeline: JobRunner, *, segments: int, trace: bool, peers: int
-    ):
+    def __init__(self, context: BaseContext, number: int, runner: JobRunner, *, segments: int, trace: bool, peers: int):
         ours, self._theirs = context.Pipe(duplex=True)
         memory = Segments(segments)
         notes = WorkerCrashLog()
@@ -121,7 +119,7 @@ class ProcessHandle(WorkerHandle):
         watched = (os.getpid(), can_kernel_watch(method))
         made = context.Process(  # type: ignore[attr-defined]
             target=serve,
-            args=(self._theirs, memory, notes, pipeline, *watched, inherited, trace, peers),
+            args=(self._theirs, memory, notes, runner, *watched, inherited, trace, peers),
             name=f"energon-lite-worker-{number}",
             daemon=True,
         )
@@ -202,31 +200,31 @@ def _outlasting(workers: Sequence[WorkerHandle], seconds: float) -> list[WorkerH
 # holds the interpreter's lock and slows down the trainer.
 
 
-def check_threads(pipeline: JobRunner) -> None:
-    """Check that threads can run a pipeline; warn if its hooks will have to wait for each other.
+def check_threads(runner: JobRunner) -> None:
+    """Check that threads can run jobs; warn if its hooks will have to wait for each other.
 
     Raises:
-        UsageError: threads cannot run it.
+        UsageError: threads cannot run them.
     """
-    if pipeline.samples.seeded_hooks:
+    if runner.seeded_hooks:
         logger.warning(
             "start_method='thread': %s of %s are run one at a time, with the global generators (random, numpy.random, "
             "torch on the CPU) lent to the one that runs; the trainer should not draw from these meanwhile. Mark hooks "
             "that do not draw from them @stateless(restore_seeds=False), or use processes.",
-            ", ".join(sorted(pipeline.samples.seeded_hooks)),
-            type(pipeline.samples.encoder).__name__,
+            ", ".join(sorted(runner.seeded_hooks)),
+            type(runner.encoder).__name__,
         )
-    if reads_ahead(pipeline.samples.leaves):
+    if reads_ahead(runner.leaves):
         raise UsageError("start_method='thread' with read_ahead: its cache belongs to one thread", fix="use processes")
 
 
 class ThreadHandle(WorkerHandle):
     """Handle of a worker that is a thread; all of them share the hooks."""
 
-    def __init__(self, number: int, pipeline: JobRunner, *, trace: bool, peers: int):
+    def __init__(self, number: int, runner: JobRunner, *, trace: bool, peers: int):
         channel = _ThreadChannel()
         name = f"energon-lite-thread-{number}"
-        args = (channel, _own(pipeline), number, trace, peers)
+        args = (channel, _own(runner), number, trace, peers)
         thread = threading.Thread(target=_work, args=args, name=name, daemon=True)
         super().__init__(number, channel, _ThreadCrashLog(), thread)
 
@@ -288,12 +286,12 @@ class _ThreadCrashLog(WorkerCrashLog):
         pass
 
 
-def _work(channel: _ThreadChannel, pipeline: JobRunner, number: int, trace: bool, peers: int) -> None:
+def _work(channel: _ThreadChannel, runner: JobRunner, number: int, trace: bool, peers: int) -> None:
     """Run the jobs of a thread until its channel is closed."""
     set_worker_number(number, thread=True)
     torch_worker_info.tell(number, peers, thread=True)
     if trace:
-        pipeline.samples.observers = (StageTimer(pipeline.samples.leaves, number),)
+        runner.services.observers = (StageTimer(runner.leaves, number),)
     said: list[Times] = []
     timer = JobTimer(said.append)
     while (jobs := channel.jobs.get()) is not None:
@@ -301,17 +299,16 @@ def _work(channel: _ThreadChannel, pipeline: JobRunner, number: int, trace: bool
             if channel.is_closed:
                 return
             began = time.monotonic()
-            made = answer(pipeline, ticket, job, timer if began >= timer.due else None)
+            made = answer(runner, ticket, job, timer if began >= timer.due else None)
             channel.answer([made], time.monotonic() - began, said.copy())
             said.clear()
 
 
-def _own(pipeline: JobRunner) -> JobRunner:
-    """Return a copy of a pipeline for one thread that does not share open files and plans of leaves."""
-    own = copy.copy(pipeline)
-    own.samples = copy.copy(pipeline.samples)
-    own.samples.worker_config = pipeline.samples.worker_config  # the same object: a copy would have no process groups
-    own.samples.leaves = leaves_apart(pipeline.samples.leaves)
+def _own(runner: JobRunner) -> JobRunner:
+    """Return a copy of a runner for one thread that does not share open files and plans of leaves."""
+    own = copy.copy(runner)
+    own.services = runner.services.for_thread()
+    own.leaves = leaves_apart(runner.leaves)
     return own
 
 

@@ -18,7 +18,7 @@ from collections import deque
 from multiprocessing.util import Finalize
 
 from energon_lite.errors import UsageError, WorkerError, listed
-from energon_lite.loading.executors.executor import Executor, JobRunner, Load, PoolOptions
+from energon_lite.loading.executors.executor import Executor, Load, PoolOptions
 from energon_lite.loading.executors.transport import raise_of_worker, raise_unpicklable
 from energon_lite.loading.executors.work_seconds import WorkSeconds
 from energon_lite.loading.executors.worker_handle import (
@@ -28,9 +28,10 @@ from energon_lite.loading.executors.worker_handle import (
     end_workers,
     kill_workers,
 )
+from energon_lite.loading.makers.batch_runner import Job
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import note_transfer
 from energon_lite.loading.makers.outcomes import Failure, Result
-from energon_lite.loading.makers.pipeline import Job
 
 __all__ = ["WorkerPool"]
 
@@ -62,7 +63,7 @@ class WorkerPool(Executor):
     marked as incomplete: :meth:`cancel` then starts new workers.
 
     Args:
-        pipeline: runner of a job; each worker has a copy of it.
+        runner: runner of a job; each worker has a copy of it.
         num_workers: number of processes, or of threads.
         options: options for starting, watching and limiting the workers; None: the defaults.
         work: record of the workers' time.
@@ -70,12 +71,12 @@ class WorkerPool(Executor):
 
     def __init__(
         self,
-        pipeline: JobRunner,
+        runner: JobRunner,
         num_workers: int,
         options: PoolOptions | None = None,
         work: WorkSeconds | None = None,
     ):
-        self._pipeline = pipeline
+        self._runner = runner
         self._options = options or PoolOptions()
         self._work = work or WorkSeconds()
         self._sizes: dict[int, int] = {}  # bytes of the results that wait for their turn
@@ -196,22 +197,22 @@ class WorkerPool(Executor):
 
     def _start(self, number: int) -> None:
         """Start a worker. It is stored before it is started, so that it is known even after an interrupt."""
-        pipeline = self._pipeline
+        runner = self._runner
         trace = self._options.trace
         segments = self._base_depth + _WITH_USER
         worker: WorkerHandle
         if self._context is None:
-            worker = ThreadHandle(number, pipeline, trace=trace, peers=self._num_workers)
+            worker = ThreadHandle(number, runner, trace=trace, peers=self._num_workers)
         else:
             worker = ProcessHandle(
-                self._context, number, pipeline, segments=segments, trace=trace, peers=self._num_workers
+                self._context, number, runner, segments=segments, trace=trace, peers=self._num_workers
             )
         self._workers[number : number + 1] = [worker]
         try:
             worker.start()
         except (AttributeError, TypeError, ValueError, RecursionError, pickle.PicklingError) as error:
             if self._options.start_method in ("spawn", "forkserver"):
-                raise_unpicklable(pipeline.samples.encoder, self._options.start_method, error)
+                raise_unpicklable(runner.encoder, self._options.start_method, error)
             raise
         for handle in worker.handles:
             self._poll.register(handle, select.POLLIN)
@@ -300,7 +301,7 @@ class WorkerPool(Executor):
             worker.since = time.monotonic()
             self._work.received += worker.since - before
             if not answers:
-                log = self._pipeline.samples.failures
+                log = self._runner.services.failures
                 if log is not None:
                     log.tell(seconds) if isinstance(seconds, Failure) else log.add_fallbacks(seconds)
                 continue
@@ -345,7 +346,7 @@ class WorkerPool(Executor):
         self._start(worker.number)
 
     def _gave_up(self, job: Job, worker: WorkerHandle, end: str) -> WorkerError:
-        names = [f"{self._pipeline.samples.leaves[address[0]].name}[{address[1]}]" for address in job.addresses]
+        names = [f"{self._runner.leaves[address[0]].name}[{address[1]}]" for address in job.addresses]
         step = worker.notes.last_step()
         return WorkerError(
             f"{MAX_DEATHS} workers died while making the same micro-batch; the last one {end}"

@@ -25,12 +25,12 @@ from typing import Any
 from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import LendingScope
 from energon_lite.loading.executors import torch_worker_info
-from energon_lite.loading.executors.executor import JobRunner
 from energon_lite.loading.executors.observation import WorkerCrashLog
 from energon_lite.loading.executors.segments import Segments, SegmentWriter
 from energon_lite.loading.executors.transport import Channel, Message, WholeMessages, pack, receive, send, unsendable
+from energon_lite.loading.makers.batch_runner import Job
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import JobTimer, Observer, StageTimer, Times
-from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.makers.user_frames import hook_traceback, shows_more
 from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.worker_config import set_worker_number
@@ -142,7 +142,7 @@ def serve(
     connection: Connection,
     segments: Segments,
     notes: WorkerCrashLog,
-    pipeline: JobRunner,
+    runner: JobRunner,
     trainer: int,
     by_kernel: bool,
     inherited: Sequence[Channel | Connection],
@@ -155,7 +155,7 @@ def serve(
         connection: connection to the trainer.
         segments: memory for large results.
         notes: memory that the trainer reads if this process dies, or hangs.
-        pipeline: runner of a job.
+        runner: runner of a job.
         trainer: process id of the trainer.
         by_kernel: the kernel ends this process with the trainer.
         inherited: the trainer's ends of pipes, which a forked process inherits and must close.
@@ -177,21 +177,22 @@ def serve(
 
     torch.set_num_threads(1)
     torch_worker_info.tell(own_number, peers)
-    observers: tuple[Observer, ...] = (StageTimer(pipeline.samples.leaves, own_number),) if trace else ()
-    log = pipeline.samples.failures
+    observers: tuple[Observer, ...] = (StageTimer(runner.leaves, own_number),) if trace else ()
+    services = runner.services
+    log = services.failures
     if log is not None:
-        pipeline.samples.failures = log = log.sending(lambda failure: send(connection, pack(((), failure, ()))))
+        services.failures = log = log.sending(lambda failure: send(connection, pack(((), failure, ()))))
     LendingScope().__enter__()  # only hooks draw random numbers in this process, so the scope never ends
     try:
         COUNTS.take()  # drop the counts that the trainer had before the fork
         writer = SegmentWriter(segments)
         said = list[Times]()
-        orders = _Orders(connection, writer, pipeline)
+        orders = _Orders(connection, writer, runner)
         timer = JobTimer(said.append)
         while True:
             jobs, observe = orders.next()
-            pipeline.samples.observers = (*observers, notes) if observe else observers
-            for message in _run(pipeline, jobs, timer, said):
+            services.observers = (*observers, notes) if observe else observers
+            for message in _run(runner, jobs, timer, said):
                 if log is not None and (fallbacks := log.take_fallbacks()):
                     send(connection, pack(((), fallbacks, ())))
                 send(connection, message, writer)
@@ -200,8 +201,8 @@ def serve(
     except Exception:
         logger.exception("a worker ends, by an error that is none of a job")
         code = 1
-    if pipeline.samples.cache_pool is not None:
-        pipeline.samples.cache_pool.close()
+    if services.cache_pool is not None:
+        services.cache_pool.close()
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip the interpreter's shutdown: it would run the exit handlers that a fork copies from the trainer.
@@ -211,12 +212,12 @@ def serve(
 class _Orders:
     """Queue of the trainer's requests. Slow storage is asked to fetch jobs as soon as they arrive."""
 
-    def __init__(self, connection: Connection, writer: SegmentWriter, pipeline: JobRunner):
+    def __init__(self, connection: Connection, writer: SegmentWriter, runner: JobRunner):
         self._connection = connection
         self._writer = writer
-        self._pipeline = pipeline
+        self._runner = runner
         self._here: deque[tuple[Sequence[tuple[int, Job]], bool]] = deque()
-        self._peek = WholeMessages(connection) if pipeline.samples.reads_ahead else None
+        self._peek = WholeMessages(connection) if runner.reads_ahead else None
 
     def next(self) -> tuple[Sequence[tuple[int, Job]], bool]:
         """Return jobs with their tickets, and whether to note each step before it begins, because a worker died, or
@@ -229,11 +230,11 @@ class _Orders:
             if self._peek is not None and not observe:
                 with suppress(Exception):  # the job itself will report the error
                     for _, job in jobs:
-                        self._pipeline.samples.prefetch(job.addresses)
+                        self._runner.prefetch(job.addresses)
         return self._here.popleft()
 
 
-def _run(pipeline: JobRunner, jobs: Sequence[tuple[int, Job]], timer: JobTimer, said: list[Times]) -> Iterator[Message]:
+def _run(runner: JobRunner, jobs: Sequence[tuple[int, Job]], timer: JobTimer, said: list[Times]) -> Iterator[Message]:
     """Yield messages with answers. Very short jobs are answered together, because each message wakes the trainer.
 
     Args:
@@ -243,7 +244,7 @@ def _run(pipeline: JobRunner, jobs: Sequence[tuple[int, Job]], timer: JobTimer, 
     answers: list[Answer] = []
     began = now = time.monotonic()
     for ticket, job in jobs:
-        answers.append(answer(pipeline, ticket, job, timer if now >= timer.due else None))
+        answers.append(answer(runner, ticket, job, timer if now >= timer.due else None))
         now = time.monotonic()
         if now - began > _TOGETHER or ticket == jobs[-1][0]:
             yield _pack_answers(answers, now - began, said)
@@ -253,10 +254,10 @@ def _run(pipeline: JobRunner, jobs: Sequence[tuple[int, Job]], timer: JobTimer, 
             timer.sent += began - now
 
 
-def answer(pipeline: JobRunner, ticket: int, job: Job, timer: JobTimer | None = None) -> Answer:
+def answer(runner: JobRunner, ticket: int, job: Job, timer: JobTimer | None = None) -> Answer:
     """Run a job, with a timer if given; return its result or its error."""
     try:
-        result = pipeline.run(job) if timer is None else timer.run(pipeline.samples, lambda: pipeline.run(job))
+        result = runner.run(job) if timer is None else timer.run(runner.services, lambda: runner.run(job))
         return ticket, True, (result.batch, result.outcomes, result.tokens, result.trace, result.digest)
     except SystemExit as error:
         what = f"a hook ended its worker with sys.exit({error.code!r})"

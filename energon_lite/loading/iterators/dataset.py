@@ -6,23 +6,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import GenericAlias
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from typing_extensions import Self
 
 from energon_lite.errors import UsageError, counted
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.identity import Identity
-from energon_lite.loading.iterators.loops import Loop
 from energon_lite.loading.iterators.state import Numbers, State, damaged, make_state, read_rebase
-from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.pipeline import Pipeline
 from energon_lite.order.orders import Rebase
 from energon_lite.order.stages import WeightStage
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["Moved", "SavableDataset"]
+__all__ = ["Loop", "Moved", "SavableDataset"]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop around the loops inside it.
+
+    Args:
+        kind: ``limit``: the first steps of the first loop, always the same ones; ``repeat``: several loops, one after
+            the other; ``epoch``: a number of steps that continue after those of the loop before.
+        count: steps of each rank, or repetitions; 0: endless.
+    """
+
+    kind: Literal["limit", "repeat", "epoch"]
+    count: int
+
+    @property
+    def by_steps(self) -> bool:
+        """True if the loop counts steps, and not repetitions."""
+        return self.kind != "repeat"
 
 
 @dataclass(frozen=True)
@@ -93,8 +110,8 @@ class SavableDataset:
         """True if there is only one pass, which does not end."""
         return self.plan.order.bounds(0) is None
 
-    def pipeline(self) -> Pipeline | ChunkPipeline:
-        """Return the pipeline that runs this data set's jobs."""
+    def runner(self) -> JobRunner:
+        """Return the runner that runs this data set's jobs."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -140,7 +157,7 @@ class SavableDataset:
         """Return the first position from a state's on at which another blend can begin: after all begun chunks."""
         raise NotImplementedError
 
-    def restore_sample(self, key: Any, pipeline: Any) -> Any:
+    def restore_sample(self, key: Any, runner: Any) -> Any:
         """Make the batch or sample of a restore key in this process.
 
         Keys are ``("batch", pass, *place)``, ``("chunk", pass, number, *place)``, ``("sample", leaf, index, epoch,
@@ -156,14 +173,14 @@ class SavableDataset:
             isinstance(part, int) and not isinstance(part, bool) and (part >= 0 or place == signed)
             for place, part in enumerate(parts[1:], 1)
         ):
-            for batch in self._restored(parts, pipeline):
+            for batch in self._restored(parts, runner):
                 return batch
         raise UsageError(
             f"{key!r} is not a restore key of this loader",
             fix="give the __restore_key__ of a batch or of a sample as it was delivered",
         )
 
-    def _restored(self, key: tuple[Any, ...], pipeline: Any) -> Sequence[Any]:
+    def _restored(self, key: tuple[Any, ...], runner: Any) -> Sequence[Any]:
         """Return the batch or sample of a key, as a sequence of length 1; empty if the key is not of this data set."""
         raise NotImplementedError
 

@@ -12,14 +12,14 @@ from typing import Any
 from energon_lite.errors import UsageError
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.iterators.state import State
-from energon_lite.loading.makers.pipeline import Address, Result
+from energon_lite.loading.makers.batch_runner import Address, Result
 from energon_lite.loading.makers.report import Report
 
-__all__ = ["DatasetIterator", "Loop", "OneThread", "checked_steps"]
+__all__ = ["DatasetIterator", "ForLoop", "OneThread", "checked_steps"]
 
 
 @dataclass(slots=True)
-class Loop:
+class ForLoop:
     """State of a ``for`` loop over a loader. It is over from a request until its delivery, so also after an error."""
 
     is_begun: bool = False

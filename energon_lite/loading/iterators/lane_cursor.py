@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 from energon_lite.batching.chunks import worlds_for
 from energon_lite.errors import TopologyError
-from energon_lite.loading.iterators.state import Numbers, damaged, is_count
+from energon_lite.loading.iterators.state import MAX_LANES, Numbers, damaged, is_count
 from energon_lite.loading.makers.chunk_job import START, Place, Tail
 
 __all__ = [
-    "MAX_LANES",
     "LaneCursor",
     "LanePlace",
     "begin_of_chunk",
@@ -27,8 +26,6 @@ __all__ = [
 ]
 
 
-#: Largest number of lanes of a run. Each takes some hundred bytes of a state, and every rank has at least one.
-MAX_LANES = 1 << 20
 #: Exclusive upper bound of chunk numbers in a state; above it the state is damaged.
 MAX_CHUNK = 1 << 45
 #: Exclusive upper bound of all counts within a chunk in a state; above it the state is damaged.

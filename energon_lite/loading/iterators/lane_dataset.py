@@ -18,7 +18,7 @@ from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, ch
 from energon_lite.loading.iterators.state import State, checked, damaged, saved_settings
 from energon_lite.loading.makers.chunk_bundles import BundlesByTokens, TokenBundling
 from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Place
-from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
+from energon_lite.loading.makers.chunk_runner import ChunkRunner
 
 __all__ = ["PUSHBACK", "LaneDataset"]
 
@@ -41,9 +41,9 @@ class LaneDataset(SavableDataset):
     lanes: int | None = None
     bundling: TokenBundling | None = None
 
-    def pipeline(self) -> ChunkPipeline:
-        """Return the pipeline that runs this data set's jobs."""
-        return ChunkPipeline(
+    def runner(self) -> ChunkRunner:
+        """Return the runner that runs this data set's jobs."""
+        return ChunkRunner(
             self.leaves,
             self.task_encoder,
             seed=self.seed,
@@ -186,20 +186,20 @@ class LaneDataset(SavableDataset):
             places[lane] = LanePlace(chunk + left * cursor.lanes)
         return Moved(replace(cursor, at=places), first * size, given_up, up_to=True)
 
-    def _restored(self, key: tuple[Any, ...], pipeline: ChunkPipeline) -> list[Any]:
+    def _restored(self, key: tuple[Any, ...], runner: ChunkRunner) -> list[Any]:
         match key:
             case ("chunk", pass_number, number, *place) if 0 <= len(place) - len(Place._fields) <= 1:
                 if self.plan.is_behind(number, place[0], sum(place[len(Place._fields) :])):
-                    return [self._batch_at(pass_number, number, place, pipeline)]
+                    return [self._batch_at(pass_number, number, place, runner)]
             case ("sample", leaf, index, epoch, 0, *sub) if len(sub) <= 1 and self.has(leaf, index):
-                return [pipeline.restore((leaf, index, epoch), 0, *sub)]
+                return [runner.restore((leaf, index, epoch), 0, *sub)]
             case ("empty",):
                 for number in range(self.plan.count(0) or 1):
-                    for made in pipeline.run(self.job(0, number, empty=True)).batch:
+                    for made in runner.run(self.job(0, number, empty=True)).batch:
                         return [made.batch]
         return []
 
-    def _batch_at(self, pass_number: int, number: int, numbers: list[int], pipeline: ChunkPipeline) -> Any:
+    def _batch_at(self, pass_number: int, number: int, numbers: list[int], runner: ChunkRunner) -> Any:
         """Make the batch that begins at a place of a chunk. The key of a batch that ends in another chunk also has the
         stride to that chunk."""
         place = Place(*numbers[: len(Place._fields)])
@@ -210,7 +210,7 @@ class LaneDataset(SavableDataset):
         carried = None
         while count is None or chunk < count:
             job = self.job(pass_number, chunk, first, stride=stride, carried=carried)
-            made = next((batch for batch in pipeline.batches(job) if batch.is_batch or batch.carried), None)
+            made = next((batch for batch in runner.batches(job) if batch.is_batch or batch.carried), None)
             if made is None:
                 break
             if made.is_batch:

@@ -20,8 +20,8 @@ from energon_lite.loading.iterators.iterator import DatasetIterator
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, check_topology
 from energon_lite.loading.iterators.lane_prefetcher import LanePrefetcher
 from energon_lite.loading.iterators.state import State
+from energon_lite.loading.makers.batch_runner import Address, Failure, Mark, Outcome, Result
 from energon_lite.loading.makers.chunk_job import Made
-from energon_lite.loading.makers.pipeline import Address, Failure, Mark, Outcome, Result
 
 __all__ = ["LaneIterator"]
 

@@ -7,40 +7,20 @@ around the data set's iterator. It counts steps and loops; its state has these c
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from energon_lite.errors import FatalSampleError, TopologyError
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
+from energon_lite.loading.iterators.dataset import Loop
 from energon_lite.loading.iterators.iterator import DatasetIterator
 from energon_lite.loading.iterators.state import State, damaged, is_count
 from energon_lite.loading.makers.outcomes import Address, Failure, Mark, Result
 from energon_lite.loading.makers.report import Report
 
-__all__ = ["Loop", "going_through", "is_endless", "length_of"]
+__all__ = ["LoopedIterator", "is_endless", "length_of"]
 
 #: Exclusive upper bound of the counts in a state; above it the state is damaged.
 _MOST = 1 << 60
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A loop around the loops inside it.
-
-    Args:
-        kind: ``limit``: the first steps of the first loop, always the same ones; ``repeat``: several loops, one after
-            the other; ``epoch``: a number of steps that continue after those of the loop before.
-        count: steps of each rank, or repetitions; 0: endless.
-    """
-
-    kind: Literal["limit", "repeat", "epoch"]
-    count: int
-
-    @property
-    def by_steps(self) -> bool:
-        """True if the loop counts steps, and not repetitions."""
-        return self.kind != "repeat"
 
 
 class _Place(NamedTuple):
@@ -235,11 +215,6 @@ class LoopedIterator(DatasetIterator):
 
     def close(self) -> None:
         self._inner.close()
-
-
-def going_through(loops: Sequence[Loop], inner: Callable[..., DatasetIterator]) -> Callable[..., DatasetIterator]:
-    """Return a factory of iterators with these loops, given ``inner``, the factory of iterators without them."""
-    return partial(LoopedIterator, inner) if loops else inner
 
 
 def is_endless(loops: Sequence[Loop], inside: bool) -> bool:

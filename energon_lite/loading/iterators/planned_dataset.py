@@ -15,8 +15,9 @@ from energon_lite.loading.iterators.batch_size import BATCH_SIZE, resized, saved
 from energon_lite.loading.iterators.dataset import Moved, SavableDataset
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.state import Numbers, State, checked, damaged, is_count
+from energon_lite.loading.makers.batch_runner import BatchRunner, Job
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.pipeline import Job, Pipeline
 
 __all__ = ["Cursor", "PlannedDataset"]
 
@@ -58,13 +59,13 @@ class PlannedDataset(SavableDataset):
         """True if failed samples are replaced."""
         return self.refill
 
-    def pipeline(self) -> Pipeline:
-        """Return the pipeline that runs this data set's jobs."""
-        return self.pipeline_among(self.leaves, 0)
+    def runner(self) -> JobRunner:
+        """Return the runner that runs this data set's jobs."""
+        return self.runner_among(self.leaves, 0)
 
-    def pipeline_among(self, leaves: Sequence[Leaf], first: int) -> Any:
-        """Return the pipeline for jobs in which this data set's leaves have numbers from ``first`` on."""
-        return Pipeline(
+    def runner_among(self, leaves: Sequence[Leaf], first: int) -> JobRunner:
+        """Return the runner for jobs in which this data set's leaves have numbers from ``first`` on."""
+        return BatchRunner(
             leaves,
             self.task_encoder,
             seed=self.seed,
@@ -219,12 +220,12 @@ class PlannedDataset(SavableDataset):
         behind = replace(cursor, place=(chunk + 1, 0))
         return Moved(behind, (chunk + 1) * self.plan.chunk, self.plan.undelivered(cursor.pass_number, cursor.place))
 
-    def _restored(self, key: tuple[Any, ...], pipeline: Pipeline) -> list[Any]:
+    def _restored(self, key: tuple[Any, ...], runner: JobRunner) -> list[Any]:
         match key:
             case ("batch", pass_number, *place) if self.plan.has(pass_number, tuple(place)):
-                return [pipeline.run(job).batch for job in self.jobs(pass_number, [tuple(place)])]
+                return [runner.run(job).batch for job in self.jobs(pass_number, [tuple(place)])]
             case ("sample", leaf, index, epoch, attempt) if self.has(leaf, index) and (self.refill or not attempt):
-                return [pipeline.restore((leaf, index, epoch), attempt)]
+                return [runner.restore((leaf, index, epoch), attempt)]
         return []
 
     def __len__(self) -> int:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 
-from energon_lite.batching.oversize import Counts
+from energon_lite.batching.micro_batches import Counts
 from energon_lite.batching.plan import Place
 from energon_lite.errors import UsageError
+from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.iterator import DatasetIterator
-from energon_lite.loading.iterators.planned_dataset import Cursor
+from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
 from energon_lite.loading.iterators.state import State
-from energon_lite.loading.makers.pipeline import Address, Job, Result
+from energon_lite.loading.makers.batch_runner import Address, Job, Result
 
-__all__ = ["PlannedIterator"]
+__all__ = ["PlannedIterator", "iterator_class"]
 
 logger = logging.getLogger(__name__)
 
@@ -191,3 +192,17 @@ class PlannedIterator(DatasetIterator):
 
 def _has_samples(result: Result) -> bool:
     return any(isinstance(outcome, int) for outcome in result.outcomes)
+
+
+def iterator_class(dataset: SavableDataset) -> Callable[..., DatasetIterator]:
+    """Return the class of the iterators of a data set; the modules of other kinds are not imported."""
+    kind: type[DatasetIterator] = PlannedIterator
+    if not isinstance(dataset, PlannedDataset):
+        from energon_lite.loading.iterators.lane_iterator import LaneIterator
+
+        kind = LaneIterator
+    if not dataset.loops:
+        return kind
+    from energon_lite.loading.iterators.loops import LoopedIterator
+
+    return partial(LoopedIterator, kind)

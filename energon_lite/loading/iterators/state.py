@@ -19,6 +19,7 @@ from energon_lite.order.permutation import MAX_LENGTH
 __all__ = [
     "FORMAT",
     "KINDS",
+    "MAX_LANES",
     "Numbers",
     "State",
     "checked",
@@ -50,6 +51,8 @@ _MOST_PASSES = 1 << 40
 _MOST_BATCHES = 1 << 60
 #: Ranks of a run.
 _MOST_RANKS = 1 << 32
+#: Largest number of lanes of a run. Each takes some hundred bytes of a state, and every rank has at least one.
+MAX_LANES = 1 << 20
 #: Largest number of values in a state. A state with a million lanes has some millions.
 _MOST_VALUES = 1 << 24
 #: Largest depth of nesting in a state, in levels.

@@ -229,8 +229,8 @@ class BundlesByTokens:
         name = _name(item.value) or f"sample {address[1]}"
         with run.of_sample(_LENGTH, address, item.result or 0):
             try:
-                leaf = run.samples.leaves[address[0]].name
-                return run.samples.guarded("sample_length", leaf, name, item.value, self._lengths, item.value)
+                leaf = run.runner.leaves[address[0]].name
+                return run.runner.guarded("sample_length", leaf, name, item.value, self._lengths, item.value)
             except Rejected as rejected:
                 run.fail(rejected.failure, item.origins)
                 return None
@@ -240,11 +240,11 @@ class BundlesByTokens:
 
     def _plan(self, items: list[Item], lengths: list[tuple[int, int]], run: ChunkRun) -> MicroBatches:
         columns = np.array(lengths, dtype=np.int64).T
-        seed = hash_ints(run.samples.seed, _PLAN, run.job.pass_number, run.job.number)
+        seed = hash_ints(run.runner.seed, _PLAN, run.job.pass_number, run.job.number)
         rows = [item.origins[0] or (0, place, 0) for place, item in enumerate(items)]
         leaf, index, epoch = np.array([row[:3] for row in rows], dtype=np.int64).T
         # Without ends, epochs are mixed within batches; so is a blend of leaves.
-        ascending = len(run.samples.leaves) == 1 and bool((np.diff(epoch) >= 0).all())
+        ascending = len(run.runner.leaves) == 1 and bool((np.diff(epoch) >= 0).all())
         ends: list[int] = (np.flatnonzero(np.diff(epoch)) + 1).tolist() if ascending else []
         try:
             samples = (leaf, index, epoch)
@@ -275,7 +275,7 @@ def _pieces(
             yield item
             continue
         try:
-            value = run.samples.guarded("plan", "*", "a sample", item.value, as_planned, item.value, start, length, 1)
+            value = run.runner.guarded("plan", "*", "a sample", item.value, as_planned, item.value, start, length, 1)
         except Rejected as rejected:
             run.fail(rejected.failure, item.origins)
             continue

@@ -15,15 +15,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from energon_lite.errors import FatalSampleError, SampleError
+from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import Hooks, PackedSamplesOutput, place_of
 from energon_lite.loading.makers.chunk_job import Item, Origins, Reading
 from energon_lite.loading.makers.chunk_run import ChunkRun, dropped
 from energon_lite.loading.makers.columns import Rows
 from energon_lite.loading.makers.hook_errors import returned_nothing
-from energon_lite.loading.makers.outcomes import Address, Failure, Rejected
+from energon_lite.loading.makers.job_runner import SAMPLE
+from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, set_restore_key
 from energon_lite.loading.makers.pack_selection import PackSelection
-from energon_lite.loading.makers.sample_maker import SAMPLE, set_restore_key
 from energon_lite.loading.makers.sample_names import SampleNames
 from energon_lite.order.hashing import HashDomain
 
@@ -65,32 +65,16 @@ class ChunkItems:
             if self.hooks.whole_chunks or item.start >= run.job.first.reading:
                 yield item
 
-    def restore(self, address: Address, run: ChunkRun, number: int) -> Any:
-        """Return the sample at an address after the sample hooks: the ``number``-th of the samples that they yield.
-
-        Raises:
-            SampleError: it is skipped or fails, or the hooks yield fewer samples.
-        """
-        values, failures, rows = self.results(address, run)
-        if number < len(values):
-            return values[number]
-        what = f"{failures[0].stage}: {failures[0].reason}" if failures else f"the hooks yield only {len(values)}"
-        raise SampleError(
-            f"the sample cannot be made: {what}",
-            where=f"data set {rows.leaf.name}, {failures[0].key if failures else f'sample {address[1]}'}",
-            fix=(failures[0].fix or None) if failures else None,
-        )
-
-    def results(self, address: Address, run: ChunkRun) -> tuple[list[Any], list[Failure], Rows]:
-        """Return all results of the sample hooks for an address, the failures, and the rows that were read."""
-        ((_, rows, at),) = run.samples.read([address])
+    def results(self, address: Address, run: ChunkRun) -> tuple[list[Any], list[Failure]]:
+        """Return all results of the sample hooks for an address, and the failures."""
+        ((_, rows, at),) = run.runner.read([address])
         values = self._values(address, rows, at, run)
-        return values, [outcome for outcome in run.take() if isinstance(outcome, Failure)], rows
+        return values, [outcome for outcome in run.take() if isinstance(outcome, Failure)]
 
     def _samples(self, run: ChunkRun) -> Iterator[Item]:
         """Yield each result of the sample hooks, beginning with those that were handed over."""
         yield from run.job.carried_samples
-        read = run.samples.read(run.job.addresses, together=_READ_TOGETHER)
+        read = run.runner.read(run.job.addresses, together=_READ_TOGETHER)
         for unit, (address, rows, at) in enumerate(read, run.job.offset):
             run.reads(unit)
             values = self._values(address, rows, at, run)
@@ -103,7 +87,7 @@ class ChunkItems:
         key = ("sample", *address, 0)
         with run.context:
             if self.hooks.generators.isdisjoint(self.hooks.sample):
-                made = run.samples.made(rows, at, address, key, run.context)
+                made = run.runner.made(rows, at, address, key, run.context)
                 values = [] if type(made) is Rejected else [made]
                 if type(made) is Rejected:
                     run.fail(made.failure, (address,))
@@ -116,7 +100,7 @@ class ChunkItems:
     def _yielded(self, address: Address, rows: Rows, at: int, key: tuple[Any, ...], run: ChunkRun) -> list[Any]:
         run.of_sample(SAMPLE, address)
         try:
-            name, value = run.samples.load(rows, at, key)
+            name, value = run.runner.load(rows, at, key)
         except Rejected as rejected:
             run.fail(rejected.failure, (address,))
             return []
@@ -244,10 +228,10 @@ class ChunkItems:
         """Return the packs of the selection, without empty ones, and the samples that it pushes back. Samples that are
         left out are counted."""
         values = [sample.value for sample in buffer]
-        name = SampleNames(f"a buffer of {len(buffer)}", _addresses(buffer), run.samples.leaves)
+        name = SampleNames(f"a buffer of {len(buffer)}", _addresses(buffer), run.runner.leaves)
         try:
             with run.of_chunk(_SELECT, *start, *([turn] if turn else []), number=start[0]):
-                packs, pushback = run.samples.guarded(
+                packs, pushback = run.runner.guarded(
                     "select_samples_to_pack", "*", name, values, self._selected, buffer, values, run
                 )
         except Rejected as rejected:
@@ -264,7 +248,7 @@ class ChunkItems:
         if self.selection is not None:
             full = self.selection(values, _addresses(buffer))
             return list(map(list, full.packs)), list(full.pushback)
-        select = run.samples.encoder.select_samples_to_pack
+        select = run.runner.encoder.select_samples_to_pack
         selected = select(list(values))
         if selected is None:
             raise returned_nothing("select_samples_to_pack", select)

@@ -10,8 +10,8 @@ from energon_lite.errors import UnlikeError
 from energon_lite.hooks import HookContext
 from energon_lite.loading.makers.chunk_job import Carried, ChunkJob, Item, Origins, Reading
 from energon_lite.loading.makers.hook_errors import returned_beside_yield, returned_nothing
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.outcomes import Address, Failure, Mark, Outcome, Rejected, of_each
-from energon_lite.loading.makers.sample_maker import SampleMaker
 from energon_lite.loading.makers.sample_names import SampleNames
 from energon_lite.order.hashing import MASK64
 
@@ -30,7 +30,7 @@ class ChunkRun:
 
     Args:
         job: the chunk, and the place in it at which the run begins.
-        samples: the maker of its samples.
+        runner: the runner of the job.
         keep_remainder: the remainder at the chunk's end becomes smaller batches.
 
     Attributes:
@@ -44,11 +44,11 @@ class ChunkRun:
         is_end: the samples that a selection pushed back are the last ones of its buffer, or there are none.
     """
 
-    def __init__(self, job: ChunkJob, samples: SampleMaker, *, keep_remainder: bool = True):
+    def __init__(self, job: ChunkJob, runner: JobRunner, *, keep_remainder: bool = True):
         self.job = job
-        self.samples = samples
+        self.runner = runner
         self.keep_remainder = keep_remainder
-        self.context = samples.context()
+        self.context = runner.context()
         self.at: Reading = (0, 0, 0, 0)
         self.buffer: tuple[int, int] | None = None
         self.packs = 0
@@ -73,21 +73,21 @@ class ChunkRun:
         """
         job = self.job
         index = (self.job.number << 20) + number
-        return self.context.move(self.samples.seed, tag, job.pass_number, job.number, *origin, sample_index=index)
+        return self.context.move(self.runner.seed, tag, job.pass_number, job.number, *origin, sample_index=index)
 
     def of_batch(self, tag: int, chunk: int, number: int, *origin: int) -> HookContext:
         """Move the context to a batch, given the chunk in which it begins and its number there."""
         of_pass = self.job.pass_number
         index = chunk << 20 | number
-        return self.context.move(self.samples.seed, tag, of_pass, chunk, number, *origin, batch_index=index)
+        return self.context.move(self.runner.seed, tag, of_pass, chunk, number, *origin, batch_index=index)
 
     def of_sample(self, tag: int, address: Address, *origin: int) -> HookContext:
         """Move the context to a sample."""
-        leaf = self.samples.leaves[address[0]]
+        leaf = self.runner.leaves[address[0]]
         index = address[1]
         epoch = address[2]
         sample_index = epoch * leaf.length + index
-        return self.context.move(self.samples.seed, tag, leaf.key, epoch, index, *origin, sample_index=sample_index)
+        return self.context.move(self.runner.seed, tag, leaf.key, epoch, index, *origin, sample_index=sample_index)
 
     def apply(self, hook: str, argument: Any, *, leaf: str = "*", name: str, origins: Origins) -> list[Any]:
         """Return the results of a hook: one, none if it fails, or any number if it is a generator.
@@ -96,12 +96,12 @@ class ChunkRun:
             leaf, name: for messages: the leaf of the argument, and its name.
             origins: addresses of the samples that the argument consists of.
         """
-        function = getattr(self.samples.encoder, hook)
-        guarded = self.samples.guarded
-        names = name if leaf != "*" else SampleNames(name, origins, self.samples.leaves)
+        function = getattr(self.runner.encoder, hook)
+        guarded = self.runner.guarded
+        names = name if leaf != "*" else SampleNames(name, origins, self.runner.leaves)
         results: list[Any] = []
         try:
-            if hook in self.samples.hooks.generators:
+            if hook in self.runner.hooks.generators:
                 guarded(hook, leaf, names, argument, _drain, function, hook, argument, results)
             else:
                 results.append(guarded(hook, leaf, names, argument, function, argument))

@@ -15,8 +15,8 @@ from itertools import repeat
 from operator import add
 from typing import TYPE_CHECKING, Any
 
-from energon_lite.batching.address_list import AddressList
 from energon_lite.batching.collate import Padding, collate_entry
+from energon_lite.batching.digests import AddressList
 from energon_lite.hooks import TaskEncoder, is_overridden, returns_its_argument
 from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.samples import BASE_FIELDS, Sample, SourceInfo

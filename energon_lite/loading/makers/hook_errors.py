@@ -1,4 +1,4 @@
-"""Classification of errors and return values of pipeline steps: failures of a sample, or errors that end the run."""
+"""Classification of errors and return values of runner steps: failures of a sample, or errors that end the run."""
 
 from __future__ import annotations
 

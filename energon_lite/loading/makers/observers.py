@@ -1,4 +1,4 @@
-"""Observers of the pipeline, and two that time it: every batch by stage and sample on request, and some jobs always."""
+"""Observers of the runner, and two that time it: every batch by stage and sample on request, and some jobs always."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from energon_lite.loading.makers.chunk_job import Made
+from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Result
 from energon_lite.storage.files.read_counts import COUNTS, Reads
+from energon_lite.storage.stores.cache_pool import CachePool
+from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["JobTimer", "Observer", "StageTimer", "Times", "note_transfer", "stage_of"]
+__all__ = ["JobTimer", "Observer", "Services", "StageTimer", "Times", "note_transfer", "stage_of"]
 
 
-#: Pipeline stage of each step that is not a hook.
+#: Stage of each step that is not a hook.
 _STAGES = {"read": "read", "decode": "decode", "decode_columns": "decode", "batch": "batch", "encode_batch": "batch"}
 #: Steps that process many samples of a leaf at once.
 _OF_SEVERAL = frozenset({"read", "decode_columns"})
@@ -130,12 +134,6 @@ class Times(NamedTuple):
     reads: Reads = Reads()
 
 
-class _Watched(Protocol):
-    """Maker of samples that notifies observers."""
-
-    observers: tuple[Observer, ...]
-
-
 class _StageCounter:
     """An observer in one thread that adds up seconds by stage and data set, of all batches of a job."""
 
@@ -182,7 +180,7 @@ class JobTimer:
 
     Example:
         >>> timer = JobTimer(times.append)
-        >>> result = timer.run(pipeline.samples, lambda: pipeline.run(job)) if now >= timer.due else pipeline.run(job)
+        >>> result = timer.run(runner.services, lambda: runner.run(job)) if now >= timer.due else runner.run(job)
     """
 
     def __init__(self, tell: Callable[[Times], Any]):
@@ -190,11 +188,11 @@ class JobTimer:
         self.due = 0.0
         self.sent = 0.0
 
-    def run(self, samples: _Watched, make: Callable[[], T]) -> T:
+    def run(self, services: Services, make: Callable[[], T]) -> T:
         """Return the result of ``make``, and report its times."""
         counter = _StageCounter()
-        before = samples.observers
-        samples.observers = (*before, counter)
+        before = services.observers
+        services.observers = (*before, counter)
         began = time.monotonic()
         cpu = time.thread_time()
         try:
@@ -203,7 +201,7 @@ class JobTimer:
             cpu = time.thread_time() - cpu
             ended = time.monotonic()
             counter.close(ended)
-            samples.observers = before
+            services.observers = before
             self.due = began + (counter.steps + _EVERY_JOB) * _STEP / _SHARE
             steps = dict[tuple[str, str], float]()
             for (step, leaf), seconds in counter.seconds.items():
@@ -241,3 +239,28 @@ class Observer(Protocol):
 
     def end(self, addresses: Sequence[Address | None]) -> dict[str, Any] | None:
         """Note that the batch of these samples is made; return the ``trace`` of its result."""
+
+
+@dataclass(eq=False)
+class Services:
+    """Objects that a loader gives to its runner of jobs. Runners that work together share one object.
+
+    Args:
+        observers: observers of each step. Without observers, notifications cost nothing.
+        failures: log that each failure is reported to at once; None: no log.
+        cache_pool: the ``self.cache`` of hooks; None: a pool that keeps nothing.
+        worker_config: configuration of the loader; None: there is none.
+    """
+
+    observers: tuple[Observer, ...] = ()
+    failures: FailureLog | None = None
+    cache_pool: CachePool | None = None
+    worker_config: WorkerConfig | None = None
+
+    def for_thread(self) -> Services:
+        """Return a copy for another thread of this process."""
+        return replace(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        config = self.worker_config
+        return vars(self) | {"worker_config": None if config is None else config.for_workers()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -23,6 +23,7 @@ __all__ = [
     "Rejected",
     "Result",
     "of_each",
+    "set_restore_key",
     "too_many_failures",
     "where_of",
 ]
@@ -240,3 +241,12 @@ def too_many_failures(count: int, failure: Failure | None, hooks: Mapping[str, i
         + f"; to allow more in a row, raise {more} (0: any number)",
         details=failure.details if failure is not None and failure.in_hook else "",
     )
+
+
+def set_restore_key(value: Any, key: tuple[Any, ...]) -> None:
+    """Store the restore key of a sample or a batch in it, if it has a place for it."""
+    if isinstance(value, dict):
+        if "__restore_key__" in value:
+            value["__restore_key__"] = key
+    elif is_dataclass(value) and hasattr(value, "__restore_key__"):
+        object.__setattr__(value, "__restore_key__", key)

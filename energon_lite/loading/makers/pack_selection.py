@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from energon_lite.batching.best_fit_decreasing import full_packs
 from energon_lite.batching.capacity import at_least_one
-from energon_lite.batching.pack_filling import full_packs
 from energon_lite.errors import FatalSampleError, field_of
 from energon_lite.hooks import PackedSamplesOutput, TaskEncoder, is_overridden
 from energon_lite.loading.makers.outcomes import Address
 from energon_lite.loading.makers.sample_length import SampleLength
 
-__all__ = ["DEFAULT_BUFFER", "PackSelection", "pack_selection", "packing_buffer"]
+__all__ = ["DEFAULT_BUFFER", "PackSelection", "pack_selection"]
 
 #: Samples of a buffer by default. From about 64 on, packs hardly become fuller; a resumed run makes the samples of the
 #: running buffers again.
@@ -27,18 +27,6 @@ def pack_selection(encoder: TaskEncoder) -> PackSelection | None:
         return None
     at_least_one("give the tokens of a pack, or None", pack_capacity=capacity)
     return PackSelection(SampleLength(encoder), capacity)
-
-
-def packing_buffer(encoder: TaskEncoder, size: int | None, *, by_tokens: bool) -> int | None:
-    """Return the number of samples in a buffer of packing; None: hooks do not pack.
-
-    Args:
-        size: the size given by the user.
-        by_tokens: batches are made by tokens, so hooks do not pack unless the user gives a size, which is an error.
-    """
-    if size is not None or by_tokens or not isinstance(encoder, TaskEncoder):
-        return size
-    return DEFAULT_BUFFER if pack_selection(encoder) is not None else None
 
 
 @dataclass(frozen=True)

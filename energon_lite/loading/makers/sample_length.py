@@ -140,7 +140,7 @@ def as_planned(sample: Any, start: int, length: int, is_cut: int) -> Any:
         SkipSample: this piece begins after the end of a sample that is shorter than planned.
         FatalSampleError: the sample is not of a type that this library can cut.
     """
-    from energon_lite.batching.sequences import TokenSequence, cut_sequence
+    from energon_lite.batching.sequence_batches import TokenSequence, cut_sequence
 
     if not isinstance(sample, TokenSequence):
         if is_cut:

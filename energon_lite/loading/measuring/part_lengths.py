@@ -27,9 +27,9 @@ from energon_lite.loading.makers.outcomes import Address, Rejected
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.measured_columns import MeasuredColumns
 from energon_lite.loading.measuring.part_columns import PartColumns, PartField, RequestedColumns, part_sizes
-from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
+from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.loading.measuring.values import Costs, Values
 from energon_lite.order.hashing import hash_text
 from energon_lite.storage.index.columns import CHECKSUMS, FAILED, LENGTH, SKIP, check_column_name
@@ -86,9 +86,9 @@ def measure_parts(
     maker = Maker({**settings, **part_settings(columns or {}, others)}, command=command)
     if parts is None and length is not None and length.by_index:
         return _store_sizes(source, length.part, maker, name)
-    pipeline = _PartPipeline(Leaf(root, source, SampleLoader(), hash_text(source.fingerprint)), length, parts)
+    runner = _PartRunner(Leaf(root, source, SampleLoader(), hash_text(source.fingerprint)), length, parts)
     return measure(
-        pipeline,
+        runner,
         maker,
         name=name,
         flags=False,
@@ -148,8 +148,8 @@ def _sizes(index: PackedIndex, part: str) -> Iterator[Values]:
         yield Values(sizes, np.where(there, 0, FAILED).astype(np.uint8))
 
 
-class _PartPipeline(MeasuringPipeline):
-    """Pipeline that reads the needed parts of each sample, and no more of them than needed."""
+class _PartRunner(MeasuringRunner):
+    """Runner that reads the needed parts of each sample, and no more of them than needed."""
 
     def __init__(self, leaf: Leaf, length: PartField | None, parts: PartColumns | None):
         encoder = TaskEncoder()
@@ -167,6 +167,6 @@ class _PartPipeline(MeasuringPipeline):
                 continue
             key = leaf.source.key(index)
             try:
-                yield self.samples.guarded("read", leaf.name, key, None, field.of, index), None
+                yield self.guarded("read", leaf.name, key, None, field.of, index), None
             except Rejected as rejected:
                 yield rejected

@@ -1,4 +1,4 @@
-"""Measuring of a prepared data set: run a pipeline over all samples, and store a length and a flag for each.
+"""Measuring of a prepared data set: run a runner over all samples, and store a length and a flag for each.
 
 The work is cut into chunks of 256 samples. Each rank takes every ``world_size``-th chunk, and the workers of the loader
 run it, because the user's hooks are involved. The results of each chunk go into a file. When all chunks are done, rank
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.executors.executor import Executor, InlineExecutor
 from energon_lite.loading.executors.worker_pool import WorkerPool
+from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.outcomes import Failure, FailureStreak, Reasons
-from energon_lite.loading.makers.pipeline import Job
 from energon_lite.loading.measuring.chunks import Chunk, ChunkWork, Measured, chunks_of
 from energon_lite.loading.measuring.measured_columns import MeasuredColumns
-from energon_lite.loading.measuring.pipeline import MeasuringPipeline
 from energon_lite.loading.measuring.report import Maker, MeasureReport
+from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.loading.measuring.values import Shapes, Values, joined_shapes
 from energon_lite.storage.index.columns import FAILED, LENGTH
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -40,7 +40,7 @@ _SHOWN_FAILURES = 20
 
 
 def measure(
-    pipeline: MeasuringPipeline,
+    runner: MeasuringRunner,
     maker: Maker,
     *,
     shards: Sequence[str] | None = None,
@@ -56,7 +56,7 @@ def measure(
     """Measure a data set, and store columns.
 
     Args:
-        pipeline: pipeline of one leaf whose source is the whole data set: all shards, in the order of the index, with
+        runner: runner of one leaf whose source is the whole data set: all shards, in the order of the index, with
             all samples.
         maker: maker of the columns.
         shards: names of the shards to be measured; None: all. Known values of other shards are kept.
@@ -75,7 +75,7 @@ def measure(
         DatasetError: other ranks made no progress in time; the data set's folders cannot be written.
     """
     ranks = ranks or Ranks()
-    source = pipeline.leaves[0].source
+    source = runner.leaves[0].source
     assert isinstance(source, WebdatasetSource)  # guaranteed by open_whole
     index = source.index
     columns = MeasuredColumns(source, maker, name, flags=flags, lengths=lengths)
@@ -89,7 +89,7 @@ def measure(
         work,
         chunks,
         ranks=ranks,
-        run=partial(_measure, pipeline, work, ranks.workers(workers)),
+        run=partial(_measure, runner, work, ranks.workers(workers)),
         known=_known_chunks(index, chunks, known),
         again=lambda table: bool(table.get("failed")),  # chunks with failed samples are measured again
         what="chunks of samples",
@@ -130,13 +130,13 @@ def _place(chunk: Chunk, first: int) -> slice:
 
 
 def _measure(
-    pipeline: MeasuringPipeline, work: ChunkWork, workers: int, chunks: Sequence[Chunk]
+    runner: MeasuringRunner, work: ChunkWork, workers: int, chunks: Sequence[Chunk]
 ) -> Generator[tuple[Chunk, Outcome], None, None]:
     """Measure chunks in the workers of the loader."""
     workers = min(workers, len(chunks))
     earlier = work.find(chunks)
-    in_a_row = FailureStreak(pipeline.encoder.failure_tolerance, failure_tolerances(pipeline.encoder))
-    executor: Executor = WorkerPool(pipeline, workers) if workers else InlineExecutor(pipeline)
+    in_a_row = FailureStreak(runner.encoder.failure_tolerance, failure_tolerances(runner.encoder))
+    executor: Executor = WorkerPool(runner, workers) if workers else InlineExecutor(runner)
     with closing(executor):
         jobs = (Job(0, chunk.start, [(0, sample, 0) for sample in range(chunk.start, chunk.stop)]) for chunk in chunks)
         for chunk, result in zip(chunks, executor.results(jobs, ahead=4 * workers), strict=True):

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
-from energon_lite.brace_patterns import expand_braces
+from energon_lite.documents.paths import expand_braces
 from energon_lite.errors import UsageError, counted
 
 __all__ = ["collapse_names", "divide", "parse_pattern", "parse_ratio", "split_notes"]

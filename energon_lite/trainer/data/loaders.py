@@ -20,8 +20,8 @@ from energon_lite import (
     get_val_dataset,
 )
 from energon_lite.batching import strategy_from_dict
+from energon_lite.entry_points import find_named
 from energon_lite.errors import ConfigError, TopologyError, UsageError
-from energon_lite.named_object import find_named
 from energon_lite.trainer.data.config import DataConfig
 from energon_lite.trainer.data.rows import RowsTaskEncoder
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder

@@ -9,8 +9,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.config.leaf_spec import AuxReference, LeafSpec, Step, WeightUnit
-from energon_lite.config.subset import Subset
+from energon_lite.config.leaf_spec import AuxReference, LeafSpec, Step, Subset, WeightUnit
 from energon_lite.config.weight_schedule import Segment
 from energon_lite.extras.many_leaves.leaf_records import LeafRecords
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from rank_processes import RunRanks
 
-from energon_lite.batching.address_list import AddressList
+from energon_lite.batching.digests import AddressList
 from energon_lite.cli.main import main
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.trainer import Trainer, TrainerConfig, config_from_dict, latest_checkpoint, read_state

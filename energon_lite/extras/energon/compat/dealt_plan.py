@@ -15,9 +15,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from energon_lite.batching.address_list import AddressList
 from energon_lite.batching.capacity import Ints, at_least_one
 from energon_lite.batching.chunks import ChunkPlan
+from energon_lite.batching.digests import AddressList
 from energon_lite.batching.plan import FixedPlan, Place
 
 __all__ = ["DealtChunkPlan", "DealtPlan", "Shares"]

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Generic, cast
 
 from typing_extensions import TypeVar
 
-from energon_lite.config.leaf_spec import LeafSpec
-from energon_lite.config.subset import Subset
+from energon_lite.config.leaf_spec import LeafSpec, Subset
 from energon_lite.errors import UsageError
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.assembly import Chunking, assembled

@@ -11,9 +11,8 @@ from fractions import Fraction
 from typing import Any
 
 from energon_lite.config.dataset import DatasetConfig
-from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec, Subset
 from energon_lite.config.metadataset import is_metadataset
-from energon_lite.config.subset import Subset
 from energon_lite.documents import load_yaml
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.extras.energon.factories.base import BaseCoreDatasetFactory, DatasetFactory, LeafFactory

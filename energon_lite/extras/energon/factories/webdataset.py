@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
-from energon_lite.brace_patterns import expand_braces
+from energon_lite.documents.paths import expand_braces
 from energon_lite.errors import UsageError
 from energon_lite.extras.energon.factories.base import DatasetFactory, SampleT
 from energon_lite.extras.energon.factories.contents import iter_tar_contents

@@ -10,10 +10,10 @@ from typing_extensions import Self
 
 from energon_lite.batching.plan import FixedPlan, Place
 from energon_lite.errors import SampleError, UnknownLengthError
-from energon_lite.extras.energon.wrappers.items_pipeline import Branch, ItemFunction, ItemsJob, ItemsPipeline, shifted
+from energon_lite.extras.energon.wrappers.items_runner import Branch, ItemFunction, ItemsJob, ItemsRunner, shifted
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
+from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.pipeline import Job
 
 __all__ = ["ItemsDataset"]
 
@@ -43,11 +43,11 @@ class ItemsDataset(PlannedDataset):
         branches = tuple(replace(branch, dataset=branch.dataset.for_workers()) for branch in self.branches)
         return replace(super().for_workers(), branches=branches)
 
-    def pipeline(self) -> Any:
-        return self.pipeline_among(self.leaves, 0)
+    def runner(self) -> ItemsRunner:
+        return self.runner_among(self.leaves, 0)
 
-    def pipeline_among(self, leaves: Sequence[Leaf], first: int) -> ItemsPipeline:
-        return ItemsPipeline(
+    def runner_among(self, leaves: Sequence[Leaf], first: int) -> ItemsRunner:
+        return ItemsRunner(
             self.branches,
             leaves,
             self.batcher,
@@ -80,8 +80,8 @@ class ItemsDataset(PlannedDataset):
             jobs.append(ItemsJob(pass_number, place[0], addresses, ("batch", pass_number, *place), parts))
         return jobs
 
-    def _restored(self, key: tuple[Any, ...], pipeline: Any) -> list[Any]:
-        items = super()._restored(key, pipeline)
+    def _restored(self, key: tuple[Any, ...], runner: Any) -> list[Any]:
+        items = super()._restored(key, runner)
         if items and items[0] is None:
             raise SampleError(f"there is nothing at {key}: it was skipped, or failed", fix="see the loader's stats()")
         return items

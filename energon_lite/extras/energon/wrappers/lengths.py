@@ -7,8 +7,7 @@ from functools import cached_property
 from energon_lite.errors import UsageError
 from energon_lite.extras.energon.wrappers.streams import ItemStream, LimitStream, RepeatStream
 from energon_lite.extras.energon.wrappers.wrapper import Parts, WrapperDataset, is_by_content, looped, parts_of
-from energon_lite.loading.iterators.dataset import SavableDataset
-from energon_lite.loading.iterators.loops import Loop
+from energon_lite.loading.iterators.dataset import Loop, SavableDataset
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["EpochizeDataset", "LimitDataset", "RepeatDataset"]

@@ -11,12 +11,12 @@ from typing import Any
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import EmptyDatasetError, UnknownLengthError, UsageError
 from energon_lite.extras.energon.wrappers.items_dataset import ItemsDataset
-from energon_lite.extras.energon.wrappers.items_pipeline import Branch, ItemFunction
+from energon_lite.extras.energon.wrappers.items_runner import Branch, ItemFunction
 from energon_lite.extras.energon.wrappers.streams import ItemOrder, ItemStream, PlanStream
-from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.dataset import Loop, SavableDataset
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
-from energon_lite.loading.iterators.loops import Loop, is_endless, length_of
+from energon_lite.loading.iterators.loops import is_endless, length_of
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.worker_config import WorkerConfig
@@ -159,14 +159,14 @@ class WrapperDataset(SavableDataset):
 
     # -- as a data set ------------------------------------------------------------------------------------------------
 
-    def pipeline(self) -> Any:
-        return self.resolved.pipeline()
+    def runner(self) -> Any:
+        return self.resolved.runner()
 
     def state(self, cursor: Any) -> Any:
         return self.resolved.state(cursor)
 
-    def restore_sample(self, key: Any, pipeline: Any) -> Any:
-        return self.resolved.restore_sample(key, pipeline)
+    def restore_sample(self, key: Any, runner: Any) -> Any:
+        return self.resolved.restore_sample(key, runner)
 
     def next_chunk_boundary(self, state: Any) -> Any:
         return self.resolved.next_chunk_boundary(state)

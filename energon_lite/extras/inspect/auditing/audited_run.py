@@ -138,7 +138,7 @@ def explain(planned: PlannedSteps, step: RecordedStep, difference: int) -> Fault
         if (other := (difference + hashed) & MASK64) in around:
             return Fault(step, difference, address, around[other])
     if planned.dataset.refills:
-        replacement = planned.dataset.pipeline().samples.replacement
+        replacement = planned.dataset.runner().replacement
         for tried, (hashed, address) in itertools.product(range(1, _REPLACEMENTS), own.items()):
             stand_in = replacement(address, tried)
             if set_digest([stand_in]) == (difference + hashed) & MASK64:

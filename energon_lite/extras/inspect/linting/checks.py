@@ -8,7 +8,7 @@ part. Without an index, samples are searched from the places in ``.tar.idx``.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -25,10 +25,9 @@ from energon_lite.errors import (
     counted,
     listed,
 )
-from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder, hooks_of, returns_its_argument
+from energon_lite.hooks import TaskEncoder
+from energon_lite.loading.makers.chunk_runner import ChunkRunner
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.outcomes import Rejected
-from energon_lite.loading.makers.sample_maker import SAMPLE, SampleMaker
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.index.nv_meta import shard_index_path
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -247,9 +246,8 @@ class SampleExaminer:
         decoder = own if own is not None else SampleDecoder()
         self._decoder = decoder if self._shares else replace(decoder, image_decode="torchrgb8")
         self._loader = replace(loader, decoder=None) if self._shares else loader
-        encoder = self.encoder or DefaultTaskEncoder()
-        self._hooks = hooks_of(encoder, packing=False, batched=False)
-        self._maker = SampleMaker([self.leaf], encoder, self._hooks, seed=0)
+        hooks = self.encoder
+        self._runner = None if hooks is None else ChunkRunner([self.leaf], hooks, seed=0, batch_size=None)
 
     @cached_property
     def all_parts(self) -> SampleReader | OpenedSource:
@@ -260,13 +258,12 @@ class SampleExaminer:
         assert isinstance(source, WebdatasetSource)  # the data sets of a join are examined one by one
         return SampleReader(source)
 
-    def faults(self, index: int, raw: RawSample, context: HookContext) -> list[Fault]:
+    def faults(self, index: int, raw: RawSample) -> list[Fault]:
         """Return the problems of a sample.
 
         Args:
             index: its number in the leaf.
             raw: all of its parts.
-            context: context of the hooks.
 
         Raises:
             FatalSampleError: a package is missing, or a hook is broken.
@@ -278,7 +275,7 @@ class SampleExaminer:
                 faults.append(("empty part", name, "the part has no bytes"))
             elif fault := self._decode(name, data, decoded):
                 faults.append(fault)
-        return faults or [*self._made(index, raw, decoded, context)]
+        return faults or [*self._made(index, raw, decoded)]
 
     def _missing(self, raw: RawSample) -> Iterator[Fault]:
         there = raw.parts.keys()
@@ -310,9 +307,12 @@ class SampleExaminer:
         words = _damage(data) if name.rpartition(".")[2].lower() in ("jpg", "jpeg") else ""
         return ("decode", name, f"part {name!r} is damaged inside: {words}") if words else None
 
-    def _made(self, index: int, raw: RawSample, decoded: dict[str, Any], context: HookContext) -> Iterator[Fault]:
-        if self.encoder is not None:
-            yield from self._hooked(index, raw.key, context)
+    def _made(self, index: int, raw: RawSample, decoded: dict[str, Any]) -> Iterator[Fault]:
+        if self._runner is not None:
+            for failure in self._runner.results((0, index, 0))[1]:
+                self.skipped += failure.skipped and not failure.dropped
+                if not failure.skipped:
+                    yield failure.stage, "", failure.reason
             return
         parts = self._loader.parts
         wanted = {name: value for name, value in decoded.items() if parts is None or name in parts}
@@ -326,29 +326,6 @@ class SampleExaminer:
             yield "field_map", "", error.what
         except Exception as error:  # from a sample_loader of the user's, or from the class of the sample
             yield "sample", "", f"{type(error).__name__}: {error}"
-
-    def _hooked(self, index: int, key: str, context: HookContext) -> Iterator[Fault]:
-        """Run a sample through the user's hooks in the same way as the loader."""
-        context.move(0, SAMPLE, self.leaf.key, 0, index, sample_index=index)
-        try:
-            ((_, rows, at),) = self._maker.read([(0, index, 0)])
-            values = [self._maker.load(rows, at, ("sample", 0, index, 0, 0))[1]]
-            for hook in self._hooks.sample:
-                if not returns_its_argument(self._maker.encoder, hook):
-                    values = [made for value in values for made in self._apply(hook, key, value)]
-        except Rejected as rejected:
-            if rejected.failure.skipped:
-                self.skipped += 1
-            else:
-                yield rejected.failure.stage, "", rejected.failure.reason
-
-    def _apply(self, hook: str, key: str, value: Any) -> Sequence[Any]:
-        function = getattr(self._maker.encoder, hook)
-        name = self.leaf.name
-        if hook in self._hooks.generators:
-            made: list[Any] = self._maker.guarded(hook, name, key, value, lambda sample: [*function(sample)], value)
-            return made
-        return [self._maker.guarded(hook, name, key, value, function, value)]
 
 
 def _damage(data: bytes) -> str:

@@ -292,7 +292,7 @@ class LintWork(Work[Span, Findings]):
         stop = len(source) if unit.is_last else min(unit.stop, len(source))
         keys = np.zeros(max(0, stop - unit.start), dtype=np.uint64)
         skipped = examiner.skipped
-        with HookContext() as context:
+        with HookContext():
             for number in range(unit.start, stop):
                 key = source.key(number)
                 if key in excluded:
@@ -304,7 +304,7 @@ class LintWork(Work[Span, Findings]):
                 faults += [*self._doubles(state, number)]
                 if not faults:
                     try:
-                        faults = examiner.faults(number, reader.sample(number), context)
+                        faults = examiner.faults(number, reader.sample(number))
                     except DatasetError as error:
                         if isinstance(error, FatalSampleError) and not isinstance(error, ShardChangedError):
                             raise

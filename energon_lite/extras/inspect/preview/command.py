@@ -22,8 +22,8 @@ from energon_lite.extras.inspect.preview.site import Site
 from energon_lite.extras.inspect.preview.steps import Place
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder, hooks_of
 from energon_lite.loading.leaves import find_leaves, open_source, open_whole
+from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.outcomes import Failure, Rejected
-from energon_lite.loading.makers.sample_maker import SampleMaker
 from energon_lite.storage.index.jsonl import is_jsonl
 
 if TYPE_CHECKING:
@@ -120,10 +120,10 @@ def _samples(spec: LeafSpec, encoder: TaskEncoder, asked: dict[str, Any]) -> Ite
     source = open_source(spec)
     yield len(source)
     leaf = open_whole(spec, encoder, asked["trust_code"], source)
-    maker = SampleMaker([leaf], encoder, hooks_of(encoder, packing=False, batched=False), seed=0)
+    runner = JobRunner([leaf], encoder, hooks_of(encoder, packing=False, batched=False), seed=0)
     for number in range(asked["start"], len(source)):
         with HookContext() as context:
-            sample = maker.one((0, number, 0), context)
+            sample = runner.one((0, number, 0), context)
         yield number, source.key(number), sample
 
 

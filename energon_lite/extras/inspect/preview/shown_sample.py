@@ -14,10 +14,8 @@ import torch
 from energon_lite.errors import EnergonLiteError, UsageError, counted
 from energon_lite.extras.inspect.preview.browser_bytes import browser_type, kind_of_type
 from energon_lite.extras.inspect.preview.shown_run import ShownRun
-from energon_lite.loading.makers.chunk_pipeline import ChunkPipeline
 from energon_lite.loading.makers.hook_errors import failure_of
-from energon_lite.loading.makers.outcomes import Failure, Rejected
-from energon_lite.loading.makers.pipeline import Pipeline
+from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.storage.read.range_stream import PartRange
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
@@ -66,8 +64,8 @@ class SampleMakers:
 
     def __init__(self, run: ShownRun):
         self._run = run
-        self.pipeline: Pipeline | ChunkPipeline = run.dataset.pipeline()
-        self.pipeline.samples.worker_config = run.dataset.worker_config
+        self.runner = run.dataset.runner()
+        self.runner.services.worker_config = run.dataset.worker_config
         self._reader = lru_cache(64)(self._new_reader)
         self._kept = lru_cache(_KEPT)(self._make)
         self._small = lru_cache(256)(self._make_small)
@@ -137,13 +135,9 @@ class SampleMakers:
     def _made(self, address: tuple[int, int, int]) -> tuple[Sequence[Any], Sequence[Failure]]:
         """Run the sample hooks; return their results and the failures."""
         try:
-            if isinstance(self.pipeline, ChunkPipeline):
-                return self.pipeline.results(address)
-            with self.pipeline.samples.context() as context:
-                made = self.pipeline.samples.one(address, context)
+            return self.runner.results(address)
         except Exception as error:  # including errors that would end a run
             return (), (failure_of(error, "hooks", self._run.leaves[address[0]].name, f"sample {address[1]}"),)
-        return ((), (made.failure,)) if type(made) is Rejected else ((made,), ())
 
     def _new_reader(self, leaf: int) -> Any:
         """Make a reader of all parts of samples, also of those that hooks ignore.

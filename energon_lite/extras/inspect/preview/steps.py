@@ -18,9 +18,9 @@ from energon_lite.extras.inspect.preview.shown_sample import SampleMakers
 from energon_lite.loading.iterators.lane_cursor import LaneCursor
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
+from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.hook_errors import failure_of
 from energon_lite.loading.makers.outcomes import Address, Failure, Outcome
-from energon_lite.loading.makers.pipeline import Job, Pipeline
 
 __all__ = ["MicroBatch", "Place", "StepFinder"]
 
@@ -88,7 +88,7 @@ class StepFinder:
         self._makers = makers
         self._dataset = run.dataset
         self._made: tuple[int, Sequence[MicroBatch]] = (-1, ())
-        makers.pipeline.samples.observers = (_Origins(),)
+        makers.runner.services.observers = (_Origins(),)
 
     @property
     def by_step(self) -> bool:
@@ -228,12 +228,12 @@ class StepFinder:
         return [*zip(ranks, dataset.jobs(0, [dataset.place(cursor, rank) for rank in ranks]), strict=True)]
 
     def _run_job(self, rank: int | None, job: Job) -> MicroBatch:
-        pipeline = self._makers.pipeline
-        assert isinstance(pipeline, Pipeline)
+        runner = self._makers.runner
+        assert isinstance(runner, BatchRunner)
         planned = [*job.addresses]
         with self._run.lock:
             try:
-                result = pipeline.run(job)
+                result = runner.run(job)
             except Exception as error:  # a run would end here; the page says so
                 return MicroBatch(
                     rank, planned, failures=[failure_of(error, "batch", "*", counted(len(planned), "sample"))]
@@ -243,14 +243,14 @@ class StepFinder:
 
     def chunk(self, number: int) -> Sequence[MicroBatch]:
         """Make the first micro-batches of a chunk by the hooks."""
-        dataset, pipeline = self._dataset, self._makers.pipeline
-        assert isinstance(dataset, LaneDataset) and not isinstance(pipeline, Pipeline)
+        dataset, runner = self._dataset, self._makers.runner
+        assert isinstance(dataset, LaneDataset) and not isinstance(runner, BatchRunner)
         with self._run.lock:
             if self._made[0] == number:
                 return self._made[1]
             made: list[MicroBatch] = []
             try:
-                for result in pipeline.batches(dataset.job(0, number)):
+                for result in runner.batches(dataset.job(0, number)):
                     used = (result.trace or {}).get("addresses", ())
                     lost = _failures(result.outcomes)
                     if result.is_batch:

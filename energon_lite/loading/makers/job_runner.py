@@ -1,0 +1,378 @@
+"""Base of the runners of jobs: from addresses to samples that are read together, decoded, cooked, and passed through
+the hooks of single samples.
+
+The bytes of all samples come from one read for each leaf. Only if that fails (a damaged shard, samples with different
+parts), each sample is read by itself, so that an error is reported for the sample that has it, and for no other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
+from typing import Any
+
+from energon_lite.errors import FatalSampleError, SampleError, SkipSample
+from energon_lite.hooks import (
+    HookContext,
+    Hooks,
+    TaskEncoder,
+    cook_function,
+    is_overridden,
+    own_hooks,
+    returns_its_argument,
+    running_context,
+    seeded_hooks,
+)
+from energon_lite.loading.makers.chunk_job import Made
+from energon_lite.loading.makers.columns import Rows, columns_of
+from energon_lite.loading.makers.empty_batch import empty_batch
+from energon_lite.loading.makers.hook_errors import (
+    FATAL,
+    NEVER_A_RESULT,
+    as_infrastructure_error,
+    failure_of,
+    note_where,
+    returned_nothing,
+    sources_of,
+    wrong_result,
+)
+from energon_lite.loading.makers.leaf import Leaf, largest_mean_bytes, reads_ahead
+from energon_lite.loading.makers.observers import Services
+from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, Result, set_restore_key, where_of
+from energon_lite.loading.makers.sample_length import as_planned
+from energon_lite.loading.makers.sample_names import SampleNames
+from energon_lite.loading.makers.user_frames import hook_traceback
+from energon_lite.order.hashing import HashDomain, hash_ints
+from energon_lite.storage.read.sample_reader import fetch_samples
+from energon_lite.worker_config import ErrorHandler
+
+__all__ = ["READ_TOGETHER", "SAMPLE", "JobRunner"]
+
+#: Randomness of the hooks of single samples.
+SAMPLE = HashDomain.SAMPLE_HOOKS.value
+#: Choice of replacements.
+_REPLACEMENT = HashDomain.REPLACEMENT.value
+#: Bytes of shards that are read together, at most: it limits the memory of large samples that wait to be decoded.
+READ_TOGETHER = 1 << 28
+
+
+class JobRunner:
+    """Runner of jobs, with the way that all jobs have in common: addresses -> fetch -> rows -> hooks. A subclass makes
+    the result of a job of the samples.
+
+    Args:
+        leaves: the leaves, in the order's numbering.
+        encoder: the user's hooks.
+        hooks: the hooks that are in use.
+        seed: 64-bit seed of all random numbers of the hooks.
+        error_handler: see :class:`~energon_lite.WorkerConfig`.
+
+    Attributes:
+        services: objects of the loader: observers, the log of failures, the cache.
+        sample_hooks: names and functions of the hooks that single samples go through.
+        largest: largest mean bytes of shard per sample over all leaves.
+        reads_ahead: at least one of the leaves is on slow storage; see :meth:`prefetch`.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        encoder: TaskEncoder,
+        hooks: Hooks,
+        *,
+        seed: int,
+        error_handler: ErrorHandler | None = None,
+    ):
+        self.leaves = leaves
+        self.encoder = encoder
+        self.hooks = hooks
+        self.seed = seed
+        self.error_handler = error_handler
+        self.services = Services()
+        self._cook = cook_function(encoder)
+        self._own = own_hooks(encoder)
+        self.seeded_hooks = seeded_hooks(encoder)
+        self.sample_hooks = [
+            (name, getattr(encoder, name)) for name in hooks.sample if not returns_its_argument(encoder, name)
+        ]
+        self.reads_ahead = reads_ahead(leaves)
+        self.largest = largest_mean_bytes(leaves)
+
+    def run(self, job: Any) -> Result:
+        """Return the result of a job; pure, so that any process can run it, also repeatedly."""
+        raise NotImplementedError
+
+    def batches(self, job: Any) -> Iterator[Made]:
+        """Yield the batches of the job of a chunk, each made on request."""
+        raise NotImplementedError
+
+    def share(self, services: Services) -> None:
+        """Use the services of another runner."""
+        self.services = services
+
+    def context(self, *origin: int, batch_index: int | None = None) -> HookContext:
+        """Return a context for hooks that run for the loader."""
+        services = self.services
+        return HookContext(
+            *origin, batch_index=batch_index, cache=services.cache_pool, worker_config=services.worker_config
+        )
+
+    # -- samples --------------------------------------------------------------------------------------------------
+
+    def make(
+        self, addresses: Sequence[Address], context: HookContext, attempt: int = 0, batch_index: int | None = None
+    ) -> Iterator[Any]:
+        """Yield each of the samples, made on request, or a :class:`Rejected` with the failure.
+
+        Args:
+            addresses: ``(leaf, index, epoch)``; followed by ``(start, length, is cut)`` for a piece of the sample.
+            context: context of the hooks; it is entered whenever a sample is requested.
+            attempt: 0: the samples themselves; k: the k-th replacement for each.
+            batch_index: index of the micro-batch of the samples, if it is known.
+        """
+        for address, rows, at in self.read(addresses, attempt):
+            yield self.made(rows, at, address, ("sample", *address[:3], attempt), context, batch_index)
+
+    def one(self, address: Address, context: HookContext, attempt: int = 0, batch_index: int | None = None) -> Any:
+        """Return the sample at an address, or a :class:`Rejected` with the failure."""
+        return next(self.make((address,), context, attempt, batch_index))
+
+    def results(self, address: Address, attempt: int = 0) -> tuple[list[Any], list[Failure]]:
+        """Return all results of the sample hooks for an address, and the failures."""
+        with self.context() as context:
+            made = self.one(address, context, attempt)
+        return ([], [made.failure]) if type(made) is Rejected else ([made], [])
+
+    def restore(self, address: Address, attempt: int, number: int = 0) -> Any:
+        """Return the sample at an address after the sample hooks: the ``number``-th of the samples that they yield.
+
+        Raises:
+            SampleError: it is skipped or fails, or the hooks yield fewer samples.
+        """
+        values, failures = self.results(address, attempt)
+        if number < len(values):
+            return values[number]
+        what = f"{failures[0].stage}: {failures[0].reason}" if failures else f"the hooks yield only {len(values)}"
+        raise SampleError(
+            f"the sample cannot be made: {what}",
+            where=where_of(self.leaves[address[0]].name, failures[0].key if failures else f"sample {address[1]}"),
+            fix=(failures[0].fix or None) if failures else None,
+        )
+
+    def replacement(self, address: Address, attempt: int) -> Address:
+        """Return the address of the ``attempt``-th replacement for a sample; 0: the sample itself."""
+        leaf_number, index, epoch = address[:3]
+        if attempt:
+            leaf = self.leaves[leaf_number]
+            index = hash_ints(self.seed, _REPLACEMENT, leaf.key, epoch, index, attempt) % leaf.length
+        return leaf_number, index, epoch
+
+    def read(
+        self, addresses: Sequence[Address], attempt: int = 0, *, together: int = sys.maxsize
+    ) -> Iterable[tuple[Address, Rows, int]]:
+        """Read samples. For each address, yield the rows that contain its sample, and the index in these rows.
+
+        Args:
+            together: largest number of samples in one read; there are fewer if they are large.
+        """
+        if not addresses:
+            return ()
+        if len(addresses) * self.largest > READ_TOGETHER:
+            largest = max(self.leaves[leaf].mean_bytes for leaf, *_ in addresses)
+            together = min(together, max(1, int(READ_TOGETHER / largest)))
+        if len(addresses) > together:
+            portions = (addresses[start : start + together] for start in range(0, len(addresses), together))
+            return chain.from_iterable(self.read(some, attempt, together=together) for some in portions)
+        wanted = addresses if not attempt else [self.replacement(address, attempt) for address in addresses]
+        rows, places = self.read_together(wanted)
+        if len(rows) == 1:
+            return zip(addresses, repeat(*rows.values()), range(len(addresses)), strict=False)
+        where = {
+            place: (leaf_rows, at) for number, leaf_rows in rows.items() for at, place in enumerate(places[number])
+        }
+        return [(address, *where[place]) for place, address in enumerate(addresses)]
+
+    def prefetch(self, addresses: Sequence[Address]) -> None:
+        """Start to fetch samples from slow storage that will be made soon. Does not wait; changes no sample."""
+        if self.reads_ahead:
+            leaves = self.leaves
+            fetch_samples(((leaves[leaf].reader, index) for leaf, index, *_ in addresses), wait=False)
+
+    def read_together(self, addresses: Sequence[Address]) -> tuple[dict[int, Rows], dict[int, Sequence[int]]]:
+        """Read samples with one read for each leaf. Return the rows, and their places in ``addresses``, by leaf."""
+        if self.reads_ahead:
+            leaves = self.leaves
+            if self.services.observers:
+                self.tell("read", "*", f"{len(addresses)} samples")
+            fetch_samples((leaves[leaf].reader, index) for leaf, index, *_ in addresses)
+        numbers, indices = columns_of(addresses)
+        places: dict[int, Sequence[int]] = {numbers[0]: range(len(numbers))}
+        if numbers.count(numbers[0]) < len(numbers):
+            of_leaf: dict[int, list[int]] = {}
+            for place, number in enumerate(numbers):
+                of_leaf.setdefault(number, []).append(place)
+            places = {**of_leaf}
+        rows = {}
+        for number, mine in places.items():
+            leaf_indices = indices if len(mine) == len(indices) else [indices[place] for place in mine]
+            if self.services.observers:
+                self.tell("read", self.leaves[number].name, f"{len(leaf_indices)} samples")
+            rows[number] = Rows(self.leaves[number], leaf_indices, self.services.failures)
+        return rows, places
+
+    def fell_back(self, route: str, addresses: Sequence[Address], error: Exception) -> None:
+        """Count an error on the fast route, see :meth:`FailureLog.fell_back`."""
+        if self.services.failures is not None:
+            self.services.failures.fell_back(route, (self.leaves[leaf].name for leaf, *_ in addresses), error)
+
+    def made(
+        self,
+        rows: Rows,
+        at: int,
+        address: Address,
+        key: tuple[Any, ...],
+        context: HookContext,
+        batch_index: int | None = None,
+    ) -> Any:
+        """Return the sample at an index of ``rows``, or a :class:`Rejected` with the failure."""
+        leaf = rows.leaf
+        index = rows.indices[at]
+        epoch = address[2]
+        number = epoch * leaf.length + index
+        context.move(self.seed, SAMPLE, leaf.key, epoch, index, sample_index=number, batch_index=batch_index)
+        try:
+            is_tried = not self.services.observers
+            sample = rows.sample(at, key) if is_tried else None
+            if sample is None or rows.columns is None:
+                name, sample = self.load(rows, at, key, is_tried=is_tried)
+            else:
+                name = rows.columns.keys[at]
+            for hook, function in self.sample_hooks:
+                sample = self.guarded(hook, leaf.name, name, sample, function, sample)
+            if not self.hooks.batched:
+                set_restore_key(sample, key)
+            if len(address) > 3:
+                sample = self.guarded("plan", leaf.name, f"sample {index}", sample, as_planned, sample, *address[3:])
+            return sample
+        except Rejected as rejected:
+            return rejected
+
+    def load(self, rows: Rows, at: int, restore_key: tuple[Any, ...], *, is_tried: bool = False) -> tuple[str, Any]:
+        """Return the name of a sample, and the sample before the hooks (but cooked).
+
+        Args:
+            is_tried: the rows have been asked for the sample and returned None.
+
+        Raises:
+            Rejected: the sample was skipped or failed.
+        """
+        leaf = rows.leaf
+        if rows.columns is not None:
+            name = rows.columns.keys[at]
+            if self.services.observers:
+                self.tell("decode", leaf.name, name)
+            sample = None if is_tried else rows.sample(at, restore_key)
+            if sample is not None:
+                return name, sample
+            raw = rows.raw(at)
+        else:
+            raw = self.guarded("read", leaf.name, f"sample {rows.indices[at]}", None, rows.raw, at)
+        sample = self.guarded("decode", leaf.name, raw.key, raw.source, leaf.loader.load, raw, restore_key)
+        if leaf.cooker is not None:
+            given = self._cook, sample, leaf.cooker, leaf.aux
+            sample = self.guarded("cook_crude_sample", leaf.name, raw.key, sample, *given)
+        return raw.key, sample
+
+    # -- observers ------------------------------------------------------------------------------------------------
+
+    def tell(self, stage: str, leaf: str, key: str) -> None:
+        """Notify the observers that a step is about to begin."""
+        for observer in self.services.observers:
+            observer.step(stage, leaf, key)
+
+    def end(self, addresses: Sequence[Address | None]) -> dict[str, Any] | None:
+        """Notify the observers that the batch of these samples is made; return the trace of the first that has one."""
+        traces = [observer.end(addresses) for observer in self.services.observers]
+        return next((trace for trace in traces if trace is not None), None)
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def empty_batch(self, like: Any, rows: int, context: HookContext, *origin: int) -> Any:
+        """Return the encoder's empty batch, made of a batch of ``rows`` rows; ``origin`` seeds its random numbers."""
+        context.move(self.seed, *origin, 2)
+        if "empty_batch" in self.seeded_hooks:
+            context.seed_globals()
+        return empty_batch(self.encoder, like, rows)
+
+    def guarded(
+        self,
+        stage: str,
+        leaf: str,
+        key: str | SampleNames | Sequence[Address],
+        subject: Any,
+        step: Callable[..., Any],
+        *arguments: Any,
+    ) -> Any:
+        """Run one step.
+
+        Args:
+            stage, leaf, key: see :class:`~energon_lite.loading.makers.observers.Observer`. In place of the key, the
+                addresses of samples, from which the key is made if it is needed.
+            subject: argument for the user's error handler if the step fails.
+
+        Raises:
+            Rejected: the step raised an error that fails the sample.
+            FatalSampleError: the step raised an error that ends the iteration, or returned a value that no hook may.
+        """
+        try:
+            if self.services.observers:
+                self.tell(stage, leaf, key if isinstance(key, str) else f"{self.names(key):short}")
+            if stage in self.seeded_hooks and (context := running_context()) is not None:
+                context.seed_globals()
+            value = step(*arguments)
+            if type(value) in NEVER_A_RESULT or isinstance(value, BaseException):
+                self._check(value, stage, self._whose(key, leaf), arguments)
+            return value
+        except SkipSample as skip:
+            failure = Failure(leaf, f"{self.names(key)}", stage, str(skip) or "SkipSample", skipped=True)
+            raise Rejected(failure) from None
+        except (StopIteration, StopAsyncIteration) as error:  # a generator would turn it into another error
+            raise FatalSampleError(
+                f"{stage} raised {type(error).__name__} for {self._whose(key, leaf)}",
+                fix="an iterator had no more: give next() a default, or catch this; SkipSample leaves a sample out",
+                details=hook_traceback(error),
+            ) from None
+        except FATAL as error:
+            note_where(error, stage, self._whose(key, leaf))
+            raise
+        except Exception as error:
+            if (end := as_infrastructure_error(error, stage, leaf, f"{self.names(key)}")) is not None:
+                raise end from (None if end.details else error)
+            if self.error_handler is not None:
+                sources = sources_of(subject)
+                self.error_handler(error, subject, None if sources is None else list(sources))
+            failure = failure_of(error, stage, leaf, f"{self.names(key)}")
+            if self.services.failures is not None:
+                self.services.failures.tell(failure)
+            raise Rejected(failure) from error
+
+    def names(self, key: str | SampleNames | Sequence[Address]) -> SampleNames | str:
+        """Return the name of samples in messages."""
+        if isinstance(key, (str, SampleNames)):
+            return key
+        return SampleNames(f"{len(key)} samples", key, self.leaves)
+
+    def _whose(self, key: str | SampleNames | Sequence[Address], leaf: str) -> str:
+        return f"{self.names(key)}" if leaf == "*" else f"{self.names(key)} of {leaf}"
+
+    def _check(self, value: Any, stage: str, whose: str, arguments: Sequence[Any]) -> None:
+        """Refuse a value that no hook may return."""
+        if stage not in self._own:
+            return
+        is_cooker = stage == "cook_crude_sample" and not is_overridden(self.encoder, stage)
+        function = arguments[1].cook if is_cooker else getattr(self.encoder, stage)
+        if value is None:
+            raise returned_nothing(stage, function, whose=whose)
+        if (error := wrong_result(value, stage, function, whose)) is not None:
+            raise error

@@ -1,0 +1,217 @@
+"""The strategies on examples one can check by hand, and the parts they are made of."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.batching.best_fit_decreasing import pack_histogram
+from energon_lite.batching.capacity import Capacity, checked_lengths
+from energon_lite.batching.micro_batches import PLAN_ORDERS, POLICIES, Counts, MicroBatches, cut_to_fit
+from energon_lite.batching.strategy import plan_in_chunks, strategy_from_dict
+from energon_lite.errors import UsageError
+
+
+def plan(lengths: list[int], **document: Any) -> MicroBatches:
+    return strategy_from_dict(document).plan(np.array(lengths, dtype=np.int64), seed=0)
+
+
+def groups(batches: MicroBatches) -> list[list[int]]:
+    return [part.tolist() for part in batches]
+
+
+# -- the examples of DynamiCat's document ---------------------------------------------------------------------------
+
+
+def test_a_capacity_of_padded_tokens_is_kept() -> None:
+    """Six samples with 10K tokens between them take 18K when they are padded to 3K: that is no capacity of 10K."""
+    lengths = [1, 1, 1, 2, 2, 3, 5, 5]
+    packed = plan(lengths, strategy="capacity", capacity=10, unit="packed_tokens")
+    assert groups(packed) == [[0, 1, 2, 3, 4, 5], [6, 7]]
+    assert (packed.rows() * packed.longest()).tolist() == [18, 10]
+    padded = plan(lengths, strategy="capacity", capacity=10)
+    assert groups(padded) == [[0, 1, 2, 3, 4], [5, 6], [7]]
+    assert padded.space().tolist() == [10, 10, 5] and padded.tokens().tolist() == [7, 8, 5]
+
+
+def test_smart_batching() -> None:
+    batches = plan([5, 3, 1, 5, 2, 1, 2, 1], strategy="sorted_window", capacity=10, batches=None, order="none")
+    assert groups(batches) == [[0, 3], [1, 4, 6], [2, 5, 7]]
+    assert batches.space().tolist() == [10, 9, 3]
+
+
+@pytest.mark.parametrize(
+    ("order", "rows", "space"),
+    [
+        ("none", [2, 3, 3], [10, 9, 3]),
+        ("bs_asc", [2, 3, 3], [10, 9, 3]),
+        ("bs_desc", [3, 3, 2], [9, 3, 10]),
+        ("pc_asc", [3, 3, 2], [3, 9, 10]),
+        ("pc_desc", [2, 3, 3], [10, 9, 3]),
+    ],
+)
+def test_plan_orders(order: str, rows: list[int], space: list[int]) -> None:
+    batches = plan([5, 3, 1, 5, 2, 1, 2, 1], strategy="sorted_window", capacity=10, batches=None, order=order)
+    assert batches.rows().tolist() == rows and batches.space().tolist() == space
+
+
+def test_a_random_order_shuffles_and_loses_nothing() -> None:
+    sorted_ones = plan([*range(1, 101)], strategy="fixed", batch_size=2, order="none")
+    shuffled = plan([*range(1, 101)], strategy="fixed", batch_size=2, order="random")
+    assert groups(shuffled) != groups(sorted_ones) and sorted(groups(shuffled)) == groups(sorted_ones)
+    assert set(PLAN_ORDERS) == {"bs_asc", "bs_desc", "pc_asc", "pc_desc", "random", "none"}
+
+
+# -- the others -----------------------------------------------------------------------------------------------------
+
+
+def test_fixed() -> None:
+    assert groups(plan([3, 1, 2, 5, 4], strategy="fixed", batch_size=2)) == [[0, 1], [2, 3], [4]]
+    assert groups(plan([3, 1, 2, 5, 4], strategy="fixed", batch_size=2, sort=True)) == [[1, 2], [0, 4], [3]]
+
+
+def test_length_difference_groups_by_the_key_field() -> None:
+    strategy = strategy_from_dict(
+        {"strategy": "length_difference", "batch_size": 3, "max_difference": 2, "key": "prompt", "order": "none"}
+    )
+    batches = strategy.plan(np.array([100, 1, 50, 7, 9]), key_lengths=np.array([4, 9, 1, 3, 2]))
+    assert groups(batches) == [[2, 4, 3], [0], [1]]
+    assert batches.length.tolist() == [50, 9, 7, 100, 1]
+    with pytest.raises(UsageError, match="groups by the field 'prompt'"):
+        strategy.plan(np.array([1, 2]))
+    with pytest.raises(UsageError, match="1 key_lengths for 2 samples"):
+        strategy.plan(np.array([1, 2]), key_lengths=np.array([1]))
+
+
+def test_max_length_splits_the_key_field() -> None:
+    document = {"strategy": "max_length", "batch_size": 2, "max_length": 4, "key": "content"}
+    batches = strategy_from_dict(document).plan(np.array([9, 20, 3]), key_lengths=np.array([4, 9, 1]))
+    assert groups(batches) == [[0, 1], [1, 1], [2]]
+    assert batches.length.tolist() == [9, 4, 4, 1, 3] and batches.start.tolist() == [0, 0, 4, 8, 0]
+    dropped = strategy_from_dict({**document, "oversize": "drop"}).plan(
+        np.array([9, 20, 3]), key_lengths=np.array([4, 9, 1])
+    )
+    assert groups(dropped) == [[0, 2]] and dropped.counts == Counts(dropped_samples=1, dropped_tokens=9)
+
+
+def test_windows_have_equal_tokens_and_do_not_mix() -> None:
+    batches = plan([1, 2, 3, 4, 4, 3, 2, 1], strategy="sorted_window", capacity=10, batches=1, order="none")
+    assert groups(batches) == [[3, 2], [1, 0], [4, 5], [6, 7]]
+    assert batches.lateness_bound == 4
+
+
+def test_best_fit() -> None:
+    # 4 fits beside 6 and beside 5, and leaves less room beside 6. 9 fits nowhere: the fullest of two is emitted.
+    batches = plan([6, 5, 4, 9, 3, 8], strategy="best_fit", capacity=10, open_bins=2)
+    assert groups(batches) == [[0, 2], [3], [1, 4], [5]]
+    assert plan([6, 5, 4], strategy="best_fit", capacity=10).tokens().tolist() == [10, 5]
+
+
+def test_best_fit_emits_what_is_too_old() -> None:
+    assert groups(plan([7, 9, 9, 3], strategy="best_fit", capacity=10, max_age=3)) == [[0], [1], [2], [3]]
+    assert groups(plan([7, 9, 9, 3], strategy="best_fit", capacity=10, max_age=4)) == [[0, 3], [1], [2]]
+
+
+def test_concat_split() -> None:
+    batches = plan([3, 6, 0, 3], strategy="concat_split", tokens=4)
+    assert groups(batches) == [[0, 1], [1], [1, 3]]
+    assert batches.tokens().tolist() == [4, 4, 4]
+    assert batches.counts == Counts(dropped_samples=1, split_samples=1)
+
+
+def _textbook_best_fit_decreasing(sizes: list[int], limit: int) -> list[int]:
+    rooms: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        place = bisect_left(rooms, size)
+        room = rooms.pop(place) if place < len(rooms) else limit
+        insort(rooms, room - size)
+    return rooms
+
+
+@given(st.lists(st.integers(1, 30), max_size=200), st.integers(30, 80))
+def test_the_histogram_packs_like_the_textbook(sizes: list[int], limit: int) -> None:
+    inside, offsets = pack_histogram(np.bincount(np.array(sizes, dtype=np.int64)), limit)
+    assert sorted(inside.tolist()) == sorted(sizes)
+    used = np.diff(np.concatenate([[0], np.cumsum(inside)])[offsets])
+    assert sorted((limit - used).tolist()) == _textbook_best_fit_decreasing(sizes, limit)
+
+
+def test_bfd_deals_samples_of_one_size_at_random() -> None:
+    lengths = np.tile([7, 3], 500)
+    batches = strategy_from_dict({"strategy": "bfd", "capacity": 10}).plan(lengths, seed=1)
+    assert (batches.tokens() == 10).all()
+    pairs = np.sort(batches.sample.reshape(-1, 2), axis=1)
+    assert np.abs(np.diff(pairs)).mean() > 200  # neighbours in the stream would be 1 apart
+
+
+def test_bfd_in_parts() -> None:
+    batches = strategy_from_dict({"strategy": "bfd", "capacity": 10, "chunk": 4}).plan(np.full(10, 5))
+    assert len(batches) == 6  # parts of 3, 3 and 4 samples
+    assert max(abs(int(part.max()) - int(part.min())) for part in batches) < 4
+
+
+# -- samples that are too long --------------------------------------------------------------------------------------
+
+
+def test_what_is_done_with_long_samples() -> None:
+    lengths, capacity = np.array([3, 25, 10, 11]), Capacity(10)
+    assert cut_to_fit(lengths, capacity, "drop").sample.tolist() == [0, 2]
+    assert cut_to_fit(lengths, capacity, "drop").counts == Counts(dropped_samples=2, dropped_tokens=36)
+    assert cut_to_fit(lengths, capacity, "truncate").length.tolist() == [3, 10, 10, 10]
+    assert cut_to_fit(lengths, capacity, "truncate").counts == Counts(truncated_samples=2, truncated_tokens=16)
+    pieces = cut_to_fit(lengths, capacity, "split")
+    assert pieces.sample.tolist() == [0, 1, 1, 1, 2, 3, 3]
+    assert pieces.start.tolist() == [0, 0, 10, 20, 0, 0, 10]
+    assert pieces.length.tolist() == [3, 10, 10, 5, 10, 10, 1]
+    assert cut_to_fit(lengths, capacity, "own_batch").counts == Counts(own_batches=2)
+    with pytest.raises(UsageError, match=r"2 of 4 samples .* the first is sample 1 with 25 tokens") as caught:
+        cut_to_fit(lengths, capacity, "error")
+    for choice in set(POLICIES) - {"error"}:  # what the message proposes ends the trouble, literally
+        assert f'"{choice}" (' in str(caught.value)
+        assert len(strategy_from_dict({"strategy": "best_fit", "capacity": 10, "oversize": choice}).plan(lengths))
+    with pytest.raises(UsageError, match="no rule 'cut'"):
+        cut_to_fit(lengths, capacity, "cut")  # type: ignore[arg-type]
+
+
+@given(st.integers(2, 10**6), st.sampled_from([1, 8]))
+def test_the_largest_length_is_the_largest(limit: int, multiple: int) -> None:
+    for unit in ("packed_tokens", "padded_tokens", "cost"):
+        if limit < multiple + 1:
+            continue
+        capacity = Capacity(limit, unit, multiple)  # type: ignore[arg-type]
+        most = capacity.largest_length()
+        below, above = capacity.sizes(np.array([most, most + 1])).tolist()
+        assert below <= limit < above
+
+
+def test_lengths_that_are_none() -> None:
+    for lengths, message in (
+        ([[1]], "one-dimensional"),
+        ([0.5], "one-dimensional"),
+        ([1, -1], r"lengths\[1\] is -1"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            checked_lengths(lengths)
+    assert checked_lengths([]).dtype == np.int64
+    assert len(strategy_from_dict({"strategy": "best_fit", "capacity": 5}).plan(checked_lengths([]))) == 0
+
+
+def test_chunks() -> None:
+    strategy = strategy_from_dict({"strategy": "best_fit", "capacity": 4, "oversize": "split"})
+    batches = plan_in_chunks(strategy, np.array([2, 1, 2, 6, 1]), chunk=2)
+    assert groups(batches) == [[0, 1], [3], [2, 3], [4]]
+    assert batches.counts == Counts(split_samples=1)
+    with pytest.raises(UsageError, match="chunk is 0"):
+        plan_in_chunks(strategy, np.array([2]), chunk=0)
+
+
+def test_a_micro_batch_that_is_not_there() -> None:
+    batches = plan([1, 2, 3], strategy="fixed", batch_size=2)
+    assert batches[-1].tolist() == [2]
+    with pytest.raises(IndexError, match="micro-batch 2 of 2"):
+        batches[2]

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from energon_lite.cli.main import all_commands, main
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, list(arguments))
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("arguments", [("-h",), ("--help",), ()])
+def test_help_lists_all_commands(arguments: tuple[str, ...]) -> None:
+    code, output = run(*arguments)
+    assert code == 0
+    for name in all_commands():
+        assert f"\n  {name} " in output
+
+
+@pytest.mark.parametrize("option", ["-V", "--version"])
+def test_version(option: str) -> None:
+    code, output = run(option)
+    assert code == 0 and output.startswith("energon-lite ")
+
+
+def test_an_unknown_command() -> None:
+    code, output = run("perpare")
+    assert code == 2 and "did you mean 'prepare'?" in output
+
+
+def test_every_command_can_be_imported_and_explains_itself() -> None:
+    for name in all_commands():
+        code, output = run(name, "-h")
+        assert code == 0 and "Usage:" in output
+
+
+def test_one_spelling_for_one_thing() -> None:
+    """Splits and what is done again are asked for by Energon's names, ``--split-parts`` and ``--force-overwrite``."""
+    for name in all_commands():
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        commands = [command, *getattr(command, "commands", {}).values()]
+        options = {text for one in commands for option in one.params for text in option.opts}
+        assert not options & {"--split", "--split-part", "--overwrite", "--again"}, name
+
+
+def test_the_page_of_commands_has_each() -> None:
+    page = (Path(__file__).parents[3] / "docs/commands.md").read_text().partition("The exit code is")[0]
+    heads = re.findall(r"^\* ((?:`[a-z-]+`(?:, )?)+):", page, re.MULTILINE)
+    named = [name for head in heads for name in re.findall(r"`([a-z-]+)`", head)]
+    assert sorted(named) == sorted(all_commands())
+
+
+def test_help_imports_no_command() -> None:
+    program = "import sys; from energon_lite.cli.main import main; "
+    program += "main(['-h'], standalone_mode=False); print('energon_lite.cli.prepare' in sys.modules)"
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert output.stdout.endswith("False\n")
+
+
+def test_output_that_nobody_reads_any_more() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        command = [sys.executable, "-m", "energon_lite.cli.main", "layout", "--world", "8"]
+        ended = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "")

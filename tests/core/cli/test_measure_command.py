@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from energon_lite.cli import arguments, measure
+from energon_lite.cli.main import main
+from energon_lite.errors import DataIndexError
+from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.read.webdataset import WebdatasetSource
+
+ENCODER = """
+from energon_lite import SkipSample, TaskEncoder
+
+class Words(TaskEncoder):
+    def encode_sample(self, sample):
+        if sample.text.startswith("3"):
+            raise SkipSample("starts with 3")
+        if sample.text == "7":
+            raise ValueError("seven")
+        return {"tokens": list(range(int(sample.text))), "other": [1]}
+
+class Own(Words):
+    def sample_length(self, encoded):
+        return 1000
+
+def make():
+    return Words()
+
+ready = Own()
+
+class Needs(Words):
+    def __init__(self, tokenizer):
+        pass
+
+class Texts(TaskEncoder):
+    pass
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to work in, with a module of encoders."""
+    (tmp_path / "encoders_here.py").write_text(ENCODER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    yield tmp_path
+    sys.modules.pop("encoders_here", None)
+
+
+@pytest.fixture
+def data(here: Path, write_dataset: Callable[..., Path]) -> Path:
+    shards = {f"{s}.tar": [(f"{4 * s + n}", {"txt": str(4 * s + n).encode()}) for n in range(4)] for s in range(3)}
+    return write_dataset(here / "d", shards, splits={"train": ["0.tar", "1.tar"], "val": ["2.tar"]})
+
+
+def run(*arguments: Any) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["measure", *map(str, arguments), "--num-workers", "0"])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    return result.exit_code, result.output
+
+
+def lengths(data: Path, name: str = "length", **options: Any) -> list[int]:
+    return [int(value) for value in WebdatasetSource.open(data, **options).column(name)]
+
+
+EXPECTED = [0, 1, 2, 0, 4, 5, 6, 0, 8, 9, 10, 11]
+
+
+def test_what_is_stored_and_said(data: Path) -> None:
+    code, output = run(data, "--task-encoder", "encoders_here:Words")
+    assert code == 0
+    assert "d: 12 samples in 3 shards\n  10 have a length: 0 to 11, 5.6 on average, 56 in all" in output
+    assert "  1 were skipped, 1 failed\n" in output and "1 x skipped in encode_sample: starts with 3" in output
+    assert "failed: 1.tar, 7: encode_sample: ValueError: seven" in output and "length.col" in output
+    assert lengths(data) == EXPECTED
+    assert lengths(data, "skip") == [0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0]
+    code, output = run(data, "--task-encoder", "encoders_here:Words")
+    assert "12 samples in 3 shards, 8 of them known before" in output
+
+
+@pytest.mark.parametrize("name", ["make", "Words", "encoders_here:Words"])
+def test_a_class_or_a_function(data: Path, name: str) -> None:
+    assert run(data, "--task-encoder", name if ":" in name else f"encoders_here:{name}")[0] == 0
+    assert lengths(data) == EXPECTED
+
+
+def test_the_encoders_own_length_and_a_field(data: Path) -> None:
+    assert run(data, "--task-encoder", "encoders_here:ready")[0] == 0
+    assert set(lengths(data)) == {0, 1000}
+    assert run(data, "--task-encoder", "encoders_here:ready", "--length-field", "other")[0] == 0
+    assert set(lengths(data)) == {0, 1}
+
+
+def test_a_changed_encoder_measures_anew(data: Path, here: Path) -> None:
+    run(data, "--task-encoder", "encoders_here:Words")
+    (here / "encoders_here.py").write_text(ENCODER.replace("list(range(int(sample.text)))", "[0] * 77"))
+    sys.modules.pop("encoders_here")
+    assert "8 of them known before" in run(data, "--task-encoder", "encoders_here:Words", "--same-encoder")[1]
+    assert lengths(data) == [0, 1, 2, 0, 77, 77, 77, 0, 8, 9, 10, 11]  # next to the one that failed
+    run(data, "--task-encoder", "encoders_here:Words", "--force-overwrite")
+    assert set(lengths(data)) == {0, 77}
+
+
+def test_another_description_of_a_sample_measures_anew(data: Path) -> None:
+    run(data, "--task-encoder", "encoders_here:Words")
+    path = data / ".nv-meta/dataset.yaml"
+    path.write_text("# a comment changes nothing\n" + path.read_text())
+    assert "8 of them known before" in run(data, "--task-encoder", "encoders_here:Words")[1]
+    path.write_text(path.read_text() + "subflavors: {a: 1}\n")
+    assert "known before" not in run(data, "--task-encoder", "encoders_here:Words")[1]
+
+
+def test_one_split(data: Path) -> None:
+    code, output = run(data, "--task-encoder", "encoders_here:Words", "--split-parts", "val", "--name", "w")
+    assert code == 0 and "4 samples in 1 shard\n" in output
+    assert lengths(data, "w.length", shards=["2.tar"]) == [8, 9, 10, 11]
+    result = CliRunner().invoke(main, ["measure", str(data), "--task-encoder", "encoders_here:Words", "--name", "w"])
+    assert "12 samples in 3 shards, 4 of them known before" in result.output and lengths(data, "w.length") == EXPECTED
+
+
+def metadataset(path: Path, leaves: str) -> Path:
+    path.write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
+        f"  train:\n    blend:\n{leaves}  val: {{path: d}}\n"
+    )
+    return path
+
+
+def test_a_metadataset(data: Path, here: Path, write_dataset: Callable[..., Path]) -> None:
+    other = write_dataset(here / "e", {"x.tar": [("0", {"txt": b"5"}), ("1", {"txt": b"6"})]})
+    blend = metadataset(
+        here / "blend.yaml", "      - {path: d}\n      - {path: e}\n      - {path: d, split_part: val}\n"
+    )
+    code, output = run(blend, "--task-encoder", "encoders_here:Words")
+    assert code == 0 and "d: 12 samples in 3 shards" in output and "e: 2 samples in 1 shard\n" in output
+    assert lengths(data) == EXPECTED and lengths(other) == [5, 6]
+
+
+def test_a_metadataset_that_uses_a_data_set_in_two_ways(data: Path, here: Path) -> None:
+    blend = metadataset(here / "blend.yaml", "      - {path: d, subflavors: {a: 1}}\n      - {path: d}\n")
+    code, output = run(blend, "--task-encoder", "encoders_here:Words")
+    assert code == 1 and "used in 2 ways, and has room for one" in output
+    assert 'subflavors {"a": 1}' in output and "blend.yaml:6" in output and "--name" in output
+
+
+def test_ranks(data: Path) -> None:
+    code, output = run(data, "--task-encoder", "encoders_here:Words", "--rank", 1, "--world-size", 2)
+    assert code == 0 and "Rank 1 of 2: 4 samples measured; rank 0 goes on" in output
+    code, output = run(data, "--task-encoder", "encoders_here:Words", "--rank", 0, "--world-size", 2)
+    assert code == 0 and lengths(data) == EXPECTED
+    (data / ".nv-meta/energon_lite.columns/length.col").unlink()
+    code, output = run(
+        data, "--task-encoder", "encoders_here:Words", "--rank", 0, "--world-size", 2, "--rank-timeout", 0.1
+    )
+    assert code == 1 and "rank 1: 1" in output
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        ("Words", "is not of the form module:Class"),
+        ("encoders_here:", "is not of the form module:Class"),
+        ("no_such_module:Words", "there is no module 'no_such_module'"),
+        ("encoders_here.inner:Words", "there is no module 'encoders_here.inner'"),
+        ("encoders_here:Word", "did you mean 'Words'?"),
+        ("encoders_here:Needs", "cannot be called without arguments"),
+        ("encoders_here:SkipSample", "task_encoder is a SkipSample"),
+        ("encoders_here:Texts", "none of the fields tokens, input_ids, token_ids, text_tokens; it has text (str)"),
+    ],
+)
+def test_wrong_encoders(data: Path, encoder: str, message: str) -> None:
+    code, output = run(data, "--task-encoder", encoder)
+    assert code == 1 and message in output and "fix:" in output
+
+
+def test_wrong_data(here: Path, data: Path) -> None:
+    assert "no such data set" in run(here / "nowhere", "--task-encoder", "encoders_here:Words")[1]
+    code, output = run(data, "--task-encoder", "encoders_here:Words", "--split-parts", "test")
+    assert code == 1 and "test" in output
+    code, output = run(data, "--task-encoder", "encoders_here:Words", "--name", "a/b")
+    assert code == 1 and "cannot be called 'a/b'" in output
+    split = data / ".nv-meta/split.yaml"
+    split.write_text(split.read_text().replace("2.tar", "9.tar"))
+    code, output = run(data, "--task-encoder", "encoders_here:Words", "--split-parts", "val")
+    assert code == 1 and "split 'val' lists shard '9.tar', which the data set does not have" in output
+
+
+@pytest.mark.slow
+def test_the_command_that_a_stale_column_names_mends_it(
+    data: Path, here: Path, write_dataset: Callable[..., Path]
+) -> None:
+    run("d", "--task-encoder", "encoders_here:Words", "--length-field", "tokens", "--split-parts", "train")
+    texts = {f"{s}.tar": [(f"{4 * s + n}", {"txt": str(5 * s + n).encode()}) for n in range(4)] for s in range(3)}
+    write_dataset(data, texts)
+    prepare_dataset(data, split_ratio="2,1,0", sqlite=False, force_overwrite=True)
+    with pytest.raises(Exception, match="older than the data set") as caught:
+        lengths(data, shards=["1.tar"])
+    command = str(caught.value).rpartition("are read: ")[2].split()
+    assert command[:2] == ["energon-lite", "measure"]
+    program = [sys.executable, "-m", "energon_lite.cli.main", *command[1:]]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=here, env=_environment())
+    assert done.returncode == 0, done.stderr
+    assert lengths(data, shards=["1.tar"]) == [5, 6, 0, 8]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+
+
+def test_lengths_without_an_encoder(data: Path) -> None:
+    options = ["--non-interactive", "--split-ratio", "1,0,0", "--force-overwrite", "--skip-dataset-yaml"]
+    result = CliRunner().invoke(main, ["prepare", str(data), *options, "--length-field", "txt"])
+    assert result.exit_code == 0 and "12 have a length: 1 to 2" in result.output
+    assert lengths(data) == [1] * 10 + [2] * 2
+    result = CliRunner().invoke(main, ["prepare", str(data), *options, "--length-field", "jpg"])
+    assert result.exit_code == 1 and "no sample has such a part" in result.output
+
+
+def test_progress_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(arguments, "_BETWEEN", 0.0)
+    with measure.measuring("/data/coco", True) as tick:
+        assert tick is not None
+        tick(100, 400, "")
+    assert "Measuring coco: 100 of 400 samples, " in capsys.readouterr().err
+    with measure.measuring("/data/coco", False) as tick:
+        assert tick is None
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with measure.measuring("/data/coco", True) as tick:
+        assert tick is not None
+        tick(400, 400, "")
+    assert "Measuring coco: 100%" in capsys.readouterr().err
+
+
+COOKS = """
+from energon_lite import Cooker, TaskEncoder, basic_sample_keys, cooker
+
+@cooker
+def chat(sample):
+    return {**basic_sample_keys(sample), "tokens": sample["json"]["chat"]}
+
+class Cooks(TaskEncoder):
+    cookers = [Cooker(chat, has_subflavors={"kind": "chat", "turns": 2})]
+"""
+
+
+def test_cookers_that_match_by_subflavors(here: Path) -> None:
+    (here / "cooks_here.py").write_text(COOKS)
+    chats = here / "chats.jsonl"
+    chats.write_text("".join(f'{{"chat": {list(range(number))}}}\n' for number in range(4)))
+    code, output = run(chats, "--task-encoder", "cooks_here:Cooks")
+    assert code == 1 and "none of the 1 cookers of Cooks" in output and "--subflavors" in output
+    code, output = run(chats, "--task-encoder", "cooks_here:Cooks", "--subflavors", '{"kind": "chat", "turns": 2}')
+    assert code == 0, output
+    assert lengths(chats) == [0, 1, 2, 3]
+    blend = here / "blend.yaml"
+    blend.write_text("splits: {train: {blend: [{path: chats.jsonl, subflavors: {kind: chat}, weight: 1}]}}\n")
+    code, output = run(blend, "--task-encoder", "cooks_here:Cooks", "--subflavors", '{"turns": 2}', "--name", "two")
+    assert code == 0 and lengths(chats, "two.length") == [0, 1, 2, 3]
+    code, output = run(blend, "--task-encoder", "cooks_here:Cooks", "--subflavors", '{"turns": 2}', "--name", "two")
+    assert "4 of them known before" in output
+    sys.modules.pop("cooks_here", None)
+
+
+def test_the_command_that_measures_again_has_the_subflavors(here: Path) -> None:
+    (here / "cooks_here.py").write_text(COOKS)
+    chats = here / "chats.jsonl"
+    chats.write_text('{"chat": [1]}\n')
+    subflavors = '{"kind": "chat", "turns": 2}'
+    run(chats, "--task-encoder", "cooks_here:Cooks", "--subflavors", subflavors)
+    sys.modules.pop("cooks_here", None)
+    chats.write_text('{"chat": [1, 2]}\n{"chat": [1, 2]}\n')
+    with pytest.raises(DataIndexError) as error:
+        lengths(chats)
+    assert f"--subflavors '{subflavors}'" in str(error.value.fix)
+
+
+@pytest.mark.parametrize("text", ["kind=chat", "[1]", '"chat"'])
+def test_subflavors_that_are_none(data: Path, text: str) -> None:
+    code, output = run(data, "--task-encoder", "encoders_here:Words", "--subflavors", text)
+    assert code == 1 and "--subflavors" in output and '{"kind": "chat"}' in output
+
+
+def test_columns_of_parts_need_no_encoder(data: Path) -> None:
+    code, output = run(data, "--column", "n=txt", "--column", "all=*", "--length-field", "txt")
+    assert code == 0 and "column n: 12 values of up to 2, 14 in all" in output
+    source = WebdatasetSource.open(data)
+    assert source.column("n")[:].tolist() == source.column("length")[:].tolist() == [1] * 10 + [2] * 2
+    assert source.column("n").maker["by"] == "measure"
+    # With an encoder, in the pass that measures the length.
+    code, output = run(data, "--task-encoder", "encoders_here:Own", "--column", "n=txt")
+    assert code == 0 and source.column("length")[:].max() == 1000
+    assert WebdatasetSource.open(data).column("n")[:].tolist() == [1] * 10 + [2] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing says what is to be measured"),
+        (["--images"], "no sample has a part that is an image"),
+        (["--column", "txt"], "no name and part"),
+        (["--column", "a=txt", "--column", "a=txt"], "given twice"),
+        (["--column", "length=txt"], "no column can be called so"),
+        (["--column", "n=jpg"], "no sample has such a part"),
+        (["--patches", "14,"], "not JSON"),
+        (["--patches", '{"patch": 14}'], "unexpected keyword"),
+        (["--patches", '{"patch_size": 0}'], "patch_size is 0"),
+        (["--patches", '{"patch_size": 14, "multiple": 20}'], "no multiple of patches"),
+        (["--patches", '{"patch_size": "14"}'], "whole numbers"),
+        (["--column", "n=txt", "--split-parts", "train"], "needs a task encoder"),
+    ],
+)
+def test_parts_that_cannot_be_measured(data: Path, arguments: list[str], message: str) -> None:
+    code, output = run(data, *arguments)
+    assert code == 1 and message in output

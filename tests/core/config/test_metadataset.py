@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from energon_lite.config import LeafSpec, is_metadataset, load_metadataset
+from energon_lite.config.leaf_spec import Step, Subset
+from energon_lite.errors import ConfigError
+
+V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
+
+
+def brief(leaves: tuple[LeafSpec, ...]) -> list[tuple[str, str, float]]:
+    return [(Path(leaf.path).name, leaf.split_part, round(leaf.weight, 12)) for leaf in leaves]
+
+
+# --------------------------------------------------------------------------------------------------- right documents
+
+
+def test_a_blend(write: Callable[..., Path], room: Path) -> None:
+    path = write(
+        V2
+        + """\
+splits:
+  train:
+    blend:
+      - path: digits
+        weight: 3
+        subflavors: {kind: image}
+        shuffle_over_epochs_multiplier: 2
+      - path: ./prose
+        split_part: all
+        dataset_config: words.yaml
+        split_config: small.yaml
+"""
+    )
+    assert load_metadataset(path, split_part="train") == (
+        LeafSpec(
+            path=str(room / "digits"),
+            split_part="train",
+            weight=0.75,
+            subflavors={"kind": "image"},
+            shuffle_over_epochs_multiplier=2,
+            origin=f"{path}:6",
+        ),
+        LeafSpec(
+            path=str(room / "prose"),
+            split_part="all",
+            weight=0.25,
+            dataset_config="words.yaml",
+            split_config="small.yaml",
+            origin=f"{path}:10",
+        ),
+    )
+
+
+def test_a_single_reference(write: Callable[..., Path]) -> None:
+    path = write(V2 + "splits:\n  train: {path: digits}\n  val: {path: digits, split_part: train}\n")
+    assert brief(load_metadataset(path, split_part="train")) == [("digits", "train", 1.0)]
+    assert brief(load_metadataset(path, split_part="val")) == [("digits", "train", 1.0)]
+
+
+@pytest.mark.parametrize("head", ["", "__module__: megatron.energon\n__class__: Metadataset\n"])
+def test_version_1(head: str, write: Callable[..., Path]) -> None:
+    text = """\
+splits:
+  train:
+    datasets:
+      - {path: digits, weight: 3, subflavor: old}
+      - {path: prose, split_part: all, subflavors: {a: 1}}
+  val:
+    datasets: [{path: prose}]
+"""
+    path = write(head + text)
+    leaves = load_metadataset(path, split_part="train")
+    assert brief(leaves) == [("digits", "train", 0.75), ("prose", "all", 0.25)]
+    assert [leaf.subflavors for leaf in leaves] == [{"__subflavor__": "old"}, {"a": 1}]
+    assert brief(load_metadataset(path, split_part="val")) == [("prose", "val", 1.0)]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "",
+        V2,
+        "__class__: MetadatasetV2\n",
+        "__module__: energon_lite\n__class__: MetadatasetV2\n",
+        "__module__: megatron.energon.metadataset.metadataset_v2\n__class__: MetadatasetV2\n",
+    ],
+)
+def test_version_2_however_it_is_named(head: str, write: Callable[..., Path]) -> None:
+    path = write(head + "splits: {train: {blend: [{path: digits}, {path: prose}]}}\n")
+    assert brief(load_metadataset(path, split_part="train")) == [("digits", "train", 0.5), ("prose", "train", 0.5)]
+
+
+def test_absolute_paths_and_urls(write: Callable[..., Path], room: Path) -> None:
+    path = write(f"splits: {{train: {{blend: [{{path: {room / 'digits'}}}, {{path: 's3://bucket/some/set'}}]}}}}\n")
+    assert [leaf.path for leaf in load_metadataset(path, split_part="train")] == [
+        str(room / "digits"),
+        "s3://bucket/some/set",
+    ]
+
+
+def test_empty_optional_keys_are_as_if_they_were_not_there(write: Callable[..., Path]) -> None:
+    text = "splits:\n  train:\n    path: digits\n    split_part:\n    subflavors: ~\n    aux: null\n    subset:\n"
+    assert load_metadataset(write(text), split_part="train")[0].subflavors == {}
+
+
+def test_paths_count_from_the_document_that_they_stand_in(write: Callable[..., Path], room: Path) -> None:
+    write("splits: {train: {blend: [{path: photos}, {path: ../digits}]}}\n", "sub/inner.yml")
+    outer = write("splits: {train: {blend: [{path: sub/inner.yml, weight: 1}, {path: prose, weight: 3}]}}\n")
+    leaves = load_metadataset(outer, split_part="train")
+    assert [leaf.path for leaf in leaves] == [str(room / p) for p in ("sub/photos", "digits", "prose")]
+    assert [leaf.weight for leaf in leaves] == [0.125, 0.125, 0.75]
+    assert leaves[0].origin == f"{room / 'sub/inner.yml'}:1"
+
+
+def test_split_part_of_a_reference_picks_the_split_of_the_nested_one(write: Callable[..., Path]) -> None:
+    write("splits:\n  a: {path: digits}\n  b: {path: prose, split_part: c}\n  train: {path: sub/photos}\n", "in.yaml")
+    outer = write(
+        "splits:\n  train:\n    blend:\n"
+        "    - {path: in.yaml, split_part: a}\n    - {path: in.yaml, split_part: b}\n    - {path: in.yaml}\n"
+    )
+    third = round(1 / 3, 12)
+    assert brief(load_metadataset(outer, split_part="train")) == [
+        ("digits", "a", third),
+        ("prose", "c", third),
+        ("photos", "train", third),
+    ]
+
+
+def test_subflavors_merge_with_the_outer_winning(write: Callable[..., Path]) -> None:
+    write("splits: {train: {path: digits, subflavors: {a: inner, b: inner, d: {x: 1}}}}\n", "in.yaml")
+    write("splits: {train: {path: in.yaml, subflavors: {b: middle, c: middle, d: {y: 2}}}}\n", "mid.yaml")
+    outer = write("splits: {train: {path: mid.yaml, subflavors: {c: outer}}}\n")
+    (leaf,) = load_metadataset(outer, split_part="train")
+    assert leaf.subflavors == {"a": "inner", "b": "middle", "c": "outer", "d": {"y": 2}}
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "product"),
+    [("2", "3", 6), ("-1", "3", -1), ("3", "-1", -1), ("null", "-1", None), ("-1", "null", None), ("2", "1", 2)],
+)
+def test_the_multiplier_multiplies(outer: str, inner: str, product: int | None, write: Callable[..., Path]) -> None:
+    write(f"splits: {{train: {{path: digits, shuffle_over_epochs_multiplier: {inner}}}}}\n", "in.yaml")
+    path = write(f"splits: {{train: {{path: in.yaml, shuffle_over_epochs_multiplier: {outer}}}}}\n")
+    assert load_metadataset(path, split_part="train")[0].shuffle_over_epochs_multiplier == product
+
+
+def test_a_data_set_may_come_twice_and_a_document_may_be_shared(write: Callable[..., Path]) -> None:
+    write("splits: {train: {path: digits}}\n", "in.yaml")
+    path = write("splits: {train: {blend: [{path: digits}, {path: in.yaml}, {path: in.yaml, weight: 2}]}}\n")
+    assert brief(load_metadataset(path, split_part="train")) == [
+        ("digits", "train", 0.25), ("digits", "train", 0.25), ("digits", "train", 0.5),
+    ]  # fmt: skip
+
+
+def test_a_document_may_refer_to_another_split_of_itself(write: Callable[..., Path]) -> None:
+    path = write("splits:\n  train: {path: digits}\n  val: {path: doc.yaml, split_part: train}\n")
+    assert brief(load_metadataset(path, split_part="val")) == [("digits", "train", 1.0)]
+
+
+# ------------------------------------------------------------------------------------- repetitions, subsets, the trail
+
+
+def test_repetitions(write: Callable[..., Path]) -> None:
+    path = write(
+        V2
+        + "splits:\n  train:\n    blend_epochized:\n    - {path: digits, repetitions: 2}\n"
+        + "    - {path: prose, repetitions: 0.3}\n    - path: digits\n  val: {path: digits}\n"
+    )
+    assert [leaf.repetitions for leaf in load_metadataset(path, split_part="train")] == [2.0, 0.3, 1.0]
+    assert [leaf.repetitions for leaf in load_metadataset(path, split_part="val")] == [None]
+
+
+def test_repetitions_multiply_exactly_along_the_path(write: Callable[..., Path]) -> None:
+    write("splits: {train: {path: digits}, b: {blend_epochized: [{path: prose, repetitions: 0.1}]}}\n", "in.yaml")
+    path = write(
+        "splits:\n  train:\n    blend_epochized:\n    - {path: in.yaml, repetitions: 3}\n"
+        "    - {path: in.yaml, split_part: b, repetitions: 3}\n"
+    )
+    assert [leaf.repetitions for leaf in load_metadataset(path, split_part="train")] == [
+        3.0,
+        0.3,
+    ]  # not 0.30000000000000004
+
+
+def test_repetitions_out_of_range(write: Callable[..., Path]) -> None:
+    write("splits: {a: {blend_epochized: [{path: digits, repetitions: 1.0e+300}]}}\n", "in.yaml")
+    for number in ("1.0e+300", "1.0e-320"):
+        path = write(
+            "splits:\n  train:\n    blend_epochized:\n"
+            f"    - {{path: in.yaml, split_part: a, repetitions: {number}}}\n"
+            f"    - {{path: prose, repetitions: {number}}}\n"
+        )
+        with pytest.raises(ConfigError, match="multiplied along the path, are out of range"):
+            load_metadataset(path, split_part="train")
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "names"),
+    [
+        ("blend", "blend_epochized: [{path: digits}]", ("blend_epochized", "blend")),
+        ("blend_epochized", "blend: [{path: digits}]", ("blend", "blend_epochized")),
+        ("blend_epochized", "datasets: [{path: digits}]", ("datasets", "blend_epochized")),
+    ],
+)
+def test_weights_and_repetitions_do_not_mix(
+    outer: str, inner: str, names: tuple[str, str], write: Callable[..., Path]
+) -> None:
+    nested = write(f"splits:\n  train:\n    {inner}\n", "in.yaml")
+    write("splits: {train: {path: in.yaml}}\n", "mid.yaml")
+    top = write(f"splits:\n  train:\n    {outer}:\n    - path: digits\n    - path: mid.yaml\n")
+    with pytest.raises(ConfigError, match="do not go together in one tree") as caught:
+        load_metadataset(top, split_part="train")
+    error = caught.value
+    assert (error.file, error.line, error.column) == (str(nested), 3, 5)
+    assert f"{names[0]!r} inside of {names[1]!r}, which stands at {top}:4" in str(error)
+
+
+def test_subsets_compose_along_the_path(write: Callable[..., Path]) -> None:
+    write("splits: {train: {path: digits, subset: {range: [100, end]}}}\n", "leaf.yaml")
+    write(
+        "splits:\n  train:\n    subset: {range: [0%, 50%]}\n    blend:\n"
+        "    - {path: leaf.yaml, subset: {range: [25%, 75%]}}\n    - path: prose\n",
+        "in.yaml",
+    )
+    top = write("splits:\n  train:\n    path: in.yaml\n    subset: {range: [50%, 100%]}\n")
+    first, second = load_metadataset(top, split_part="train")
+    # half of half of [25%, 75%]: the second quarter of it, of what the sample numbers leave
+    assert first.subset == Subset(Fraction(3, 8), Fraction(1, 2), first=100)
+    assert first.subset.bounds(900) == (400, 500)
+    assert second.subset == Subset(Fraction(1, 4), Fraction(1, 2))
+    assert second.subset.bounds(10) == (2, 5)
+    assert [part.split(":")[-1] for part in first.subset.origin.split(", ")] == ["1", "5", "3", "4"]
+
+
+def test_a_version_1_document_below_a_subset(write: Callable[..., Path]) -> None:
+    write("splits: {train: {datasets: [{path: digits}]}}\n", "in.yaml")
+    top = write("splits:\n  train: {path: in.yaml, subset: {range: [50%, 100%]}}\n")
+    assert load_metadataset(top, split_part="train")[0].subset == Subset(Fraction(1, 2), Fraction(1))
+
+
+@pytest.mark.parametrize("range_", ["[0, 10]", "[3, end]"])
+def test_sample_numbers_above_a_metadataset(range_: str, write: Callable[..., Path]) -> None:
+    write("splits: {train: {path: digits}}\n", "in.yaml")
+    top = write(f"splits:\n  train:\n    path: in.yaml\n    subset: {{range: {range_}}}\n")
+    with pytest.raises(ConfigError, match="in which they count, but this is a metadataset") as caught:
+        load_metadataset(top, split_part="train")
+    assert (caught.value.line, caught.value.column, caught.value.at) == (4, 5, "splits.train.subset")
+    assert caught.value.found == f"the range {range_}"
+
+
+def test_a_leaf_knows_the_way_to_it(write: Callable[..., Path]) -> None:
+    inner = write("splits: {all: {blend: [{path: digits}, {path: prose}]}}\n", "in.yaml")
+    mid = write("splits:\n  train:\n    path: in.yaml\n    split_part: all\n", "mid.yaml")
+    top = write("splits: {train: {blend: [{path: mid.yaml}, {path: digits}]}}\n")
+    leaves = load_metadataset(top, split_part="train")
+    steps = (
+        Step(str(mid), "train", f"{top}:1", "splits.train.blend[0]"),
+        Step(str(inner), "all", f"{mid}:3", "splits.train"),
+    )
+    assert [leaf.trail for leaf in leaves] == [steps, steps, ()]
+
+
+def test_weights_of_any_size(write: Callable[..., Path]) -> None:
+    path = write("splits: {train: {blend: [{path: digits, weight: 1e308}, {path: prose, weight: 1.0e308}]}}\n")
+    assert [leaf.weight for leaf in load_metadataset(path, split_part="train")] == [0.5, 0.5]
+    path = write("splits: {train: {blend: [{path: digits, weight: 1e308}, {path: prose, weight: 1e-308}]}}\n")
+    with pytest.raises(ConfigError, match="too small beside its neighbours") as caught:
+        load_metadataset(path, split_part="train")
+    assert caught.value.at == "splits.train.blend[1]"
+
+
+# -------------------------------------------------------------------------------------------------- dicts and paths
+
+
+def test_a_dict_counts_paths_from_the_current_folder(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(room)
+    document: dict[str, Any] = {
+        "splits": {"train": {"blend": [{"path": Path("digits"), "weight": 1}, {"path": "good.yaml", "weight": 3}]}}
+    }
+    leaves = load_metadataset(document, split_part="train")
+    assert brief(leaves) == [("digits", "train", 0.25), ("digits", "train", 0.75)]
+    assert leaves[0].path == str(room / "digits")
+    assert leaves[0].origin == "<dict> at splits.train.blend[0]"
+
+
+def test_mistakes_in_a_dict_name_their_place() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'weigth'") as caught:
+        load_metadataset({"splits": {"train": {"blend": [{"path": "x", "weigth": 1}]}}}, split_part="train")
+    assert (caught.value.file, caught.value.at) == ("<dict>", "splits.train.blend[0].weigth")
+    assert caught.value.fix == "did you mean 'weight'?"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("a.yaml", True), ("a.yml", True), ("s3://b/a.yaml", True), ("a", False), ("a.jsonl", False), ("a.yaml.d", False)],
+)
+def test_what_is_a_metadataset(path: str, expected: bool) -> None:
+    assert is_metadataset(path) is expected
+    assert is_metadataset(Path(path)) is expected
+
+
+def test_a_folder_with_such_a_name_is_none(tmp_path: Path) -> None:
+    (tmp_path / "set.yaml").mkdir()
+    assert not is_metadataset(tmp_path / "set.yaml")
+    assert is_metadataset({"splits": {}})
+
+
+def test_the_document_itself_is_missing(room: Path) -> None:
+    with pytest.raises(ConfigError, match="the metadataset is missing") as caught:
+        load_metadataset(room / "god.yaml", split_part="train")
+    assert caught.value.fix == f"did you mean {str(room / 'good.yaml')!r}?"
+
+
+def test_a_folder_instead_of_a_document(room: Path) -> None:
+    with pytest.raises(ConfigError, match="a folder, not a metadataset"):
+        load_metadataset(room / "digits", split_part="train")
+
+
+def test_a_url_instead_of_a_document() -> None:
+    with pytest.raises(ConfigError, match="behind a URL are not read here"):
+        load_metadataset("s3://bucket/blend.yaml", split_part="train")
+
+
+# ------------------------------------------------------------------------------------------ mistakes in nested ones
+
+
+def test_a_mistake_in_a_nested_document_names_that_document(write: Callable[..., Path]) -> None:
+    inner = write("splits:\n  train:\n    path: digts\n", "in.yaml")
+    outer = write("splits: {train: {path: in.yaml}}\n")
+    with pytest.raises(ConfigError, match="does not exist") as caught:
+        load_metadataset(outer, split_part="train")
+    assert (caught.value.file, caught.value.line, caught.value.column) == (str(inner), 3, 11)
+
+
+def test_a_split_that_a_nested_document_lacks_names_both(write: Callable[..., Path]) -> None:
+    inner = write("splits:\n  test: {path: digits}\n", "in.yaml")
+    outer = write("splits:\n  train:\n    path: in.yaml\n    split_part: tset\n")
+    with pytest.raises(ConfigError) as caught:
+        load_metadataset(outer, split_part="train")
+    error = caught.value
+    assert (error.file, error.line, error.at) == (str(inner), 2, "splits")
+    assert f"no split 'tset', which {outer}:3 asks for" in str(error)
+    assert error.fix == "did you mean 'test'?"
+
+
+def test_a_long_circle_is_drawn(write: Callable[..., Path]) -> None:
+    write("splits: {train: {path: b.yaml, split_part: x}}\n", "a.yaml")
+    write("splits: {x: {path: c.yaml}}\n", "b.yaml")
+    write("splits: {x: {path: b.yaml}}\n", "c.yaml")
+    start = write("splits: {train: {path: a.yaml}}\n")
+    with pytest.raises(ConfigError, match="in a circle") as caught:
+        load_metadataset(start, split_part="train")
+    assert caught.value.found == "b.yaml (x) -> c.yaml (x) -> b.yaml (x)"
+    assert Path(caught.value.file or "").name == "c.yaml"
+
+
+def test_a_thousand_leaves_load_quickly(write: Callable[..., Path], room: Path) -> None:
+    entries = []
+    for number in range(1000):
+        (room / f"set{number:04}").mkdir()
+        entries.append({"path": f"set{number:04}", "weight": number + 1, "subflavors": {"number": number}})
+    path = write(yaml.safe_dump({"splits": {"train": {"blend": entries}, "val": {"blend": entries}}}))
+    start = time.process_time()
+    leaves = load_metadataset(path, split_part="train")
+    seconds = time.process_time() - start
+    assert len(leaves) == 1000
+    assert math.fsum(leaf.weight for leaf in leaves) == pytest.approx(1.0)
+    assert seconds < 1.0

@@ -1,0 +1,197 @@
+"""Documents with mistakes that a seed makes: errors of ours, no import, no file from elsewhere, no hang."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import WorkerConfig, get_loader, get_val_dataset
+from energon_lite.errors import EnergonLiteError
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from mutations import mutated
+
+#: In the quick suite, and behind ``-m nightly``; and seconds that one may take.
+QUICK, ALL, LONGEST = 500, 20_000, 10.0
+V2 = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+TEXT = {"__module__": "megatron.energon", "__class__": "TextSample"}
+
+METADATASETS: tuple[dict[str, Any], ...] = (
+    V2
+    | {
+        "splits": {
+            "train": {
+                "blend": [
+                    {"path": "text", "weight": 2.5, "subset": {"range": ["0%", "50%"]}, "subflavors": {"a": 1}},
+                    {"path": "crude", "split_part": "train"},
+                    {"join": [{"path": "text"}, {"path": "text", "nonmatch": "skip"}], "joiner": TEXT, "weight": 1},
+                ],
+                "subset": {"range": ["0%", "100%"]},
+            }
+        }
+    },
+    V2
+    | {
+        "splits": {
+            "train": {
+                "join": {
+                    "one": {"path": "text", "split_config": "split.yaml"},
+                    "two": {"path": "text", "nonmatch": "none"},
+                },
+                "joiner": {"__class__": "TextSample"},
+                "subset": {"range": [0, "end"]},
+                "subflavors": {"kind": "joined"},
+                "shuffle_over_epochs_multiplier": 2,
+            }
+        }
+    },
+    {"splits": {"train": {"blend_epochized": [{"path": "inner.yaml", "repetitions": 1.5}, {"path": "lines.jsonl"}]}}},
+    {"splits": {"train": {"datasets": [{"path": "text", "weight": 1, "dataset_config": "dataset.yaml"}]}}},
+    V2 | {"splits": {"train": {"path": "crude", "aux": {"pictures": "text", "files": "filesystem://text"}}}},
+)
+DATASET = {
+    "sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"},
+    "field_map": {"text": "txt,json[text]"},
+    "subflavors": {"own": [1, {"deep": None}]},
+    "split_part": "train",
+    "split_config": "split.yaml",
+    "parallel_shard_iters": 2,
+}
+CRUDE = {**V2, "__class__": "CrudeWebdataset", "part_filter": ["json"], "subflavors": {"own": 2}}
+SPLIT = {
+    "split_parts": {"train": ["part-{0..1}.tar"], "val": ["part-1.tar"]},
+    "exclude": ["part-0.tar/k0", "part-7.tar"],
+}
+
+
+@pytest.fixture(scope="session")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import io
+    import json
+    import tarfile
+
+    from energon_lite.storage.prepare.prepare import index_again  # noqa: F401 -- imported before it is watched
+
+    top = tmp_path_factory.mktemp("house")
+    (top / "secret.txt").write_text("secret")
+    (top / "outside.yaml").write_text("splits: {train: {path: none}}")
+    (top / "secret.py").write_text("import antigravity\ndef run(sample): return sample\n")
+    room = top / "room"
+    for name in ("text", "crude"):
+        for shard in range(2):
+            (room / name / ".nv-meta").mkdir(parents=True, exist_ok=True)
+            with tarfile.open(room / name / f"part-{shard}.tar", "w") as tar:
+                for number in range(2 * shard, 2 * shard + 2):
+                    for part, data in (("txt", b"words"), ("json", b'{"text": "words"}')):
+                        info = tarfile.TarInfo(f"k{number}.{part}")
+                        info.size = len(data)
+                        tar.addfile(info, io.BytesIO(data))
+        counts = {"part-0.tar": 2, "part-1.tar": 2}
+        (room / name / ".nv-meta/.info.json").write_text(json.dumps({"shard_counts": counts}))
+    (room / "lines.jsonl").write_text('{"a": 1}\n')
+    (room / "inner.yaml").write_text("splits: {train: {path: text}}")
+    return room
+
+
+@pytest.fixture
+def watched(house: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The room, and a watch over it: imports by name, and files that are opened elsewhere, are errors."""
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    # Between two tries of a store. Threads of earlier tests sleep a little, too, or they would take all of the time.
+    monkeypatch.setattr("time.sleep", lambda seconds, sleep=time.sleep: sleep(min(seconds, 1e-3)))
+    logging.disable(logging.WARNING)
+    _restore(house)
+    _read(house / "meta.yaml")  # imports what is imported when it is needed
+    allowed = (str(house) + os.sep, str(tmp_path) + os.sep, sys.prefix, sys.base_prefix, "/dev/null", "/proc/self")
+    allowed += (str(Path(__file__).parents[3]) + os.sep,)
+    # A reference may name a document or a data set anywhere; these are looked for.
+    allowed += (str(house.parent / "outside.yaml"), str(house.parent / ".nv-meta"))
+    seen: list[str] = []
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and watching and isinstance(arguments[0], str):
+            path = os.path.realpath(arguments[0])
+            if not path.startswith(tuple(map(os.path.realpath, allowed))) and not path.startswith(allowed):
+                seen.append(path)
+
+    watching = [True]
+    sys.addaudithook(watch)
+    real = importlib.import_module
+
+    def import_module(name: str, package: str | None = None) -> Any:
+        if not name.startswith(("energon_lite", "fsspec", "webdataset")):
+            seen.append(f"import {name}")
+            raise ImportError(name)
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    yield house
+    watching.clear()
+    logging.disable(logging.NOTSET)
+    assert not seen
+    assert not {"antigravity", "this"} & sys.modules.keys()
+
+
+def _restore(room: Path) -> None:
+    import json
+
+    (room / "meta.yaml").write_text(json.dumps(METADATASETS[0]))
+    for name, document in (("text", DATASET), ("crude", CRUDE)):
+        (room / name / ".nv-meta/dataset.yaml").write_text(json.dumps(document))
+        (room / name / ".nv-meta/split.yaml").write_text(json.dumps(SPLIT))
+
+
+def _read(path: Path) -> str:
+    """What comes of opening a document, and reading the first samples: a word."""
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    try:
+        dataset = get_val_dataset(path, split_part="train", worker_config=config)
+        for number, _ in enumerate(get_loader(dataset)):
+            if number == 2:
+                break
+    except EnergonLiteError as error:
+        str(error)
+        return type(error).__name__
+    return "read"
+
+
+def _try(room: Path, seed: int) -> str:
+    import json
+
+    kind = seed % 8
+    meta = room / "meta.yaml"
+    if kind < 5:
+        meta.write_text(mutated(METADATASETS[(seed // 8) % len(METADATASETS)], seed), errors="surrogatepass")
+    else:
+        meta.write_text(json.dumps(METADATASETS[(seed // 8) % 2]))
+        name, document = [("text", DATASET), ("crude", CRUDE), ("split", SPLIT)][kind - 5]
+        file = room / ("text/.nv-meta/split.yaml" if name == "split" else f"{name}/.nv-meta/dataset.yaml")
+        file.write_text(mutated(document, seed), errors="surrogatepass")
+    began = time.monotonic()
+    word = _read(meta)
+    assert time.monotonic() - began < LONGEST, seed
+    if kind >= 5:
+        _restore(room)
+    return word
+
+
+def test_mutated_documents(watched: Path) -> None:
+    words = [_try(watched, seed) for seed in range(QUICK)]
+    assert words.count("read") > QUICK // 20 and words.count("ConfigError") > QUICK // 4
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("start", range(QUICK, ALL, QUICK))
+def test_many_mutated_documents(watched: Path, start: int) -> None:
+    words = Counter(_try(watched, seed) for seed in range(start, start + QUICK))
+    assert words["read"] > QUICK // 20

@@ -1,0 +1,384 @@
+"""Laws 1, 2, 3 where content decides: packs, groups, generators and skips, cut anywhere, on any ranks and workers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+from effort import examples
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import FatalSampleError, StateError, StateMismatchError, TopologyError
+from energon_lite.loading.executors.executor import Executor
+from energon_lite.loading.makers.batch_runner import Result
+from energon_lite.loading.makers.chunk_job import START, Carried, Item, Made, Tail
+
+# Test folders are no packages; the helper beside this file is imported by its plain name.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from content_encoders import Content
+
+contents = st.builds(
+    Content,
+    salt=st.integers(0, 5),
+    yields=st.booleans(),
+    skips=st.sampled_from([0, 0, 4, 9]),
+    packing=st.sampled_from([None, None, 4, 7]),
+    pack_yields=st.booleans(),
+    groups=st.sampled_from([0, 0, 2, 3]),
+    batch_size=st.sampled_from([None, 1, 2, 3]),
+    batch_yields=st.booleans(),
+    encoded_yields=st.booleans(),
+    late=st.booleans(),
+).filter(lambda content: content.decides)
+#: Positions of a chunk, in buffers of packing if there are any.
+chunk_sizes = st.integers(1, 12)
+#: Lanes, and world sizes that divide them.
+lane_counts = st.sampled_from([1, 2, 3, 4, 6, 12])
+#: Segments of a run: which of the possible world sizes, workers, and steps until it is saved and stopped.
+segments = st.lists(
+    st.tuples(st.integers(0, 11), st.sampled_from([0, 0, 0, 0, 0, 0, 0, 2]), st.integers(0, 9)), min_size=1, max_size=4
+)
+sizes = st.sampled_from([5, 13, 50])
+
+
+def _plain(batches: list[Any]) -> list[Any]:
+    return [{name: value for name, value in batch.items() if name != "__restore_key__"} for batch in batches]
+
+
+def _dataset(leaf: Any, content: Content, chunk: int, config: WorkerConfig, **arguments: Any) -> Any:
+    size = chunk * content.packing if content.packing else 4 * chunk
+    return get_train_dataset(leaf, chunk_size=size, worker_config=config, **content.arguments(), **arguments)
+
+
+def _worlds(lanes: int) -> list[int]:
+    return [world for world in range(1, lanes + 1) if lanes % world == 0]
+
+
+def _states(ranks: Any) -> list[Any]:
+    return [loader.save_state_rank() for loader in ranks.loaders]
+
+
+def _check_chain(
+    cluster: Any, leaf: Any, content: Content, chunk: int, lanes: int, parts: list[tuple[int, int, int]], remainder: str
+) -> None:
+    def build(config: WorkerConfig) -> Any:
+        return _dataset(leaf, content, chunk, config, lanes=lanes, chunk_remainder=remainder)
+
+    worlds = _worlds(lanes)
+    chain = [(worlds[choice % len(worlds)], workers, steps) for choice, workers, steps in parts]
+    with cluster(build, 1, 0) as alone:
+        try:
+            expected = _plain(alone.steps(sum(world * steps for world, _, steps in chain)))
+        except FatalSampleError as error:  # chunks that are too small for a batch, say
+            assume("did not give a single batch" not in str(error))
+            raise
+    found: list[Any] = []
+    states: Any = None
+    for world, workers, steps in chain:
+        with cluster(build, world, workers) as ranks:
+            if states is not None:
+                for loader in ranks.loaders:
+                    loader.restore_state_global(states)
+            found += _plain(ranks.steps(steps))
+            states = json.loads(json.dumps(_states(ranks)))
+    assert found == expected
+
+
+CASE: dict[str, st.SearchStrategy[Any]] = {
+    "content": contents,
+    "chunk": chunk_sizes,
+    "lanes": lane_counts,
+    "parts": segments,
+    "size": sizes,
+    "remainder": st.sampled_from([None, None, None, "keep", "drop"]),
+}
+
+
+@settings(max_examples=examples(60))
+@given(**CASE)
+def test_any_chain_of_topologies_is_the_uninterrupted_run(cluster: Any, leaf_of: Any, size: int, **case: Any) -> None:
+    _check_chain(cluster, leaf_of(size, "a"), **case)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("part", range(20))
+def test_many_chains_of_topologies(cluster: Any, leaf_of: Any, part: int) -> None:
+    @settings(max_examples=examples(100))
+    @given(**CASE)
+    def holds(size: int, **case: Any) -> None:
+        _check_chain(cluster, leaf_of(size, "a"), **case)
+
+    holds()
+
+
+@settings(max_examples=examples(20))
+@given(content=contents, chunk=chunk_sizes, workers=st.sampled_from([0, 0, 0, 2]), data=st.data())
+def test_each_batch_again_from_its_key(
+    cluster: Any, same: Any, leaf_of: Any, content: Content, chunk: int, workers: int, data: st.DataObject
+) -> None:
+    leaf = leaf_of(50, "a")
+    with cluster(lambda config: _dataset(leaf, content, chunk, config, lanes=2), 2, workers) as ranks:
+        batches = ranks.steps(8)
+    chosen = data.draw(st.lists(st.sampled_from(batches), min_size=1, max_size=4))
+    # Another loader, that never ran, on another rank of another world, with other lanes; the key went through JSON.
+    other = get_savable_loader(_dataset(leaf, content, chunk, WorkerConfig(rank=1, world_size=3)))
+    before = other.save_state_rank()
+    for batch in chosen:
+        assert same(other.restore_sample(json.loads(json.dumps(batch["__restore_key__"]))), batch)
+    assert other.save_state_rank() == before
+
+
+@settings(max_examples=examples(25))
+@given(content=contents, chunk=chunk_sizes, lanes=lane_counts, steps=st.integers(0, 6), data=st.data())
+def test_each_ranks_own_state_is_enough_on_the_same_ranks(
+    cluster: Any, leaf_of: Any, content: Content, chunk: int, lanes: int, steps: int, data: st.DataObject
+) -> None:
+    leaf = leaf_of(50, "a")
+    world = data.draw(st.sampled_from(_worlds(lanes)))
+
+    def build(config: WorkerConfig) -> Any:
+        return _dataset(leaf, content, chunk, config, lanes=lanes)
+
+    with cluster(build, world, 0) as ranks:
+        ranks.steps(steps)
+        states = _states(ranks)
+        assert states == _states(ranks)  # saving changes nothing
+        expected = _plain(ranks.steps(3))
+        for loader, state in zip(ranks.loaders, states, strict=True):
+            loader.restore_state_rank(state)  # in the middle of a loop
+        assert _plain(ranks.steps(3)) == expected
+    with cluster(build, world, 0) as again:
+        for loader, state in zip(again.loaders, states, strict=True):
+            loader.restore_state_rank(state)
+            assert loader.save_state_rank() == state  # right after a restore, before the first batch
+        assert _plain(again.steps(3)) == expected
+
+
+@settings(max_examples=examples(25))
+@given(
+    content=contents.filter(lambda one: one.batch_size and not (one.groups or one.batch_yields or one.encoded_yields)),
+    chunk=st.none() | chunk_sizes,
+    lanes=st.sampled_from([None, 2, 6]),
+    workers=st.sampled_from([0, 0, 0, 2]),
+)
+def test_batches_of_an_endless_run_are_full(
+    cluster: Any, leaf_of: Any, content: Content, chunk: int | None, lanes: int | None, workers: int
+) -> None:
+    size = None if chunk is None else chunk * (content.packing or 4)
+    arguments: dict[str, Any] = content.arguments() | {"chunk_size": size, "lanes": lanes}
+    with cluster(lambda config: get_train_dataset(leaf_of(50), worker_config=config, **arguments), 2, workers) as ranks:
+        batches = ranks.steps(20 if lanes is None else 40)
+    assert {len(batch["__key__"]) for batch in batches} == {content.batch_size}
+
+
+# -- what is encoded again ------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """Counts how often a hook of an encoder is called."""
+
+    def __init__(self, encoder: Any, *names: str):
+        self.calls = dict.fromkeys(names, 0)
+        for name in names:
+            setattr(encoder, name, self._counted(name, getattr(encoder, name)))
+
+    def _counted(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(argument: Any) -> Any:
+            self.calls[name] += 1
+            return hook(argument)
+
+        return counted
+
+
+def _calls_after_a_restore(leaf: Any, content: Content, chunk_size: int, cut: int, *names: str) -> dict[str, int]:
+    """Calls for the next batch after ``cut`` batches and a restore."""
+    config = WorkerConfig(rank=0, world_size=1)
+
+    def loader(arguments: dict[str, Any]) -> Any:
+        chunks = {"chunk_size": chunk_size, "lanes": 1}
+        return get_savable_loader(get_train_dataset(leaf, worker_config=config, **chunks, **arguments))
+
+    first = loader(content.arguments())
+    iterator = iter(first)
+    for _ in range(cut):
+        next(iterator)
+    arguments = content.arguments()
+    counting = Counting(arguments["task_encoder"], *names)
+    again = loader(arguments)
+    again.restore_state_rank(first.save_state_rank())
+    assert _plain([next(iter(again))]) == _plain([next(iterator)])
+    return counting.calls
+
+
+def test_generators_encode_only_what_was_not_delivered(leaf_of: Any) -> None:
+    content = Content(yields=True, batch_size=3)  # each position yields 0, 1 or 2
+    calls = [_calls_after_a_restore(leaf_of(500, "a"), content, 400, cut, "encode_sample") for cut in (0, 20, 90)]
+    assert all(2 <= one["encode_sample"] <= 12 for one in calls)
+
+
+def test_packing_packs_only_what_was_not_delivered(leaf_of: Any) -> None:
+    content = Content(packing=60, batch_size=2, late=True)
+    hooks = ("preencode_sample", "select_samples_to_pack", "postencode_sample", "pack_selected_samples")
+    calls = _calls_after_a_restore(leaf_of(500, "a"), content, 120, 10, *hooks)
+    assert calls["preencode_sample"] == 60 and calls["select_samples_to_pack"] == 1  # one buffer, for the selection
+    assert calls["pack_selected_samples"] == 2 and calls["postencode_sample"] <= 6  # two packs of at most three
+
+
+def test_groups_batch_only_what_was_not_delivered(leaf_of: Any) -> None:
+    content = Content(groups=3, batch_size=2)
+    calls = _calls_after_a_restore(leaf_of(500, "a"), content, 80, 20, "encode_sample", "batch")
+    assert calls["batch"] == 1 and 40 < calls["encode_sample"] <= 80
+
+
+def test_each_lane_has_its_next_chunk_made_before_its_turn(cluster: Any, leaf_of: Any) -> None:
+    def build(config: WorkerConfig) -> Any:
+        return _dataset(leaf_of(500), Content(yields=True, batch_size=2), 4, config, lanes=6)
+
+    with cluster(build, 1, 1) as ranks:  # with one worker, so much as one chunk before its turn
+        ranks.steps(6)
+        streams = ranks.loaders[0]._dataset_iterator.feed._streams.values()
+        assert [len(stream.tickets) for stream in streams] == [1] * 6
+
+
+def test_what_is_handed_over_keeps_no_whole_chunk_in_memory() -> None:
+    message = torch.arange(1000.0)
+    item = Item({"tokens": message[-10:]}, (0, 0, 0, 0), (1, 0, 0, 0), ((0, 0, 0),), 0)
+    carried = Carried(Tail(0, START), Tail(0, START), [item], [])
+
+    class Elsewhere(Executor):
+        def submit(self, job: Any) -> int:
+            return 0
+
+        def result(self, ticket: int) -> Any:
+            return Result([Made(None, is_batch=False, rows=1, carried=carried)])
+
+    (made,) = Elsewhere().batches(0)
+    tokens = made.carried.items[0].value["tokens"]
+    assert torch.equal(tokens, message[-10:]) and tokens.data_ptr() != message[-10:].data_ptr()
+
+
+# -- states ---------------------------------------------------------------------------------------------------------
+
+PACKED_GROUPS = Content(packing=7, groups=2, batch_size=2, late=True)
+
+
+def test_state_is_small_plain_and_quick(cluster: Any, leaf_of: Any, tmp_path: Any) -> None:
+    import time
+
+    leaf = leaf_of(500, "a")
+    build = lambda config: _dataset(leaf, PACKED_GROUPS, 3, config, lanes=64)  # noqa: E731
+    with cluster(build, 1, 2) as one:
+        loader, times = one.loaders[0], []
+        for _ in range(20):
+            one.step()
+            start = time.perf_counter()
+            state = loader.save_state_rank()
+            times.append(time.perf_counter() - start)
+    assert min(times) < 1e-3
+    text = json.dumps(state)
+    assert len(text) <= 4096  # 64 lanes of a single rank
+    assert json.loads(text) == state == msgpack.unpackb(msgpack.packb(state))
+    torch.save(state, tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == state
+
+
+def _saved(cluster: Any, leaf: Any, world: int, steps: int, **arguments: Any) -> list[Any]:
+    with cluster(lambda config: _dataset(leaf, PACKED_GROUPS, 2, config, **arguments), world, 0) as ranks:
+        ranks.steps(steps)
+        return _states(ranks)
+
+
+def _loader(leaf: Any, rank: int, world: int, **arguments: Any) -> Any:
+    return get_savable_loader(_dataset(leaf, PACKED_GROUPS, 2, WorkerConfig(rank=rank, world_size=world), **arguments))
+
+
+def test_lanes_are_those_of_the_first_run(cluster: Any, leaf_of: Any) -> None:
+    states = _saved(cluster, leaf_of(50, "a"), 6, 4, lanes=6)
+    assert [state["lanes"] for state in states] == [6] * 6
+    for world in (1, 2, 3, 6):
+        _loader(leaf_of(50, "a"), world - 1, world).restore_state_global(states)
+    with pytest.raises(TopologyError, match=r"6 lanes cannot be divided among 4 .*\n.*use 1, 2, 3, 6 ranks"):
+        _loader(leaf_of(50, "a"), 0, 4).restore_state_global(states)
+    with pytest.raises(StateMismatchError, match="lanes: 6 in the state, 12 here"):
+        _loader(leaf_of(50, "a"), 0, 2, lanes=12).restore_state_global(states)
+    with pytest.raises(TopologyError, match=r"5 lanes cannot be divided among 2 .*\n.*use 1, 5 ranks"):
+        _loader(leaf_of(50, "a"), 0, 2, lanes=5)
+
+
+def test_a_run_that_says_nothing_of_lanes_can_grow_and_shrink(cluster: Any, leaf_of: Any) -> None:
+    leaf = leaf_of(50, "a")
+    for world, others in {1: (2, 3, 4, 8, 24), 3: (1, 2, 4, 6, 12), 4: (1, 3, 8), 16: (8, 12, 32, 48)}.items():
+        states = _saved(cluster, leaf, world, 1)
+        assert all(len(json.dumps(state)) <= 4096 for state in states)
+        for other in others:
+            _loader(leaf, other - 1, other).restore_state_global(states)
+
+
+def test_states_that_do_not_go_together_are_named(cluster: Any, leaf_of: Any) -> None:
+    leaf = leaf_of(50, "a")
+    states = _saved(cluster, leaf, 4, 3, lanes=4)
+    loader = _loader(leaf, 0, 2)
+    with pytest.raises(StateMismatchError, match=r"1 of 4 lanes are in none of the 3 states: 2"):
+        loader.restore_state_global([states[0], states[1], states[3]])
+    with pytest.raises(StateMismatchError, match=r"1 of 4 lanes, and not those of rank 0 of 2: 0, 2"):
+        loader.restore_state_rank(states[1])
+    later = _saved(cluster, leaf, 4, 4, lanes=4)
+    with pytest.raises(
+        StateMismatchError,
+        match=r"not at the same step:\n.*state 0, state 1, state 2: pass 0, micro-batch 12\n.*state 3: .*16",
+    ):
+        loader.restore_state_global([*states[:3], later[3]])
+    changed = states[0] | {"cursors": [[0, 8, [1]]]}
+    with pytest.raises(StateMismatchError, match="lane 0 is at another place in state 4 than in state 0"):
+        loader.restore_state_global([*states, changed])
+    loader.restore_state_global([*states, states[2], None])  # a tensor-parallel peer's, and one that saves none
+    for edit in (
+        {"lanes": 0},
+        {"cursors": [[0]]},
+        {"cursors": [[1, 2, []]]},
+        {"cursors": [[0, -4, []]]},
+        {"cursors": 5},
+    ):
+        with pytest.raises(StateMismatchError if edit == {} else ValueError, match="damaged"):
+            loader.restore_state_rank(states[0] | edit)
+    for tail in ("x", [], [0, 1], [9], [1] * 8):  # at chunk 4 of lane 0, of 4 lanes
+        with pytest.raises(StateError, match="damaged"):
+            loader.restore_state_rank(states[0] | {"cursors": [[0, 4, [1], tail]]})
+    with pytest.raises(StateError, match="damaged: chunks that hand nothing over have tails"):  # they are of groups
+        loader.restore_state_rank(states[0] | {"cursors": [[lane, 4 + lane, [], [1]] for lane in range(4)]})
+    with pytest.raises(StateError, match="damaged: ranks is 0"):
+        loader.restore_state_global([state | {"ranks": 0} for state in states])
+
+
+def test_planned_and_content_decided_states_do_not_mix(cluster: Any, leaf_of: Any) -> None:
+    (state,) = _saved(cluster, leaf_of(50, "a"), 1, 3)
+    config = WorkerConfig(rank=0, world_size=1)
+    planned = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=2, worker_config=config))
+    with pytest.raises(
+        StateMismatchError, match=r"whose content decides .* this loader one of batches that are planned"
+    ):
+        planned.restore_state_rank(state)
+    with pytest.raises(StateMismatchError, match=r"planned ahead, and this loader one .* content decides"):
+        _loader(leaf_of(50, "a"), 0, 1).restore_state_rank(planned.save_state_rank())
+
+
+@pytest.mark.parametrize("change", [{"chunk": 3}, {"packing": 6}, {"groups": 0}, {"remainder": "drop"}])
+def test_what_decides_the_batches_is_checked(leaf_of: Any, change: dict[str, Any]) -> None:
+    from dataclasses import replace
+
+    def loader(chunk: int = 2, remainder: str = "keep", **changes: Any) -> Any:
+        config = WorkerConfig(rank=0, world_size=1)
+        content = replace(PACKED_GROUPS, **changes)
+        return get_savable_loader(_dataset(leaf_of(50, "a"), content, chunk, config, chunk_remainder=remainder))
+
+    with pytest.raises(StateMismatchError, match=r"chunk_size|groups|chunk_remainder"):
+        loader(**change).restore_state_rank(loader().save_state_rank())

@@ -1,0 +1,267 @@
+"""By columns or sample by sample: the same batches to the byte, for whatever the data look like."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import DefaultTaskEncoder, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.errors import FatalSampleError, ShardChangedError
+from energon_lite.loading.makers.batch_runner import BatchRunner, Failure, Job
+from energon_lite.loading.makers.columns import has_default_hooks
+from energon_lite.loading.makers.job_runner import JobRunner
+from energon_lite.storage import SampleDecoder
+
+Same = Callable[[Any, Any], bool]
+
+CAPTIONS = """\
+sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
+field_map: {image: %s, caption: "%s"}
+subflavors: {from: captions}
+"""
+
+
+def npy(values: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, values)
+    return stream.getvalue()
+
+
+def captions(count: int, mark: str) -> list[tuple[str, dict[str, bytes]]]:
+    return [
+        (
+            f"{mark}{number}",
+            {
+                "npy": npy(np.full((1 + number % 3, 2), number, dtype=np.int32)),
+                "json": json.dumps({"text": [f"{mark} {number}", "x" * (number % 5)]}).encode(),
+                "txt": f"caption {number}".encode(),
+            },
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., Path]) -> Path:
+    """Three data sets: with three parts, with an excluded shard and sample, and one whose samples are not alike."""
+    root = tmp_path_factory.mktemp("columns")
+    one = captions(90, "a")
+    write_dataset(
+        root / "one",
+        {"0.tar": one[:40], "1.tar": one[40:41], "2.tar": one[41:]},
+        dataset_yaml=CAPTIONS % ("npy", "json[text][0]"),
+    )
+    two = captions(60, "b")
+    write_dataset(
+        root / "two",
+        {"0.tar": two[:20], "1.tar": two[20:]},
+        dataset_yaml=CAPTIONS % ("npy", "txt"),
+        exclude=["0.tar/b3", "1.tar/b21", "1.tar/b59"],
+    )
+    unlike = captions(30, "c")
+    for number, (_, parts) in enumerate(unlike):
+        if number % 4 == 0:
+            parts["extra.bin"] = b"more"
+        if number % 7 == 0:
+            del parts["json"]
+    write_dataset(root / "unlike", {"0.tar": unlike}, dataset_yaml=CAPTIONS % ("npy", "txt"))
+    return root
+
+
+def blend(folder: Path, names: tuple[str, ...], *more: tuple[str, Any]) -> dict[str, Any]:
+    entries = [{"path": str(folder / name), "weight": 1.0, **dict(more)} for name in names]
+    return {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {"blend": entries}},
+    }
+
+
+def pipeline(path: Any, encoder: TaskEncoder, **arguments: Any) -> tuple[BatchRunner, list[Job]]:
+    dataset = get_train_dataset(
+        path, worker_config=WorkerConfig(rank=0, world_size=1), task_encoder=encoder, **arguments
+    )
+    return dataset.runner(), dataset.jobs(0, [(number,) for number in range(25)])
+
+
+class OneByOne(DefaultTaskEncoder):
+    """Its hook does nothing, but the loader cannot know."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        return sample
+
+
+def png(height: int, width: int) -> bytes:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.new("RGB", (width, height), (height, width, 7)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., Path]) -> Path:
+    """Ten of one size, then ten of other sizes."""
+    sizes = [(2, 3)] * 10 + [(2 + number % 2, 3 + number % 3) for number in range(10)]
+    samples = [(str(number), {"png": png(*size), "txt": b"x"}) for number, size in enumerate(sizes)]
+    yaml = "sample_type: CaptioningSample\nfield_map: {image: png, caption: txt}\n"
+    return write_dataset(tmp_path_factory.mktemp("pictures") / "data", {"a.tar": samples}, dataset_yaml=yaml)
+
+
+@pytest.mark.parametrize("padding", [None, 0, 7.5, "list", {"image": 1}, {"image": "list"}, {"caption": 0}])
+def test_unlike_pictures_are_refused_or_padded_either_way(pictures: Path, same: Same, padding: Any) -> None:
+    found: list[list[Any]] = []
+    for encoder in (DefaultTaskEncoder(padding=padding), OneByOne(padding=padding)):
+        made, jobs = pipeline(pictures, encoder, batch_size=3)
+        found.append([])
+        for job in jobs:
+            try:
+                found[-1].append(made.run(job).batch)
+            except FatalSampleError as error:
+                found[-1].append(str(error))
+    refused = [batch for batch in found[0] if isinstance(batch, str)]
+    assert same(*found)
+    assert bool(refused) == (padding in (None, {"caption": 0}))
+    assert all(
+        "the 'image' of the samples of one batch have unequal sizes: shape [3, " in error and str(pictures) in error
+        for error in refused
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_two_types_in_one_batch(folder: Path, pictures: Path, leaf_of: Callable[..., Path], workers: int) -> None:
+    both = blend(folder, (str(pictures), str(leaf_of(20))))
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    dataset = get_train_dataset(both, batch_size=4, worker_config=config, task_encoder=DefaultTaskEncoder())
+    with get_savable_loader(dataset) as loader, pytest.raises(FatalSampleError, match="samples of 2 types") as caught:
+        next(iter(loader))
+    words = ("CaptioningSample: ", "TextSample: a-", str(pictures), str(leaf_of(20)), "encode_sample", "cooker")
+    assert all(word in str(caught.value) for word in words)
+
+
+@settings(max_examples=examples(40))
+@given(
+    names=st.lists(st.sampled_from(["one", "two", "unlike"]), min_size=1, max_size=3, unique=True),
+    raw=st.booleans(),
+    windows=st.sampled_from([(None, None), (8, 4), (40, 7), (1000, 100)]),
+    batch_size=st.integers(1, 9),
+    labels=st.sampled_from([None, {"more": [1]}]),
+)
+def test_the_same_to_the_byte(
+    folder: Path,
+    same: Same,
+    names: list[str],
+    raw: bool,
+    windows: tuple[int | None, int | None],
+    batch_size: int,
+    labels: dict[str, Any] | None,
+) -> None:
+    if raw:  # nothing to look into
+        names = ["two" if name == "one" else name for name in names]
+    found = []
+    for encoder in (DefaultTaskEncoder(), OneByOne()):
+        if raw:
+            encoder.decoder = None
+        made, jobs = pipeline(
+            blend(folder, tuple(names)),
+            encoder,
+            batch_size=batch_size,
+            shuffle_buffer_size=windows[0],
+            max_samples_per_sequence=windows[1],
+            subflavors=labels,
+        )
+        found.append([made.run(job) for job in jobs])
+    for quick, slow in zip(*found, strict=True):
+        assert same(quick.batch, slow.batch) and type(quick.batch) is type(slow.batch)
+        assert quick.batch.__sources__ == slow.batch.__sources__
+        assert quick.outcomes == slow.outcomes
+        again = pickle.loads(pickle.dumps(quick.batch))
+        assert same(again, slow.batch) and again.__sources__ == slow.batch.__sources__
+
+
+@pytest.mark.parametrize("windows", [(None, None), (40, 7)])
+def test_it_is_taken_where_samples_are_alike(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, windows: tuple[int | None, int | None]
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("sample by sample")
+
+    monkeypatch.setattr(JobRunner, "make", refuse)
+    made, jobs = pipeline(
+        blend(folder, ("one", "two")),
+        TaskEncoder(),
+        batch_size=4,
+        shuffle_buffer_size=windows[0],
+        max_samples_per_sequence=windows[1],
+    )
+    for job in jobs:
+        made.run(job)
+
+
+def test_runs_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    calls = []
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: calls.append(at) or preadv(fd, buffers, at))
+    made, jobs = pipeline(
+        str(folder / "one"), TaskEncoder(), batch_size=3, shuffle_buffer_size=30, max_samples_per_sequence=10
+    )
+    keys = [key for job in itertools.islice(jobs, 30) for key in made.run(job).batch.__key__]
+    assert len(set(keys)) == len(keys) == 75
+    assert len(calls) <= 9 + 2 + 2  # nine runs, two of them cut by the ends of shards, and a little more
+
+
+def test_a_sample_that_fails_is_replaced_as_ever(
+    write_dataset: Callable[..., Path], tmp_path: Path, same: Same
+) -> None:
+    samples = captions(20, "d")
+    samples[7][1]["npy"] = b"broken"
+    samples[11][1]["json"] = b"{}"
+    path = write_dataset(tmp_path / "d", {"0.tar": samples}, dataset_yaml=CAPTIONS % ("npy", "json[text][1]"))
+    quick, slow = (
+        [made.run(job) for job in jobs]
+        for made, jobs in (pipeline(str(path), encoder, batch_size=4) for encoder in (TaskEncoder(), OneByOne()))
+    )
+    assert sum(isinstance(outcome, Failure) for result in quick for outcome in result.outcomes) > 4
+    for one, other in zip(quick, slow, strict=True):
+        assert same(one.batch, other.batch)
+        assert [getattr(outcome, "reason", outcome) for outcome in one.outcomes] == [
+            getattr(outcome, "reason", outcome) for outcome in other.outcomes
+        ]
+
+
+def test_a_shard_that_changes_while_it_is_read(write_dataset: Callable[..., Path], tmp_path: Path, same: Same) -> None:
+    path = write_dataset(tmp_path / "e", {"0.tar": captions(20, "e")}, dataset_yaml=CAPTIONS % ("npy", "txt"))
+    made, jobs = pipeline(str(path), TaskEncoder(), batch_size=4, shuffle_buffer_size=10, max_samples_per_sequence=5)
+    shard = path / "0.tar"
+    with shard.open("r+b") as file:
+        file.truncate(3000)
+    with pytest.raises(ShardChangedError, match=r"3000 bytes instead of[\s\S]*0\.tar"):
+        for job in jobs[:5]:
+            made.run(job)
+
+
+def test_only_plain_hooks_count(folder: Path) -> None:
+    class Stacked(TaskEncoder):
+        def batch(self, samples: list[Any]) -> Any:
+            return super().batch(samples)
+
+    assert has_default_hooks(TaskEncoder()) and has_default_hooks(DefaultTaskEncoder())
+    assert not has_default_hooks(Stacked()) and not has_default_hooks(OneByOne())
+    assert not has_default_hooks(DefaultTaskEncoder(batch_type=dict))
+    with_code = DefaultTaskEncoder()
+    with_code.decoder = SampleDecoder(handlers={"npy": torch.tensor})
+    assert pipeline(str(folder / "one"), with_code, batch_size=2)[0].leaves[0].fields is None

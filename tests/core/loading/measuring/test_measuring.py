@@ -1,0 +1,369 @@
+"""Measuring a whole data set: what is found, what is kept, what is done again."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kill_steps import killed_at_every_step
+
+from energon_lite import SkipSample, TaskEncoder
+from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.errors import DatasetError, FatalSampleError, UsageError, WorkerError
+from energon_lite.loading.leaves import open_whole
+from energon_lite.loading.makers.sample_length import SampleLength
+from energon_lite.loading.measuring import chunks
+from energon_lite.loading.measuring.report import Maker, MeasureReport
+from energon_lite.loading.measuring.run import measure
+from energon_lite.loading.measuring.runner import MeasuringRunner
+from energon_lite.storage.index.columns import column_path, stored_columns, write_column
+from energon_lite.storage.read.sample_reader import SampleReader
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.sharded_job.ranks import Ranks
+
+MakeTar = Callable[..., Path]
+MAKER = Maker({"by": "test"})
+
+
+class Encoder(TaskEncoder):
+    """Texts are numbers, which are the lengths; those that end with 3 are skipped, -1 fails."""
+
+    seconds = 0.0
+    seen: list[int] = []
+
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        time.sleep(self.seconds)
+        number = int(sample.text)
+        self.seen.append(number)
+        if number < 0:
+            raise ValueError(f"{number} is no length")
+        if number % 10 == 3:
+            raise SkipSample("ends with 3")
+        return {"tokens": range(number) if number > 10**6 else [0] * number}
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen() -> None:
+    Encoder.seen, Encoder.seconds = [], 0.0
+
+
+@pytest.fixture
+def data(tmp_path: Path, write_dataset: Callable[..., Path]) -> Path:
+    """Shards of 300, 5 and 256 samples with texts 0, 1, 2, ... of which 100 fails."""
+    texts = iter(range(561))
+    shards = {
+        f"{shard}.tar": [(f"{shard}{n}", {"txt": str(-1 if n == 100 else next(texts)).encode()}) for n in range(count)]
+        for shard, count in (("a", 300), ("b", 5), ("c", 100))
+    }
+    return write_dataset(tmp_path / "d", shards)
+
+
+def run(data: Path, encoder: TaskEncoder | None = None, maker: Maker = MAKER, **options: Any) -> MeasureReport:
+    encoder = encoder or Encoder()
+    leaf = open_whole(LeafSpec(str(data), ""), encoder, False)
+    options.setdefault("workers", 0)
+    return measure(MeasuringRunner(leaf, encoder, SampleLength(encoder)), maker, **options)
+
+
+def texts_of(data: Path) -> np.ndarray:
+    source = WebdatasetSource.open(data)
+    return np.array([int(SampleReader(source).sample(number).parts["txt"]) for number in range(len(source))])
+
+
+def check(data: Path, name: str = "") -> None:
+    """The columns are what the texts say."""
+    source, texts = WebdatasetSource.open(data), texts_of(data)
+    flags = np.where(texts < 0, 2, np.where(texts % 10 == 3, 1, 0))
+    assert np.asarray(source.column(f"{name}skip")).tolist() == flags.tolist()
+    assert np.asarray(source.column(f"{name}length")).tolist() == np.where(flags, 0, texts).tolist()
+
+
+def columns(data: Path) -> dict[str, bytes]:
+    folder = data / ".nv-meta/energon_lite.columns"
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lengths_skips_and_failures(data: Path, workers: int) -> None:
+    ticks: list[tuple[int, int]] = []
+    report = run(data, workers=workers, progress=lambda done, total, note: ticks.append((done, total)))
+    check(data)
+    texts = texts_of(data)
+    kept = texts[(texts >= 0) & (texts % 10 != 3)]
+    assert (report.shards, report.samples, report.known) == (3, 405, 0) and ticks[-1] == (405, 405)
+    assert (report.kept, report.skipped, report.failed) == (len(kept), int((texts % 10 == 3).sum()), 1)
+    assert (report.shortest, report.longest, report.total) == (kept.min(), kept.max(), kept.sum())
+    assert report.reasons == (
+        (report.skipped, "encode_sample", "ends with 3", True),
+        (1, "encode_sample", "ValueError: -1 is no length", False),
+    )
+    assert report.failures == ("a.tar, a100: encode_sample: ValueError: -1 is no length",)
+    assert sorted(columns(data)) == ["length.col", "skip.col"]
+    column = WebdatasetSource.open(data).column("length")
+    assert column.dtype == np.int32 and column.maker == {"by": "test"}
+
+
+def test_the_index_stays_as_it_is(data: Path) -> None:
+    WebdatasetSource.open(data)
+    before = (data / ".nv-meta/energon_lite.idx").stat()
+    run(data)
+    after = (data / ".nv-meta/energon_lite.idx").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_long_lengths(data: Path) -> None:
+    class Long(TaskEncoder):
+        def sample_length(self, encoded: Any) -> int:
+            return 2**31 if encoded.text == "7" else 1
+
+    run(data, Long())
+    column = WebdatasetSource.open(data).column("length")
+    assert column.dtype == np.int64 and column[7] == 2**31 and column[8] == 1
+
+
+class TestWhatIsKnown:
+    def test_only_chunks_with_failures_are_measured_again(self, data: Path) -> None:
+        run(data)
+        files, Encoder.seen = columns(data), []
+        report = run(data)
+        assert len(Encoder.seen) == 256 and report.known == 405 - 256 and report.failed == 1
+        check(data)
+        assert columns(data) == files
+
+    def test_nothing_is_written_if_all_is_known(self, data: Path) -> None:
+        run(data, shards=["b.tar", "c.tar"])
+        before, Encoder.seen = os.stat(column_path(str(data / ".nv-meta/energon_lite.columns"), "length")), []
+        report = run(data, shards=["b.tar"])
+        assert not Encoder.seen and report.known == report.samples == 5
+        after = os.stat(report.written[1])
+        assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+    def test_again(self, data: Path) -> None:
+        run(data)
+        Encoder.seen = []
+        assert run(data, again=True).known == 0 and len(Encoder.seen) == 405
+
+    def test_other_settings_or_code(self, data: Path) -> None:
+        maker = Maker({"by": "test"}, "code 1")
+        run(data, maker=maker)
+        for other, seen in (
+            (Maker({"by": "another"}, "code 1"), 405),
+            (Maker({"by": "another"}, "code 2"), 405),
+            (Maker({"by": "another"}, "code 3", any_code=True), 256),
+            (Maker({"by": "another"}, "code 3"), 256),  # now they count as made by this code
+        ):
+            Encoder.seen = []
+            run(data, maker=other)
+            assert len(Encoder.seen) == seen
+        assert stored_columns(str(data), "length")[0].code == "code 3"
+
+    def test_some_shards(self, data: Path) -> None:
+        report = run(data, shards=["b.tar"])
+        assert (report.shards, report.samples) == (1, 5)
+        assert WebdatasetSource.open(data, shards=["b.tar"]).column("length")[3] == texts_of(data)[303]
+        for shards in (None, ["b.tar", "a.tar"]):
+            with pytest.raises(DatasetError, match=r"no values for \d of \d shards, such as 'a.tar'"):
+                WebdatasetSource.open(data, shards=shards).column("length")
+        Encoder.seen = []
+        assert run(data, shards=["c.tar", "a.tar"]).known == 0 and len(Encoder.seen) == 400
+        check(data)  # what was known of b.tar is kept
+
+    def test_only_changed_and_new_shards(self, data: Path, write_dataset: Callable[..., Path]) -> None:
+        run(data)
+        Encoder.seen = []
+        old = {name: (data / name).stat() for name in ("a.tar", "b.tar", "c.tar")}
+        texts = {"a": range(1000, 1300), "aa": range(5000, 5010), "b": range(300, 305), "c": texts_of(data)[305:]}
+        write_dataset(
+            data,
+            {
+                f"{name}.tar": [(f"{name}{n}", {"txt": str(t).encode()}) for n, t in enumerate(values)]
+                for name, values in texts.items()
+            },
+        )
+        (data / "b.tar").write_bytes((data / "b.tar").read_bytes())  # of another time now
+        for name in ("c.tar",):
+            os.utime(data / name, ns=(old[name].st_atime_ns, old[name].st_mtime_ns))
+        assert (data / "c.tar").stat().st_size == old["c.tar"].st_size
+        with pytest.raises(DatasetError, match="older than the data set"):
+            WebdatasetSource.open(data).column("length")
+        report = run(data)
+        assert report.known == 100 and len(Encoder.seen) == 315 and min(Encoder.seen) == 300
+        check(data)
+
+    def test_two_names_stand_side_by_side(self, data: Path) -> None:
+        run(data)
+        run(data, maker=Maker({"by": "another"}), name="other")
+        check(data)
+        check(data, "other.")
+
+
+def test_columns_that_would_stand_behind_others(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(data)
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "cache" in str(path) and access(path, mode))  # for root, too
+    with pytest.raises(UsageError, match=r"'skip' already, made by something else[\s\S]*--name"):
+        run(data, maker=Maker({"by": "another"}))
+    run(data, maker=Maker({"by": "another"}), name="mine")
+    check(data, "mine.")
+    assert list((tmp_path / "cache").rglob("mine.length.col"))
+    run(data)  # the same maker may
+    check(data)
+
+
+class TestTrouble:
+    def test_too_many_failures_in_a_row(self, data: Path) -> None:
+        class Broken(Encoder):
+            failure_tolerance = 7
+
+            def encode_sample(self, sample: Any) -> Any:
+                encoded = super().encode_sample(sample)
+                if int(sample.text) >= 250:  # over the end of the first chunk
+                    raise KeyError("gone")
+                return encoded
+
+        with pytest.raises(FatalSampleError, match=r"7 samples in a row[\s\S]*KeyError"):
+            run(data, Broken())
+        Encoder.seen = []
+        run(data)  # what failed is measured again, and of the rest what is not known
+        check(data)
+
+    def test_skips_in_a_row_are_no_trouble(self, data: Path) -> None:
+        class Nothing(TaskEncoder):
+            failure_tolerance = 5
+
+            def encode_sample(self, sample: Any) -> Any:
+                raise SkipSample("not today")
+
+        report = run(data, Nothing())
+        assert (report.skipped, report.kept, report.shortest) == (405, 0, 0)
+
+    def test_a_sample_without_a_length_ends_it_at_once(self, data: Path) -> None:
+        with pytest.raises(FatalSampleError, match=r"none of the fields tokens[\s\S]*it has text"):
+            run(data, TaskEncoder(), workers=1)
+        assert not (data / ".nv-meta/energon_lite.columns/length.col").exists()
+
+    def test_a_worker_that_always_dies(self, data: Path) -> None:
+        class Deadly(Encoder):
+            def encode_sample(self, sample: Any) -> Any:
+                if int(sample.text) == 290:
+                    os._exit(3)
+                return super().encode_sample(sample)
+
+        with pytest.raises(WorkerError, match="3 workers died"):
+            run(data, Deadly(), workers=1)
+        run(data)
+        assert len(Encoder.seen) == 405  # a.tar has a failed sample in its first chunk
+        check(data)
+
+
+@pytest.mark.parametrize(("workers", "kills"), [(0, 12), (2, 4)])
+@pytest.mark.slow
+def test_killed_many_times(data: Path, monkeypatch: pytest.MonkeyPatch, workers: int, kills: int) -> None:
+    monkeypatch.setattr(chunks, "CHUNK", 16)
+    run(data)
+    expected, moments = columns(data), random.Random(workers)
+    folder = data / ".nv-meta/energon_lite.columns"
+    done = interrupted = 0
+    while done < kills or not interrupted:
+        assert done < 20 * kills, "no kill came in the middle of the work"
+        for path in folder.glob("*.col"):
+            path.unlink()
+        while True:
+            child = os.fork()
+            if not child:
+                Encoder.seconds = 0.0004
+                try:
+                    run(data, workers=workers)
+                    os._exit(0)
+                except BaseException:
+                    os._exit(1)
+            time.sleep(moments.uniform(0.01, 0.2) * (1 + done / kills))  # on a slow machine, too, it ends some day
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+            assert status in (0, signal.SIGKILL)
+            done += status != 0
+            interrupted += bool(list(folder.glob("length.results/*.result")))
+            if status == 0:
+                break
+        assert columns_without_rests(folder) == expected
+
+
+@pytest.mark.usefixtures("quick_disk")
+@pytest.mark.nightly
+def test_killed_at_every_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over columns of another measurement, which stay whole until the new ones are."""
+    monkeypatch.setattr(chunks, "CHUNK", 16)
+    run(data)
+    expected = columns(data)
+    folder = data / ".nv-meta/energon_lite.columns"
+    names = [path.stem for path in folder.iterdir()]
+    new = {name: list(WebdatasetSource.open(data).column(name)) for name in names}
+    old = {name: [0] * len(values) for name, values in new.items()}
+
+    def over_others() -> None:
+        shutil.rmtree(folder)
+        for name, values in old.items():
+            write_column(data, name, np.array(values, np.int32))
+
+    seen = set()
+    for _ in killed_at_every_step(lambda: run(data), over_others):
+        found = {name: list(WebdatasetSource.open(data).column(name)) for name in names}
+        assert all(values in (old[name], new[name]) for name, values in found.items())
+        seen.add(tuple(found[name] == new[name] for name in names))
+        run(data)
+        assert columns(data) == expected
+    assert {(False, False), (True, True)} <= seen
+
+
+def columns_without_rests(folder: Path) -> dict[str, bytes]:
+    """What is there but for files that a killed process did not rename, which nobody looks at."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+class TestRanks:
+    def test_equal_to_one_process(self, data: Path) -> None:
+        alone = run(data)
+        expected = columns(data)
+        for path in (data / ".nv-meta/energon_lite.columns").iterdir():
+            path.unlink()
+        results: list[MeasureReport] = []
+        first = threading.Thread(target=lambda: results.append(run(data, ranks=Ranks(0, 3, timeout=30))))
+        first.start()
+        time.sleep(0.2)
+        assert first.is_alive()  # it waits for the others
+        shares = [run(data, ranks=Ranks(rank, 3)) for rank in (2, 1)]
+        first.join(20)
+        assert [share.samples for share in shares] == [5, 44] and not shares[0].written
+        assert results == [alone] and columns(data) == expected
+
+    def test_the_others_may_come_first_and_too_late(self, data: Path) -> None:
+        run(data)
+        expected = columns(data)
+        for path in (data / ".nv-meta/energon_lite.columns").iterdir():
+            path.unlink()
+        for rank in (1, 0, 1):
+            run(data, ranks=Ranks(rank, 2, timeout=0))
+        assert columns(data) == expected
+
+    def test_a_rank_that_does_not_come(self, data: Path) -> None:
+        run(data, ranks=Ranks(2, 4))
+        with pytest.raises(DatasetError) as caught:
+            run(data, ranks=Ranks(0, 4, timeout=0.3))
+        message = str(caught.value)
+        assert "no result for 2 of 4 chunks of samples after 0.3 s without progress" in message
+        assert "(rank 1: a.tar[256:300]; rank 3: c.tar[0:100])" in message
+        assert "run again, what is done is kept" in message
+        Encoder.seen = []
+        run(data)
+        assert len(Encoder.seen) == 256 + 44 + 100  # the first chunk has a failed sample; b.tar is known
+        check(data)

@@ -1,0 +1,231 @@
+"""Data that were corrected, at equal size and with an equal beginning: what is read next are the new ones.
+
+All tars here have times of 0 in their headers, as those of ``tarfile`` have, and are padded to 10 KiB: neither their
+sizes nor their first blocks tell them apart.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from shards_by_hand import write_tar
+from tables_by_hand import write_mds, write_megatron
+
+from energon_lite import ReadAhead, Reading, WorkerConfig, get_savable_loader, get_val_dataset
+from energon_lite.extras.media import JsonlFileStore, WebdatasetFileStore
+from energon_lite.storage.prepare.prepare import prepare_dataset
+
+ALONE = WorkerConfig(rank=0, world_size=1)
+
+
+def make(path: Path, word: str) -> None:
+    """A folder of two shards; those of other words of this length differ from it in a few bytes of some samples."""
+    for shard in range(2):
+        samples = [(f"{shard}-{n}", {"txt": f"{word if n else 'first'} {n}".encode()}) for n in range(6)]
+        write_tar(path / f"{shard}.tar", samples)
+
+
+def prepare(path: Path) -> None:
+    as_text = {"sample_type": "TextSample", "field_map": {"text": "txt"}}
+    prepare_dataset(path, split_ratio="0,1,0", **as_text, force_overwrite=True)
+
+
+def in_place(path: Path, word: str) -> None:
+    make(path.with_name("other"), word)
+    for shard in sorted(path.glob("*.tar")):
+        with shard.open("r+b") as file:
+            file.write((path.with_name("other") / shard.name).read_bytes())
+
+
+def by_rename(path: Path, word: str) -> None:
+    make(path.with_name("other"), word)
+    for shard in sorted(path.glob("*.tar")):
+        os.replace(path.with_name("other") / shard.name, shard)
+
+
+def by_rename_with_its_time(path: Path, word: str) -> None:
+    times = {shard.name: shard.stat().st_mtime_ns for shard in path.glob("*.tar")}
+    by_rename(path, word)
+    for name, time in times.items():
+        os.utime(path / name, ns=(time, time))
+
+
+def whole_folder(path: Path, word: str) -> None:
+    old = path.with_name("old")
+    path.rename(old)
+    make(path, word)
+    shutil.copytree(old / ".nv-meta", path / ".nv-meta")
+    shutil.rmtree(old)
+
+
+CORRECTIONS = [in_place, by_rename, by_rename_with_its_time, whole_folder]
+
+
+def texts(path: Any, read_ahead: ReadAhead | None = None) -> set[str]:
+    reading = Reading(read_ahead=read_ahead)
+    dataset = get_val_dataset(path, batch_size=4, worker_config=ALONE, reading=reading)
+    with get_savable_loader(dataset) as loader:
+        return {text.partition(" ")[0] for batch in loader for text in batch.text}
+
+
+def read_aheads(tmp_path: Path) -> list[ReadAhead | None]:
+    return [None, ReadAhead(), ReadAhead(folder=str(tmp_path / "ranges"))]
+
+
+@pytest.mark.parametrize("correct", CORRECTIONS)
+@pytest.mark.parametrize("prepared_again", [True, False])
+def test_one_process_reads_what_is_there_now(
+    correct: Callable[[Path, str], None], prepared_again: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "data"
+    make(path, "wrong")
+    prepare(path)
+    for read_ahead in read_aheads(tmp_path):
+        assert texts(path, read_ahead) == {"first", "wrong"}
+    for word in ("right", "again"):
+        correct(path, word)
+        if prepared_again:
+            prepare(path)
+        for read_ahead in read_aheads(tmp_path):
+            assert texts(path, read_ahead) == {"first", word}, read_ahead
+
+
+def test_another_process_reads_what_is_there_now(tmp_path: Path) -> None:
+    program = """if True:
+        import sys
+        from test_corrected_data import Path, ReadAhead, texts
+        print(sorted(texts(Path(sys.argv[1]), ReadAhead(folder=sys.argv[2]))))
+    """
+
+    def said() -> str:
+        arguments = [sys.executable, "-c", program, str(tmp_path / "data"), str(tmp_path / "ranges")]
+        paths = [str(Path(__file__).parents[2]), str(Path(__file__).parent), *filter(None, sys.path)]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=120, check=False)
+        assert not done.returncode, done.stderr
+        return done.stdout.strip()
+
+    make(tmp_path / "data", "wrong")
+    prepare(tmp_path / "data")
+    assert said() == "['first', 'wrong']"
+    by_rename(tmp_path / "data", "right")
+    prepare(tmp_path / "data")
+    assert said() == "['first', 'right']"
+
+
+def test_an_unchanged_shard_is_fetched_once(tmp_path: Path) -> None:
+    make(tmp_path / "data", "wrong")
+    prepare(tmp_path / "data")
+    read_ahead = ReadAhead(folder=str(tmp_path / "ranges"))
+    texts(tmp_path / "data", read_ahead)
+    kept = {file for file in (tmp_path / "ranges").rglob("*") if file.is_file()}
+    prepare(tmp_path / "data")
+    texts(tmp_path / "data", read_ahead)
+    assert {file for file in (tmp_path / "ranges").rglob("*") if file.is_file()} == kept
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    fs = fsspec.filesystem("memory")
+    yield fs
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+
+
+def upload(memory: Any, path: Path, pattern: str = "**/*") -> None:
+    for file in path.glob(pattern):
+        if file.is_file():
+            memory.pipe_file(f"/bucket/data/{file.relative_to(path)}", file.read_bytes())
+
+
+@pytest.mark.parametrize("prepared_again", [True, False])
+def test_behind_a_url(prepared_again: bool, memory: Any, tmp_path: Path) -> None:
+    path, url = tmp_path / "data", "memory://bucket/data"
+    make(path, "wrong")
+    prepare(path)
+    upload(memory, path)
+    for read_ahead in read_aheads(tmp_path):
+        assert texts(url, read_ahead) == {"first", "wrong"}
+    in_place(path, "right")
+    if prepared_again:
+        prepare(path)
+    upload(memory, path, "**/*" if prepared_again else "*.tar")
+    for read_ahead in read_aheads(tmp_path):
+        assert texts(url, read_ahead) == {"first", "right"}, read_ahead
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_jsonl_file(remote: bool, memory: Any, tmp_path: Path) -> None:
+    def lines(word: str) -> bytes:
+        return b"".join(b'{"text": "%b %d"}\n' % ((word if n > 60 else "first").encode(), n) for n in range(80))
+
+    def read(read_ahead: ReadAhead | None) -> set[str]:
+        dataset = get_val_dataset(path, batch_size=4, worker_config=ALONE, reading=Reading(read_ahead=read_ahead))
+        with get_savable_loader(dataset) as loader:
+            return {one.partition(" ")[0] for batch in loader for one in batch["json"]["text"]}
+
+    path = "memory://bucket/a.jsonl" if remote else str(tmp_path / "a.jsonl")
+    for word in ("wrong", "right"):
+        if remote:
+            memory.pipe_file("/bucket/a.jsonl", lines(word))
+        else:
+            (tmp_path / "b.jsonl").write_bytes(lines(word))
+            os.replace(tmp_path / "b.jsonl", path)
+        for read_ahead in read_aheads(tmp_path):
+            assert read(read_ahead) == {"first", word}, read_ahead
+
+
+@pytest.mark.parametrize("correct", CORRECTIONS)
+def test_a_store_of_a_data_set(correct: Callable[[Path, str], None], tmp_path: Path) -> None:
+    path, stores = tmp_path / "data", []
+    for word in ("wrong", "right", "again"):
+        make(path, word) if not stores else correct(path, word)
+        prepare(path)
+        stores.append(WebdatasetFileStore(path))  # the earlier ones are alive
+        assert stores[-1]["1-3.txt"][0] == f"{word} 3".encode()
+        kind, (*arguments,) = stores[-1].__reduce__()
+        assert kind(*arguments)["1-3.txt"][0] == f"{word} 3".encode()
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n' * 100)
+    assert JsonlFileStore(tmp_path / "a.jsonl")["99.json"][0] == b'{"a": 1}'
+    (tmp_path / "b.jsonl").write_bytes(b'{"a": 1}\n' * 99 + b'{"a": 2}\n')
+    os.replace(tmp_path / "b.jsonl", tmp_path / "a.jsonl")
+    assert JsonlFileStore(tmp_path / "a.jsonl")["99.json"][0] == b'{"a": 2}'
+
+
+def last_of(path: str, part: str) -> Any:
+    with get_savable_loader(get_val_dataset(path, batch_size=1, worker_config=ALONE)) as loader:
+        return [batch[part][0] for batch in loader][-1]
+
+
+def replaced(folder: Path, write: Callable[[Path], object]) -> None:
+    """Have files written elsewhere, and renamed into the folder."""
+    write(folder.with_name("new"))
+    folder.mkdir(exist_ok=True)
+    for file in folder.with_name("new").iterdir():
+        os.replace(file, folder / file.name)
+
+
+def test_other_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    stored: dict[str, Any] = {"text": ("str", None)}
+    for word in ("7", "8"):
+        tokens = [[[1] * 60]] * 20 + [[[int(word)] * 60]]
+        replaced(tmp_path / "megatron", lambda to: write_megatron(to / "text", tokens))  # noqa: B023
+        assert last_of(f"megatron://{tmp_path}/megatron/text", "tokens")[0] == int(word)
+        rows = [[[b"a" * 60]] * 20 + [[word.encode() * 60]]]
+        replaced(tmp_path / "mds", lambda to: write_mds(to, stored, rows))  # noqa: B023
+        assert last_of(str(tmp_path / "mds"), "text") == word * 60
+        gzipped = partial(gzip.compress, compresslevel=0, mtime=0)
+        replaced(tmp_path / "packed", lambda to: write_mds(to, stored, rows, gzipped, "gz"))  # noqa: B023
+        assert last_of(str(tmp_path / "packed"), "text") == word * 60

@@ -1,0 +1,200 @@
+"""Samples dealt to the micro-batches of a step: nothing is lost, no limit is exceeded, and all costs are even."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from energon_lite.batching.capacity import Capacity, Ints
+from energon_lite.batching.packing import BestFit
+from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fit_limits, place_outsized
+from energon_lite.extras.balance.rank_columns import UNIT, RankColumns, levels_of, shares_of
+
+
+def drawn(count: int, seed: int = 0) -> tuple[Ints, Ints, Ints]:
+    """Tokens, images and costs of samples whose costs have little to do with their tokens."""
+    rng = np.random.default_rng(seed)
+    tokens = np.clip(np.rint(rng.lognormal(5, 0.8, count)), 4, 1500).astype(np.int64)
+    images = rng.integers(0, 4, count)
+    costs = np.stack([tokens**2, images * rng.integers(10, 4000, count) ** 2, (tokens * rng.random(count)).astype(int)])
+    return tokens, images, costs
+
+
+def column_sums(rows: Ints, place: Ints, width: int) -> Any:
+    return np.stack([np.bincount(place % width, weights=row, minlength=width) for row in rows])
+
+
+@settings(deadline=None, max_examples=examples(60))
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 9), st.integers(0, 2**40)), min_size=1, max_size=120),
+    st.integers(1, 12),
+    st.integers(0, 9),
+)
+def test_nothing_is_lost_and_no_limit_is_exceeded(values: list[tuple[int, int, int]], more: int, images: int) -> None:
+    tokens, shown, cost = (np.array(column, dtype=np.int64) for column in zip(*values, strict=True))
+    plan = BestFit(Capacity(60)).plan(tokens)
+    count = len(plan) + more - 1
+    home = np.empty(len(tokens), dtype=np.int64)
+    home[plan.sample] = np.repeat(np.arange(len(plan)), plan.rows())
+    sizes, limits = np.stack([tokens, shown]), [60, max(9 * 60, images)]
+    place = even_costs(np.stack([tokens**2, cost]), sizes, limits, home, count)
+    assert place.shape == home.shape and place.min() >= 0 and place.max() < count
+    assert np.bincount(place, weights=tokens, minlength=count).max() <= 60
+    assert even_costs(np.stack([tokens**2, cost]), sizes, limits, home, count).tolist() == place.tolist()
+    if np.bincount(home, minlength=count).min():
+        assert np.bincount(place, minlength=count).min()
+    crowded = fit_limits(sizes, [60, max(images, 1)], home, count)
+    assert np.bincount(crowded, weights=tokens).max() <= 60
+    many = np.bincount(crowded, weights=shown)
+    assert all(total <= max(images, 1) or alone == 1 for total, alone in zip(many, np.bincount(crowded), strict=True))
+
+
+@pytest.mark.parametrize("count", [48, 64])
+def test_all_costs_are_even_whatever_the_number_of_ranks(count: int) -> None:
+    tokens, images, costs = drawn(30_000)
+    plan = BestFit(Capacity(4000)).plan(tokens).select(np.arange(count))
+    home, chosen = np.repeat(np.arange(count), plan.rows()), plan.sample
+    rows, sizes = costs[:, chosen], np.stack([tokens[chosen], images[chosen]])
+    place = even_costs(rows, sizes, [4000, 60], home, count)
+    assert np.bincount(place, weights=sizes[0]).max() <= 4000 and np.bincount(place, weights=sizes[1]).max() <= 60
+    for ranks in (width for width in levels_of(count) if 4 <= width <= count // 4):
+        before, after = (column_sums(rows, one, ranks) for one in (home, place))
+        assert (after.mean(axis=1) / after.max(axis=1)).min() > 0.95, ranks
+        assert (before.mean(axis=1) / before.max(axis=1)).min() < 0.93, ranks
+
+
+def test_a_sample_that_is_more_than_a_share_is_with_the_cheapest() -> None:
+    """It makes one micro-batch cost what it does; nothing costly is beside it, or in its column."""
+    tokens = np.array([100] * 64)
+    cost = np.array([1000] + [10] * 20 + [0] * 43)
+    home = np.arange(64) // 8
+    place = even_costs(cost[None], tokens[None], [800], home, 8)
+    loads = column_sums(cost[None], place, 8)[0]
+    assert loads.max() == 1000
+    assert column_sums(cost[None], place, 4)[0].max() == 1000
+
+
+def test_steps_of_any_size_even_where_nothing_can_be_done() -> None:
+    nothing = np.zeros((1, 3), dtype=np.int64)
+    assert even_costs(nothing, nothing + 4, [4], np.arange(3), 3).tolist() == [0, 1, 2]
+    assert even_costs(nothing + 1, nothing + 4, [4], np.array([0, 0, 0]), 1).tolist() == [0, 0, 0]
+    assert arrange_costs(np.zeros((2, 4), dtype=np.int64)).tolist() == [0, 1, 2, 3]
+    assert levels_of(7) == (7,) and levels_of(1) == (1,)
+
+
+def test_a_large_step_is_divided_first() -> None:
+    tokens, _, costs = drawn(8000, seed=1)
+    plan = BestFit(Capacity(2000)).plan(tokens).select(np.arange(512))
+    home, chosen = np.repeat(np.arange(512), plan.rows()), plan.sample
+    place = even_costs(costs[:, chosen], tokens[None, chosen], [2000], home, 512)
+    assert np.bincount(place, weights=tokens[chosen]).max() <= 2000
+    found = column_sums(costs[:, chosen], place, 64)
+    assert (found.mean(axis=1) / found.max(axis=1)).min() > 0.95
+
+
+@given(st.lists(st.integers(0, 2**45), min_size=8, max_size=8), st.integers(1, 4))
+def test_whole_micro_batches_have_a_place_each(values: list[int], rows: int) -> None:
+    costs = np.stack([np.roll(np.array(values, dtype=np.int64), row) for row in range(rows)])
+    assert sorted(arrange_costs(costs).tolist()) == list(range(8))
+
+
+def test_shares_and_pulls_by_hand() -> None:
+    shares = shares_of(np.array([[1, 3, 0, 0], [0, 0, 0, 0]]), count=4)
+    assert (shares[0] / UNIT).tolist() == [1, 3, 0, 0] and not shares[1].any()
+    columns = RankColumns(shares, 4)
+    pulls = columns.pulls(shares)
+    at_all, at_two = columns.weights[0, 0], columns.weights[1, 0]
+    assert pulls[0].tolist() == [UNIT * one for one in (at_all + at_two, 3 * (at_all + at_two), at_two, 3 * at_two)]
+    for place in range(4):
+        expected = [at_all * (place == one) + at_two * (place % 2 == one % 2) for one in range(4)]
+        assert columns.near_to(place)[:, 0].tolist() == expected
+
+
+@settings(deadline=None, max_examples=examples(60))
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 9), st.integers(0, 2**30)), min_size=8, max_size=120),
+    st.sampled_from([7, 16, 24, 32, 60, 96]),
+    st.lists(st.tuples(st.integers(30, 60), st.integers(28, 36)), max_size=6),
+)
+def test_what_is_beside_outsized_samples_fits(
+    values: list[tuple[int, int, int]], count: int, long: list[tuple[int, int]]
+) -> None:
+    values = [*values, *((tokens, 1, 2**bits) for tokens, bits in long)]
+    tokens, images, cost = (np.array(column, dtype=np.int64) for column in zip(*values, strict=True))
+    sizes, limits = np.stack([tokens, images]), np.array([60, 20])
+    shares = shares_of(np.stack([tokens**2, cost]), count)
+    place = place_outsized(shares, sizes, limits, count)
+    assert place.shape == tokens.shape and place.min() >= -1 and place.max() < count
+    for row, limit in zip(sizes, limits, strict=True):
+        assert np.bincount(place[place >= 0], weights=row[place >= 0], minlength=count).max() <= limit
+    assert len(np.unique(place[place >= 0])) * 4 <= count
+    smallest = min((count // width for width in levels_of(count) if width < count), default=count)
+    if shares.max() < 12 * UNIT * smallest // 16:
+        assert (place < 0).all()
+
+
+def test_beside_an_outsized_sample_is_what_is_shortest() -> None:
+    """The other two micro-batches of its rank, if there are eight ranks, are filled to the last token."""
+    lengths = np.array([8] * 30 + [4] * 22 + [16] + [1] * 40)
+    place = place_outsized(shares_of(lengths[None] ** 2, 24), lengths[None], np.array([16]), 24)
+    assert place.tolist() == [-1] * 52 + [0] + [8] * 16 + [16] * 16 + [-1] * 8
+
+
+def test_where_there_is_room_nothing_need_be_beside_an_outsized_sample() -> None:
+    lengths = np.array([8] * 30 + [16] + [1] * 40)
+    place = place_outsized(shares_of(lengths[None] ** 2, 24), lengths[None], np.array([32]), 24)
+    assert place.tolist() == [-1] * 30 + [0] + [-1] * 40
+    even = even_costs(lengths[None] ** 2, lengths[None], [32], np.arange(71) % 24, 24)
+    loads = column_sums(lengths[None], even, 8)[0]
+    assert loads[even[30] % 8] <= loads.max() and np.bincount(even, weights=lengths).max() <= 32
+
+
+@settings(deadline=None, max_examples=examples(15))
+@given(st.integers(0, 10**6), st.floats(1.2, 4.0))
+def test_no_filling_would_cost_much_less(seed: int, loss_of_short: float) -> None:
+    """Compared with a linear program, which may cut samples. Short ones have more loss tokens, of which the rank should
+    have little more than its share."""
+    rng = np.random.default_rng(seed)
+    tokens = np.clip(np.rint(rng.lognormal(6, 1, 2000)), 16, 4000).astype(np.int64)
+    tokens[0] = 8000
+    loss = np.where(tokens < 400, tokens * loss_of_short, tokens).astype(np.int64)
+    count, turns = 64, 4
+    limit = int(tokens.sum() // count) + 100
+    rows = np.stack([np.where(tokens == 8000, 5 * (tokens**2).sum() // count, tokens**2), loss])
+    shares = shares_of(rows, count)
+    place = place_outsized(shares, tokens[None], np.array([max(limit, 8000)]), count)
+    mine = (place >= 0) & (place % (count // turns) == 0)
+    share = turns * UNIT
+    attention, counted = shares[:, mine].sum(axis=1) / share
+    bounds = np.array([[0, 1]] * len(tokens) + [[0, 9]])
+    bounds[0, 0] = 1
+    above = np.append(np.stack([-tokens, shares[1] / share]), [[0], [-1]], axis=1)
+    least = linprog([*(shares[0] / share), 4], above, [-tokens[mine].sum(), 1 + 1 / 64], bounds=bounds)
+    assert place[0] == 0 and tokens[mine].sum() > 0.99 * turns * max(limit, 8000) and least.success
+    assert attention + 4 * max(0, counted - 1 - 1 / 64) < least.fun + 0.03
+
+
+def test_a_rank_with_an_outsized_sample_has_the_least_beside_it() -> None:
+    """Micro-batches are full, so its rank has as many tokens as all: the shortest, but not more loss than its share."""
+    rng = np.random.default_rng(3)
+    tokens = np.clip(np.rint(rng.lognormal(6.5, 1, 12_000)), 16, 5000).astype(np.int64)
+    tokens[0] = 16_000
+    loss = np.where(tokens < 400, tokens, tokens // 3)  # what is short is all loss
+    count, ranks = 128, 32
+    plan = BestFit(Capacity(16_384)).plan(tokens).select(np.arange(count))
+    home, chosen = np.repeat(np.arange(count), plan.rows()), plan.sample
+    rows, sizes = np.stack([tokens[chosen] ** 2, loss[chosen]]), tokens[None, chosen]
+    place = even_costs(rows, sizes, [16_384], home, count)
+    attention, counted = column_sums(rows, place, ranks)
+    rank = int(place[chosen == 0][0]) % ranks
+    share = float(attention.mean())
+    assert 1.1 * share < 16_000**2
+    # With its part of everything beside it, that would be 3 / 4 of a share more.
+    assert attention.max() == attention[rank] < 16_000**2 + 0.18 * share
+    assert counted.max() < 1.05 * counted.mean()

@@ -1,0 +1,268 @@
+"""Validation under Energon's names has the batches of Energon's workers also where hooks decide what a batch is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from effort import examples
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from energon_lite.errors import StateMismatchError
+from energon_lite.extras import energon as mine
+from energon_lite.extras.energon.compat import recipes
+from energon_lite.extras.energon.compat.task_encoder import DefaultTaskEncoder
+from energon_lite.loading.iterators import lane_iterator
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "core" / "laws"))
+
+from content_encoders import Content, contents
+
+LAWS = Path(__file__).parents[3] / "core" / "laws"
+energon = pytest.importorskip("megatron.energon")
+
+
+def hooks_of(lib: Any, kind: str) -> dict[str, Any]:
+    """Hooks by name, written for either library."""
+
+    def encode_sample(self: Any, sample: Any) -> str:
+        if "skip" in kind and int(sample.text[-2:]) % 7 == 3:
+            raise lib.SkipSample("by chance")
+        return str(sample.text)
+
+    def yielding(self: Any, sample: Any) -> Iterator[str]:
+        for part in range(int(sample.text[-1]) % 3):
+            yield f"{sample.text}.{part}"
+
+    def batch(self: Any, samples: list[Any]) -> list[str]:
+        return samples
+
+    def batch_group_criterion(self: Any, sample: str) -> tuple[int, int | None]:
+        size = 2 + int(sample[3]) % 3 if "own sizes" in kind else None
+        return int(sample[3]) % 3, size
+
+    def select_samples_to_pack(self: Any, samples: list[str]) -> list[list[str]]:
+        return [samples[at : at + 3] for at in range(0, len(samples), 3)]
+
+    def pack_selected_samples(self: Any, samples: list[str]) -> str:
+        return "+".join(samples)
+
+    def postencode_sample(self: Any, sample: str) -> str:
+        return sample
+
+    found: dict[str, Any] = {"encode_sample": lib.stateless(yielding if "yields" in kind else encode_sample)}
+    found["batch"] = lib.stateless(batch)
+    if "groups" in kind:
+        found["batch_group_criterion"] = batch_group_criterion
+    if "packs" in kind:
+        found["preencode_sample"] = found.pop("encode_sample")
+        found["postencode_sample"] = lib.stateless(postencode_sample)
+        found |= {"select_samples_to_pack": select_samples_to_pack}
+        found |= {"pack_selected_samples": lib.stateless(pack_selected_samples)}
+    for name, function in found.items():
+        function.__name__ = name  # Energon goes by it
+    return found
+
+
+def encoder(lib: Any, base: Any, kind: str) -> Any:
+    return type("Encoder", (base,), hooks_of(lib, kind))()
+
+
+def theirs(build: Callable[[Any], Any], rank: int, world: int, workers: int) -> list[Any]:
+    """What a rank gets of Energon's loader: its workers take turns. Here each of them runs in this process."""
+    from torch.utils.data import _utils
+
+    of_workers = []
+    for worker in range(max(workers, 1)):
+        config = energon.WorkerConfig(rank=rank, world_size=world, num_workers=workers)
+        dataset = build(config)
+        if workers:
+            _utils.worker._worker_info = SimpleNamespace(id=worker, num_workers=workers, seed=0, dataset=dataset)
+        config.worker_activate(0)
+        try:
+            of_workers.append(list(dataset))
+        finally:
+            config.worker_deactivate()
+            _utils.worker._worker_info = None
+    turns = range(max(map(len, of_workers)))
+    return [batches[turn] for turn in turns for batches in of_workers if turn < len(batches)]
+
+
+def on_ranks(world: int, work: Callable[[int], Any]) -> list[Any]:
+    """The results of ranks that run at the same time, as threads."""
+    spec = importlib.util.spec_from_file_location("laws_conftest", LAWS / "conftest.py")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(laws := importlib.util.module_from_spec(spec))
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(world) as pool:
+        patch.setattr(lane_iterator, "agree_on_step", laws.Rendezvous(world).agree)
+        patch.setattr(lane_iterator, "check_group", lambda **_: None)
+        return list(pool.map(work, range(world)))
+
+
+def loader_of(path: Path, rank: int, world: int, workers: int, **arguments: Any) -> Any:
+    config = mine.WorkerConfig(rank=rank, world_size=world, num_workers=workers)
+    dataset = recipes.get_val_dataset(str(path), worker_config=config, split_part="val", **arguments)
+    return mine.get_savable_loader(dataset, start_method="main")  # workers change nothing else
+
+
+def ours(path: Path, world: int, workers: int, **arguments: Any) -> list[list[Any]]:
+    """The batches of each rank that have samples."""
+
+    def work(rank: int) -> list[Any]:
+        with loader_of(path, rank, world, workers, **arguments) as loader:
+            return [batch for batch in loader if batch is not None and len(batch)]
+
+    return on_ranks(world, work)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, tools: Any) -> Path:
+    root = tmp_path_factory.mktemp("dealt")
+    for name, samples in (("a", 250), ("b", 93)):
+        (root / name).mkdir()
+        for shard in range(3):
+            with tarfile.open(root / name / f"s{shard}.tar", "w") as tar:
+                for number in range(shard * samples // 3, (shard + 1) * samples // 3):
+                    key = f"{name}{number:03d}"
+                    tools.add(tar, f"{key}.txt", key.encode())
+        options = ("--split-ratio", "0,1,0", "--sample-type", "TextSample", "--field-map", '{"text": "txt"}')
+        tools.energon_prepare(root / name, *options)
+    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  val:\n    blend:\n"
+    (root / "blend.yaml").write_text(head + "      - path: a\n      - path: b\n")
+    return root
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("", {"batch_size": None}),
+        ("", {"batch_size": 1}),
+        ("", {"batch_size": 4}),
+        ("groups", {"batch_size": 4}),
+        ("groups with their own sizes", {"batch_size": None}),
+        ("yields", {"batch_size": None}),
+        ("yields", {"batch_size": 1}),
+        ("yields", {"batch_size": 4}),
+        ("yields groups", {"batch_size": 3}),
+        ("packs", {"batch_size": None, "packing_buffer_size": 6}),
+        ("packs skip", {"batch_size": 2, "packing_buffer_size": 7}),
+        ("packs yields", {"batch_size": 3, "packing_buffer_size": 6}),
+        ("packs groups", {"batch_size": 2, "packing_buffer_size": 6}),
+        ("packs yields", {"batch_size": 2, "packing_buffer_size": 200}),
+    ],
+    ids=lambda value: ", ".join(map(str, value.values())) if isinstance(value, dict) else value or "plain",
+)
+def test_the_batches_of_each_rank_are_those_of_energon(
+    data: Path, kind: str, arguments: dict[str, Any], world: int
+) -> None:
+    for path in (data / "a", data / "blend.yaml"):
+        for workers in (0, 1, 2, 3):
+
+            def build(config: Any, path: Path = path) -> Any:
+                made = encoder(energon, energon.DefaultTaskEncoder, kind)
+                return energon.get_val_dataset(str(path), worker_config=config, task_encoder=made, **arguments)
+
+            wanted = [theirs(build, rank, world, workers) for rank in range(world)]
+            made = encoder(mine, DefaultTaskEncoder, kind)
+            assert ours(path, world, workers, task_encoder=made, **arguments) == wanted, (path.name, workers)
+
+
+@pytest.mark.parametrize("kind", ["", "groups", "yields", "packs groups"])
+def test_limited_and_repeated_validation_is_that_of_energon(data: Path, kind: str) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "packing_buffer_size": 6 if "packs" in kind else None}
+
+    def wrapped(lib: Any, dataset: Any, repeats: bool, length: int) -> Any:
+        config = dataset.worker_config
+        dataset = lib.RepeatDataset(dataset, worker_config=config) if repeats else dataset
+        return lib.LimitDataset(dataset, length=length, worker_config=config, reset_after_epoch=True)
+
+    # With several workers, each of Energon's repeats its own share: their passes end at different times.
+    for workers, repeats, length in ((0, True, 150), (1, True, 150), (2, True, 11), (3, False, 11), (2, False, 500)):
+
+        def build(config: Any, repeats: bool = repeats, length: int = length) -> Any:
+            made = encoder(energon, energon.DefaultTaskEncoder, kind)
+            one = energon.get_val_dataset(str(data / "a"), worker_config=config, task_encoder=made, **options)
+            return wrapped(energon, one, repeats, length)
+
+        config = mine.WorkerConfig(rank=0, world_size=1, num_workers=workers)
+        made = encoder(mine, DefaultTaskEncoder, kind)
+        one = recipes.get_val_dataset(str(data / "a"), worker_config=config, task_encoder=made, **options)
+        dataset = wrapped(mine, one, repeats, length)
+        with mine.get_loader(dataset, start_method="main") as loader:
+            wanted = theirs(build, 0, 1, workers)
+            assert list(loader) == wanted == list(loader), (workers, repeats)
+
+
+@pytest.mark.nightly  # it takes five seconds to collect each of Energon's loaders
+@pytest.mark.parametrize("kind", ["", "groups", "yields"])
+def test_those_of_its_processes_are_the_same(data: Path, kind: str) -> None:
+    config = energon.WorkerConfig(rank=0, world_size=1, num_workers=2)
+    arguments: dict[str, Any] = {"batch_size": 4 if kind else None}
+    made = encoder(energon, energon.DefaultTaskEncoder, kind)
+    dataset = energon.get_val_dataset(str(data / "a"), worker_config=config, task_encoder=made, **arguments)
+    here = mine.WorkerConfig(rank=0, world_size=1, num_workers=2)
+    encoded = encoder(mine, DefaultTaskEncoder, kind)
+    own = recipes.get_val_dataset(str(data / "a"), worker_config=here, task_encoder=encoded, **arguments)
+    with mine.get_loader(own) as loader:
+        assert list(loader) == list(energon.get_loader(dataset))
+
+
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    content=contents,
+    workers=st.integers(1, 3),
+    world=st.sampled_from([1, 2]),
+    size=st.integers(4, 60),
+    cut=st.integers(0, 20),
+)
+def test_it_goes_on_where_it_was_cut(
+    leaf_of: Any, content: Content, workers: int, world: int, size: int, cut: int
+) -> None:
+    leaf = leaf_of(size, "a")
+
+    def loader(rank: int, ranks: int = world, each: int = workers) -> Any:
+        config = mine.WorkerConfig(rank=rank, world_size=ranks, num_workers=each)
+        dataset = recipes.get_val_dataset(leaf, split_part="train", worker_config=config, **content.arguments())
+        return mine.get_savable_loader(dataset, start_method="main")
+
+    def begin(rank: int) -> Any:
+        one = loader(rank)
+        return list(islice(one, cut)), json.loads(json.dumps(one.save_state_rank()))
+
+    whole = on_ranks(world, lambda rank: list(loader(rank)))
+    begun = on_ranks(world, begin)
+
+    def go_on(rank: int) -> Any:
+        one = loader(rank)
+        one.restore_state_rank(begun[rank][1])
+        return list(one)
+
+    rest = on_ranks(world, go_on)
+    for (before, _), behind, every in zip(begun, rest, whole, strict=True):
+        if len(before) < len(every):  # else the next pass has begun
+            assert list(map(repr, before + behind)) == list(map(repr, every))
+    for batch in whole[0]:
+        if batch is not None and batch["__key__"]:
+            assert repr(loader(0).restore_sample(batch["__restore_key__"])) == repr(batch)
+    if whole[0]:
+        with pytest.raises(StateMismatchError, match="dealt_to"):
+            loader(0, world, workers + 1).restore_state_rank(begun[0][1])
+
+
+def test_who_says_what_becomes_of_chunks_is_not_dealt_to(data: Path) -> None:
+    made = encoder(mine, DefaultTaskEncoder, "yields")
+    config = mine.WorkerConfig(rank=0, world_size=1, num_workers=2)
+    common: dict[str, Any] = {"worker_config": config, "batch_size": 4, "task_encoder": made, "chunk_size": 16}
+    one, other = (lib.get_val_dataset(str(data / "a"), **common) for lib in (recipes, mine))
+    assert one.identity.fingerprint == other.identity.fingerprint

@@ -1,0 +1,213 @@
+"""Keys in a driver, samples in its workers: plain processes here, and Ray's actors where Ray is installed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite import get_savable_loader
+from energon_lite.errors import SampleError, StateMismatchError, UsageError
+from energon_lite.extras.frameworks.ray import SampleKey, SampleKeys, fetch, fetch_batch
+
+sys.path.insert(0, str(Path(__file__).parent))  # workers import it by this name, too
+
+import keyed_prompts
+from keyed_prompts import digest, write_blend
+
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(scope="module")
+def blend(leaf_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_blend(tmp_path_factory.mktemp("keys") / "blend.yaml", leaf_of(30), leaf_of(8, "b"))
+
+
+class Actor:
+    """A process that makes samples of the keys that it is sent."""
+
+    def __init__(self) -> None:
+        self.pipe, theirs = FORK.Pipe()
+        self.process = FORK.Process(target=_work, args=(theirs, self.pipe), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, keys: list[SampleKey]) -> int:
+        """Returns how many bytes are sent."""
+        data = pickle.dumps(keys)
+        self.pipe.send_bytes(data)
+        return len(data)
+
+    def answer(self) -> Any:
+        assert self.pipe.poll(60)
+        return self.pipe.recv()
+
+
+def _work(pipe: Connection, others: Connection) -> None:
+    others.close()
+    while True:
+        try:
+            keys = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        pipe.send((digest(fetch(keys)), digest(fetch_batch(keys)), [sample["__key__"] for sample in fetch(keys)]))
+
+
+@pytest.fixture
+def actors() -> Iterator[Callable[[int], list[Actor]]]:
+    made: list[Actor] = []
+
+    def make(count: int) -> list[Actor]:
+        made.extend(Actor() for _ in range(count))
+        return made[-count:]
+
+    yield make
+    for actor in made:
+        actor.pipe.close()  # all of them: those that were forked later have the ends of earlier ones
+    for actor in made:
+        actor.process.join(30)
+        assert actor.process.exitcode == 0
+
+
+def test_keys_are_small_and_in_the_loader_s_order(blend: str) -> None:
+    keys = SampleKeys("keyed_prompts:open_prompts", blend)
+    taken = keys.take(256)
+    assert len(pickle.dumps(taken)) <= 24 * 256
+    assert len(pickle.dumps(taken[0].address)) < 100
+    with get_savable_loader(keyed_prompts.open_prompts(blend)) as loader:
+        expected = [sample for _, sample in zip(range(256), loader, strict=False)]
+    assert digest(fetch(taken)) == digest(expected)  # skipped ones are replaced by the same ones
+    assert len({sample["__restore_key__"][1] for sample in expected}) == 2
+    assert any(sample["__restore_key__"][4] for sample in expected)
+
+
+def test_every_worker_makes_the_same_tensors(blend: str, actors: Callable[[int], list[Actor]]) -> None:
+    keys = SampleKeys("keyed_prompts:open_prompts", blend)
+    taken = keys.take(12)
+    workers = actors(3)
+    sent = [worker.ask(taken) for worker in workers]
+    answers = [worker.answer() for worker in workers]
+    assert max(sent) < 100 * 12
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0][:2] == (digest(fetch(taken)), digest(fetch_batch(taken)))
+    assert fetch_batch(taken)["keys"] == answers[0][2]
+    assert digest(fetch_batch(taken[::-1])) != answers[0][1]
+
+
+def _drive(blend: str, workers: list[Actor], folder: Path, size: int, steps: int, die_at: int = -1) -> None:
+    """A training: batches of keys dealt to workers; keys are written down, then the state, after each step."""
+    keys = SampleKeys("keyed_prompts:open_prompts", blend)
+    if (folder / "state.json").exists():
+        keys.load_state_dict(json.loads((folder / "state.json").read_text()))
+    for step, batch in zip(range(steps), keys.batches(size), strict=False):
+        for number, worker in enumerate(workers):
+            worker.ask(batch[number :: len(workers)])
+        answers = [worker.answer()[2] for worker in workers]
+        if step == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with open(folder / "seen.txt", "a") as file:
+            file.writelines(f"{answers[n % len(workers)][n // len(workers)]}\n" for n in range(len(batch)))
+        (folder / "new.json").write_text(json.dumps(keys.state_dict()))
+        (folder / "new.json").replace(folder / "state.json")
+
+
+def test_a_killed_driver_goes_on_exactly_with_other_workers_and_batches(
+    blend: str, tmp_path: Path, actors: Callable[[int], list[Actor]]
+) -> None:
+    first = FORK.Process(target=lambda: _drive(blend, [Actor(), Actor()], tmp_path, size=8, steps=9, die_at=3))
+    first.start()
+    first.join(60)
+    assert first.exitcode == -signal.SIGKILL
+    _drive(blend, actors(3), tmp_path, size=6, steps=3)
+    _drive(blend, actors(1), tmp_path, size=5, steps=2)
+    seen = (tmp_path / "seen.txt").read_text().split()
+    assert seen == [one["__key__"] for one in fetch(SampleKeys("keyed_prompts:open_prompts", blend).take(3 * 8 + 28))]
+
+
+def test_states_are_those_of_a_loader(blend: str) -> None:
+    keys = SampleKeys("keyed_prompts:open_prompts", blend)
+    keys.take(10)
+    loader = get_savable_loader(keyed_prompts.open_prompts(blend)).with_restored_state_rank(keys.state_dict())
+    assert next(iter(loader))["__key__"] == keys.take(1)[0].fetch()["__key__"]
+    assert loader.state_dict() == keys.state_dict()
+    batches = get_savable_loader(keyed_prompts.open_batches(blend))
+    next(iter(batches))
+    keys.load_state_dict(batches.state_dict())
+    assert keys.take(4) == SampleKeys("keyed_prompts:open_prompts", blend).take(8)[4:]
+
+
+@pytest.mark.parametrize("opened", ["open_once", "open_validation"])
+def test_finite_data_is_dealt_pass_by_pass(leaf_of: Callable[..., Path], opened: str) -> None:
+    keys = SampleKeys(f"keyed_prompts:{opened}", str(leaf_of(8, "b")))
+    passes = [[key for batch in keys.batches(3) for key in batch] for _ in range(2)]
+    assert [sorted(key.address[1] for key in one) for one in passes] == [list(range(8))] * 2
+    for delivered in range(9):
+        keys = SampleKeys(f"keyed_prompts:{opened}", str(leaf_of(8, "b")))
+        if delivered:
+            keys.take(delivered)
+        again = SampleKeys(f"keyed_prompts:{opened}", str(leaf_of(8, "b")))
+        again.load_state_dict(json.loads(json.dumps(keys.state_dict())))
+        rest = [key for batch in again.batches(2) for key in batch]
+        assert rest == (passes[0][delivered:] or passes[1])
+
+
+def test_validation_has_no_replacements(leaf_of: Callable[..., Path]) -> None:
+    keys = SampleKeys("keyed_prompts:open_validation", str(leaf_of(8, "b")))
+    with pytest.raises(SampleError, match="ends with 3"):
+        keys.key(3).fetch()
+    with pytest.raises(SampleError, match="ends with 3"):
+        fetch_batch([keys.key(2), keys.key(3)])
+    assert len(fetch_batch([keys.key(2), keys.key(4)])["keys"]) == 2
+    with pytest.raises(SampleError, match=r"batch: .*no batch of three"):
+        fetch_batch([keys.key(number) for number in (2, 4, 5)])
+
+
+def test_what_cannot_be_addressed_is_refused(blend: str) -> None:
+    for opened in ("open_batches", "open_rank", "open_nothing"):
+        with pytest.raises(UsageError, match="single samples"):
+            SampleKeys(f"keyed_prompts:{opened}", blend)
+    with pytest.raises(UsageError, match="open_prompts"):
+        SampleKeys("keyed_prompts:open_promts", blend)
+    keys = SampleKeys("keyed_prompts:open_prompts", blend)
+    with pytest.raises(UsageError, match="0 keys"):
+        keys.take(0)
+    with pytest.raises(UsageError, match="0 data sets"):
+        fetch_batch([])
+    other = pickle.loads(pickle.dumps(keys.key(0)))
+    object.__setattr__(other.data, "fingerprint", "0" * 16)
+    with pytest.raises(StateMismatchError, match="other data"):
+        other.fetch()
+    with pytest.raises(UsageError, match="2 data sets"):
+        fetch_batch([keys.key(0), other])
+
+
+@pytest.mark.slow
+def test_ray_s_actors_and_a_killed_driver(blend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    here = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (here, here.parents[1], here.parents[2]))))
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as short:  # the names of sockets have to be
+        address = ray.init(num_cpus=2, include_dashboard=False, _temp_dir=short, log_to_driver=False).address_info
+        try:
+            command = [sys.executable, str(here / "ray_driver.py"), address["gcs_address"], blend, str(tmp_path)]
+            ended = [
+                subprocess.run([*command, *map(str, numbers)], timeout=120).returncode
+                for numbers in ((2, 8, 9, 3), (3, 6, 3), (1, 5, 2))  # workers, batch, steps, and the step of its death
+            ]
+        finally:
+            ray.shutdown()
+    assert ended == [-signal.SIGKILL, 0, 0]
+    seen = (tmp_path / "seen.txt").read_text().split()
+    assert seen == [one["__key__"] for one in fetch(SampleKeys("keyed_prompts:open_prompts", blend).take(3 * 8 + 28))]

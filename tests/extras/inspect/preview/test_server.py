@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from urllib.parse import urljoin, urlsplit
+
+import pytest
+
+from energon_lite.errors import UsageError
+from energon_lite.extras.inspect.preview.server import PreviewServer
+from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
+from energon_lite.extras.inspect.preview.site import Site
+from tests.extras.inspect.preview.samples_to_show import Keep, blend, hostile, png, sound
+from tests.extras.inspect.preview.served import ask, serving
+
+#: What pages are made of.
+_NAMES = """article section div span dl dt dd ol ul li table thead tbody tr th td caption figure figcaption details
+summary aside svg rect title bdi code small strong h2 h3 h4 pre img audio video mark"""
+ELEMENTS = frozenset(_NAMES.split())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreviewServer]:
+    path = blend(tmp_path_factory.mktemp("served"))
+    with serving(Site(ShownRun.open(str(path), RunOptions(), Keep()))) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreviewServer]:
+    path = hostile(tmp_path_factory.mktemp("attacked"))
+    with serving(Site(ShownRun.open(str(path), RunOptions(batch_size=2), Keep()))) as server:
+        yield server
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: elements, addresses, and what stands in scripts and styles."""
+
+    def __init__(self, html: str):
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._in = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._in = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._in not in ("script", "style"):
+            self.text += data
+
+    def addresses(self) -> set[str]:
+        """All that a page refers to."""
+        return {value for _, attrs in self.tags for name in ("href", "src", "action") if (value := attrs.get(name))}
+
+
+class TestWhoMayAsk:
+    def test_with_the_token(self, server: PreviewServer) -> None:
+        answer = ask(server, "")
+        assert answer.status == 200 and "pictures" in answer.text
+
+    @pytest.mark.parametrize("path", ["/", "/step/0", "/favicon.ico", "/x/", "/../", "//", "/%C3%BC/"])
+    def test_without_it(self, server: PreviewServer, path: str) -> None:
+        answer = ask(server, path)
+        assert answer.status == 403 and b"<" not in answer.body
+
+    def test_with_a_part_of_it(self, server: PreviewServer) -> None:
+        assert ask(server, f"/{server.token[:-1]}/").status == 403
+        assert ask(server, f"/{server.token}").status == 403
+
+    @pytest.mark.parametrize(
+        "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "localhost@evil"]
+    )
+    def test_under_another_name(self, server: PreviewServer, host: str) -> None:
+        assert ask(server, "", host=host).status == 403
+
+    @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9000", "127.0.0.1:1", "[::1]:8000", "[::1]"])
+    def test_through_a_tunnel(self, server: PreviewServer, host: str) -> None:
+        assert ask(server, "", host=host).status == 200
+
+    def test_from_this_machine_only(self, server: PreviewServer) -> None:
+        assert server.server_address[0] == "127.0.0.1"
+
+    @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+    def test_for_looking_only(self, server: PreviewServer, method: str) -> None:
+        answer = ask(server, "step/0", method)
+        assert answer.status == 405 and answer.headers["allow"] == "GET, HEAD"
+
+    def test_a_method_of_ones_own(self, server: PreviewServer) -> None:
+        assert ask(server, "", "BREW").status == 501
+
+    def test_only_the_head(self, server: PreviewServer) -> None:
+        head, whole = ask(server, "step/0", "HEAD"), ask(server, "step/0")
+        assert head.status == 200 and not head.body and abs(int(head.headers["content-length"]) - len(whole.body)) < 200
+
+    def test_a_port_that_is_taken(self, server: PreviewServer) -> None:
+        with pytest.raises(UsageError, match="cannot be had"):
+            PreviewServer(server.site, server.server_address[1])
+
+
+class TestRules:
+    def test_what_a_page_may_load(self, server: PreviewServer) -> None:
+        first, second = ask(server, "step/0"), ask(server, "step/0")
+        rules = dict(rule.split(" ", 1) for rule in first.headers["content-security-policy"].split("; "))
+        nonce = rules["script-src"].strip("'")
+        assert rules["default-src"] == "'none'" and rules["style-src"] == rules["script-src"]
+        assert rules["img-src"] == rules["media-src"] == rules["form-action"] == "'self'"
+        assert rules["base-uri"] == rules["frame-ancestors"] == "'none'"
+        page = Page(first.text)
+        own = [attrs for tag, attrs in page.tags if tag in ("script", "style")]
+        assert len(own) == 2 and all(attrs == {"nonce": nonce.removeprefix("nonce-")} for attrs in own)
+        assert nonce not in second.headers["content-security-policy"]
+        assert not any("style" in attrs or any(name.startswith("on") for name in attrs) for _, attrs in page.tags)
+
+    def test_headers(self, server: PreviewServer) -> None:
+        for path in ("", "step/0", "nothing", "media/sample/0/0/0/stored/=png"):
+            found = ask(server, path).headers
+            assert found["x-content-type-options"] == "nosniff" and found["referrer-policy"] == "no-referrer"
+            assert found["cross-origin-resource-policy"] == "same-origin" and found["x-frame-options"] == "DENY"
+            assert "server" in found and "Python" not in found["server"]
+        assert ask(server, "").headers["cache-control"] == "no-store"
+
+    def test_all_that_a_page_refers_to_is_here(self, server: PreviewServer) -> None:
+        """Each link leads to a page, and each picture is one; none leads elsewhere."""
+        seen: set[str] = set()
+        for path in ("", "step/0", "leaf/0/0", "sample/2/0/0", "bad", "find?key=p1", "find?key=nobody"):
+            answer = ask(server, path)
+            where = answer.headers.get("location") or server.site.base + path
+            for address in Page(answer.text).addresses():
+                there = urljoin(where, address)
+                assert not urlsplit(there).netloc and (there.startswith(server.site.base) or address.startswith("#"))
+                if there not in seen and not address.startswith("#") and len(seen) < 60:
+                    seen.add(there)
+                    status = ask(server, there).status
+                    assert status == 200 or (status == 404 and there.endswith("/find")), there
+
+
+class TestPages:
+    def test_the_overview_has_the_shares(self, server: PreviewServer) -> None:
+        text = Page(ask(server, "").text).text
+        assert ask(server, "").text.count('class="small"') == 1  # of the pictures, not of sounds and films
+        assert "50%" in text and text.count("25%") == 2 and "27 in 3 data sets" in text
+
+    def test_a_step_has_its_samples_what_was_lost_and_what_comes_next(self, server: PreviewServer) -> None:
+        finder = server.site.finder
+        place = next(at for n in range(50) for at in [finder.at_step(n)] if (0, 4) in _samples(server, at))
+        page = Page(ask(server, f"step/{place.step}").text)
+        assert "failed in decode" in page.text and "DecodeError" in page.text and "In its place: " in page.text
+        assert f"Step {place.step + 1}" in page.text and "Next →" in page.text
+        assert sum(tag == "article" for tag, _ in page.tags) == 8
+        bad = Page(ask(server, "bad").text)
+        assert "p4" in bad.text and "DecodeError" in bad.text
+
+    def test_pictures_sounds_and_films_have_words(self, server: PreviewServer) -> None:
+        for leaf, tag in ((0, "img"), (1, "audio"), (2, "video")):
+            page = Page(ask(server, f"sample/{leaf}/0/0").text)
+            found = [attrs for name, attrs in page.tags if name == tag]
+            assert found and all(attrs.get("alt") or attrs.get("aria-label") for attrs in found)
+            labels = {attrs.get("for") for name, attrs in page.tags if name == "label"}
+            fields = [
+                attrs
+                for name, attrs in page.tags
+                if name == "input" and attrs.get("type") not in ("hidden", "checkbox")
+            ]
+            assert fields and all(attrs.get("id") in labels for attrs in fields)
+        names = [name for name, _ in page.tags]
+        assert {"main", "nav", "header", "footer", "h1"} <= set(names) and names.count("h1") == 1
+
+    @pytest.mark.parametrize(
+        "path",
+        ["step/-1", "step/99999999999999999999", "step/x", "step/1e9", "step/%D9%A1", "sample/9/0/0", "sample/0/999/0",
+         "leaf/7/0", "leaf/0/-1", "chunk/0/0", "chunk/0/9999999", "find?number=x", "nothing",
+         "find?number=1&what=chunk", "step/0/../../..", "%2e%2e/%2e%2e/etc/passwd", "sample/0/0/99999999999999999999"],
+    )  # fmt: skip
+    def test_what_is_not_there(self, server: PreviewServer, path: str) -> None:
+        answer = ask(server, path)
+        assert answer.status == 404 and "Overview" in answer.text
+
+    def test_too_many_fields(self, server: PreviewServer) -> None:
+        answer = ask(server, "find?" + "&".join(f"key={number}" for number in range(17)))
+        assert answer.status == 400 and "17 fields" in answer.text
+
+    def test_an_address_that_is_none(self, server: PreviewServer) -> None:
+        with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as client:
+            client.sendall(b"GET http://[/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 403 ")
+
+    def test_going_to_a_step_and_finding_a_key(self, server: PreviewServer) -> None:
+        moved = ask(server, "find?what=step&number=1000000000")
+        assert moved.status == 303 and moved.headers["location"].endswith("/step/1000000000")
+        assert ask(server, "find?key=s2").headers["location"].endswith("/sample/1/2/0")
+
+    def test_a_page_that_fails_is_no_end(self, server: PreviewServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*_: object) -> None:
+            raise RuntimeError("<b>inside</b>")
+
+        monkeypatch.setattr(server.site, "_seen", broken)
+        answer = ask(server, "bad")
+        assert answer.status == 500 and "&lt;b&gt;inside" in answer.text
+        assert ask(server, "").status == 200
+
+
+def _samples(server: PreviewServer, place: object) -> set[tuple[int, ...]]:
+    return {tuple(one[:2]) for _, part in server.site.finder.planned(place) for one in part}  # type: ignore[arg-type]
+
+
+class TestMedia:
+    def test_stored_parts_as_they_are(self, server: PreviewServer) -> None:
+        answer = ask(server, "media/sample/0/1/0/stored/=png")
+        assert answer.body == png(1) and answer.headers["content-type"] == "image/png"
+        assert answer.headers["content-security-policy"] == "default-src 'none'; sandbox"
+        assert ask(server, "media/sample/1/1/0/stored/=wav").body == sound()
+
+    def test_tensors(self, server: PreviewServer) -> None:
+        answer = ask(server, "media/sample/0/1/0/made/=0/=image")
+        assert answer.status == 200 and answer.body.startswith(b"\x89PNG")
+
+    def test_a_stretch_of_it(self, server: PreviewServer) -> None:
+        where, whole = "media/sample/1/1/0/stored/=wav", sound()
+        for asked, first, stop in (("bytes=0-9", 0, 10), ("bytes=100-", 100, len(whole)), ("bytes=-5", -5, None)):
+            answer = ask(server, where, Range=asked)
+            assert answer.status == 206 and answer.body == whole[first:stop]
+        assert answer.headers["content-range"] == f"bytes {len(whole) - 5}-{len(whole) - 1}/{len(whole)}"
+        assert ask(server, where, Range="bytes=999999-").status == 416
+        digits = "9" * 5000
+        assert ask(server, where, Range=f"bytes={digits}-").status == 416
+        for asked in (f"bytes=0-{digits}", f"bytes=-{digits}"):
+            assert (ask(server, where, Range=asked).status, ask(server, where, Range=asked).body) == (206, whole)
+        for odd in ("bytes=9-2", "lines=1-2", "bytes=a-b", "bytes=0-1,5-6", "bytes=-"):
+            assert ask(server, where, Range=odd).status in (200, 416)
+
+    @pytest.mark.parametrize(
+        "path",
+        ["sample/0/0/0/stored/=txt", "sample/0/0/0/stored/=none", "sample/0/0/0/stored", "sample/0/0/0/other/=png",
+         "sample/0/0/0/made/=0/=caption", "sample/0/0/0/made/=0/=__class__", "sample/0/0/0/made/=9/=image", "",
+         "sample/0/0/0/made/=0/=image/=__init__", "sample/0/4/0/made/=0/=image", "batch/0/0/0/=keys",
+         "batch/0/0/7/=keys", "sample/0/0/0/stored/=..%2f..%2fp.tar", "sample/0/0/0/stored/png", "batch/0/0/0",
+         "sample/99999/0/0/stored/=png", "sample/0/0/0/made/=0", "sample/0/0/0/made/=0/=image/=-1"],
+    )  # fmt: skip
+    def test_nothing_else(self, server: PreviewServer, path: str) -> None:
+        assert ask(server, f"media/{path}").status == 404
+
+
+class TestHostileSamples:
+    def test_all_is_text(self, attacked: PreviewServer) -> None:
+        harmless = Page(ask(attacked, "nothing").text)
+        allowed = {tag for tag, _ in harmless.tags} | ELEMENTS
+        for path in ("", "step/0", "leaf/0/0", "sample/0/0/0", "bad", "find?key=%3Cscript%3E", "%3Cscript%3E"):
+            answer = ask(attacked, path)
+            page = Page(answer.text)
+            assert {tag for tag, _ in page.tags} <= allowed, path
+            for tag, attrs in page.tags:
+                assert not any(name.startswith("on") or name in ("style", "srcdoc") for name in attrs), (path, attrs)
+                assert "OWNED" not in (attrs.get("src") or "") + (attrs.get("href") or "")
+                assert tag not in ("iframe", "object", "embed", "base")
+            scripts = re.findall(r"<script[^>]*>", answer.text)
+            assert len(scripts) == 1 and "nonce" in scripts[0]
+            assert "\0" not in page.text and "\x1b" not in page.text
+        assert "document.title='OWNED'" in Page(ask(attacked, "sample/0/0/0").text).text  # it is shown, as text
+
+    def test_documents_are_no_pictures(self, attacked: PreviewServer) -> None:
+        for part in ("svg", "html", "jpg", "txt", "json"):
+            assert ask(attacked, f"media/sample/0/0/0/stored/={part}").status == 404
+
+    def test_names_of_headers_cannot_be_made(self, attacked: PreviewServer) -> None:
+        answer = ask(attacked, "find?what=step&number=1%0d%0aSet-Cookie:%20a=b")
+        assert answer.status == 404 and "set-cookie" not in answer.headers

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from energon_lite import ByTokens, Chunks, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite.cli.main import main
+from energon_lite.errors import FatalSampleError, StateMismatchError, UsageError
+from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
+from energon_lite.extras.inspect.preview.site import Site
+from energon_lite.extras.inspect.preview.steps import Place
+from tests.extras.inspect.preview.samples_to_show import BY_TOKENS, Keep, Packer, Words, blend, tokens
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("steps")
+    blend(root)
+    tokens(root)
+    return root
+
+
+def keys_of(site: Site, addresses: Any) -> list[str]:
+    return [site.run.leaves[one[0]].source.key(one[1]) for one in addresses]
+
+
+def alone(ranks: int = 1, rank: int = 0, seed: int = 0) -> WorkerConfig:
+    return WorkerConfig(rank=rank, world_size=ranks, num_workers=0, seed_offset=seed)
+
+
+class FailingBatch(Keep):
+    """A batch hook that fails: always, with an error that ends a run, or once for the first batch of a page."""
+
+    def __init__(self, when: str):
+        self.when, self.calls = when, 0
+
+    def batch(self, samples: list[Any]) -> Any:
+        self.calls += 1
+        if self.when == "all":
+            raise FatalSampleError("never")
+        if self.calls % 2:
+            raise ValueError("once")
+        return super().batch(samples)
+
+
+class TestSteps:
+    @pytest.mark.parametrize("step", [0, 7, 10**9])
+    def test_they_are_those_of_a_loader(self, data: Path, step: int) -> None:
+        site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(batch_size=3, ranks=2, seed=5), Keep()))
+        made = site.finder.make(Place(step))
+        for rank in range(2):
+            config = alone(2, rank, 5)
+            dataset = get_train_dataset(data / "blend.yaml", worker_config=config, batch_size=3, task_encoder=Keep())
+            loader = get_savable_loader(dataset)
+            planned = loader.samples_at(step)
+            assert keys_of(site, made[rank].planned) == [one.key for one in planned]
+            batch = loader.restore_sample(("batch", 0, step * 2 + rank))
+            assert made[rank].batch["keys"] == batch["keys"] == keys_of(site, made[rank].used)
+            lost = {failure.key for failure in made[rank].failures}
+            assert {key for key in keys_of(site, made[rank].planned) if key[-1] == "3" or key == "p4"} <= lost
+
+    def test_nothing_is_gone_through(self, data: Path) -> None:
+        site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(), Keep()))
+        site.answer(["step", "0"], "", "n")
+        began = time.monotonic()
+        site.answer(["step", str(10**9)], "", "n")
+        assert time.monotonic() - began < 5  # a thousandth of the way would take longer
+
+    def test_before_and_after(self, data: Path) -> None:
+        finder = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(split_part="val", batch_size=10))).finder
+        places, at = [], finder.start()
+        while True:
+            places.append(at)
+            following = finder.after(at)
+            if following is None:
+                break
+            assert finder.before(following) == at
+            at = following
+        assert places == [Place(step) for step in range(3)]  # of 27 samples
+        with pytest.raises(UsageError, match="no step 3"):
+            finder.make(Place(3))
+
+    def test_samples_of_several_kinds_are_shown_as_a_list_without_a_task_encoder(self, data: Path) -> None:
+        site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(batch_size=16)))
+        (one,) = site.finder.make(Place(0))
+        assert len(one.planned) == len(one.batch.samples) == 16 and len(one.failures) < 16  # a broken one was replaced
+        page = site.answer(["step", "0"], "", "n").data.decode()
+        assert "Shown as a list, because there is no task encoder" in page and "samples of 2 types" in page
+        picture = [hasattr(sample, "image") for sample in one.batch.samples].index(True)
+        assert site.media(("batch", 0, 0, 0), ("samples", str(picture), "image")) is not None
+
+    def test_a_batch_that_cannot_be_made_says_why(self, data: Path) -> None:
+        site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(), FailingBatch("all")))
+        (one,) = site.finder.make(Place(0))
+        page = site.answer(["step", "0"], "", "n").data.decode()
+        assert one.batch is None and "a run ends here" in page and "lost on the way" not in page
+
+    def test_as_many_are_lost_as_the_page_says(self, data: Path) -> None:
+        site = Site(ShownRun.open(str(data / "blend.yaml"), RunOptions(), FailingBatch("once")))
+        page = site.answer(["step", "0"], "", "n").data.decode()
+        lost = len(site.finder.make(Place(0))[0].failures)
+        assert lost >= 8 and f"{lost} lost on the way" in page
+        assert page.count("ValueError: once") == 2 and "8 samples" in page  # the reason, and its traceback
+
+
+class TestChunks:
+    def test_batches_by_measured_tokens_are_those_of_a_loader(self, data: Path) -> None:
+        encoder = "tests.extras.inspect.preview.samples_to_show:Words"
+        command = ["measure", str(data / "tokens"), "--task-encoder", encoder, "--num-workers", "0", "--no-progress"]
+        assert CliRunner().invoke(main, command).exit_code == 0
+        options = RunOptions(batching={"strategy": "best_fit", "capacity": 100})
+        site = Site(ShownRun.open(str(data / "tokens"), options, Words()))
+        dataset = get_train_dataset(data / "tokens", worker_config=alone(), batching=BY_TOKENS, task_encoder=Words())
+        with get_savable_loader(dataset) as loader:
+            first = [batch for _, batch in zip(range(3), loader, strict=False)]
+        for number, batch in enumerate(first):
+            place = site.finder.at_step(number)
+            (shown,) = site.finder.make(place)
+            assert place == Place(None, 0, number) and torch.equal(shown.batch.tokens, batch.tokens)
+        answer = site.answer(["chunk", "0", "1"], "", "n").data.decode()
+        assert "Lengths and costs of the chunk" in answer and "% full" in answer
+        with pytest.raises(UsageError, match="near chunk"):
+            site.finder.at_step(10**9)
+        last = site.finder.size(Place())
+        assert site.finder.after(Place(None, 0, last - 1)) == Place(None, 1, 0)
+        assert site.finder.before(Place(None, 1, 0)) == Place(None, 0, last - 1)
+        with pytest.raises(UsageError, match=f"{last:,} micro-batches"):
+            site.finder.make(Place(None, 0, last))
+
+    def test_batches_of_hooks(self, data: Path) -> None:
+        options = RunOptions(batch_size=None, packing_buffer_size=8)
+        site = Site(ShownRun.open(str(data / "tokens"), options, Packer()))
+        assert site.finder.hooks_decide and site.finder.start() == Place()
+        dataset = get_train_dataset(
+            data / "tokens", worker_config=alone(), packing_buffer_size=8, task_encoder=Packer(), chunks=Chunks()
+        )
+        loader = get_savable_loader(dataset)
+        for batch in range(site.finder.size(Place())):
+            (shown,) = site.finder.make(Place(None, 5, batch))
+            again = loader.restore_sample(shown.batch.__restore_key__)
+            assert torch.equal(again.tokens, shown.batch.tokens)
+            assert keys_of(site, shown.used) == list(again.__key__)
+
+    def test_batches_by_encoded_tokens(self, data: Path) -> None:
+        options = RunOptions(batching={"strategy": "best_fit", "capacity": 100}, length_column=None)
+        site = Site(ShownRun.open(str(data / "tokens"), options, Words()))
+        batching = ByTokens(BY_TOKENS, length_column=None)
+        dataset = get_train_dataset(
+            data / "tokens", worker_config=alone(), batching=batching, task_encoder=Words(), chunks=Chunks(lanes=1)
+        )
+        with get_savable_loader(dataset) as loader:
+            first = [batch for _, batch in zip(range(3), loader, strict=False)]
+        for number, batch in enumerate(first):
+            (shown,) = site.finder.make(Place(None, 0, number))
+            assert torch.equal(shown.batch.tokens, batch.tokens)
+
+    def test_a_step_is_refused_where_nobody_knows_it(self, data: Path) -> None:
+        site = Site(ShownRun.open(str(data / "tokens"), RunOptions(packing_buffer_size=8), Packer()))
+        with pytest.raises(UsageError, match="hooks make the batches"):
+            site.finder.at_step(10)
+
+
+class TestStates:
+    def test_a_state_says_how_the_run_is_and_where(self, data: Path, tmp_path: Path) -> None:
+        dataset = get_train_dataset(
+            data / "blend.yaml",
+            worker_config=alone(2, seed=9),
+            batch_size=5,
+            shuffle_buffer_size=4,
+            max_samples_per_sequence=2,
+            task_encoder=Keep(),
+        )
+        loader = get_savable_loader(dataset)
+        batches = iter(loader)
+        next(batches)
+        torch.save({"data": loader.save_state_rank()}, tmp_path / "checkpoint.pt")
+        options = RunOptions(ranks=2).of_state(str(tmp_path / "checkpoint.pt"))
+        site = Site(ShownRun.open(str(data / "blend.yaml"), options, Keep()))
+        assert site.first == Place(1)
+        assert site.finder.make(Place(1))[0].batch["keys"] == next(batches)["keys"]
+        with pytest.raises(StateMismatchError):
+            ShownRun.open(str(data / "tokens"), options, Keep())
+
+    def test_of_lanes(self, data: Path, tmp_path: Path) -> None:
+        dataset = get_train_dataset(
+            data / "tokens", worker_config=alone(), packing_buffer_size=8, batch_size=2, task_encoder=Packer()
+        )
+        loader = get_savable_loader(dataset)
+        next(iter(loader))
+        torch.save(loader.save_state_rank(), tmp_path / "state.pt")
+        options = RunOptions().of_state(str(tmp_path / "state.pt"))
+        assert options.packing_buffer_size == 8 and options.batch_size == 2
+        site = Site(ShownRun.open(str(data / "tokens"), options, Packer()))
+        assert site.first.step is None
+
+
+class TestFinding:
+    def test_leaves(self, data: Path) -> None:
+        run = ShownRun.open(str(data / "blend.yaml"), RunOptions())
+        assert [run.find_leaf(text) for text in ("1", "films", str(data / "pictures"))] == [1, 2, 0]
+        with pytest.raises(UsageError, match="did you mean 'sounds'"):
+            run.find_leaf("sound")
+
+    def test_keys(self, data: Path) -> None:
+        run = ShownRun.open(str(data / "blend.yaml"), RunOptions())
+        assert run.find_key("s7") == [(1, 7)] and run.find_key("none") == []
+        assert run.find_key("s7", leaf=0) == []
+
+    def test_keys_where_samples_are_left_out(self, tmp_path: Path) -> None:
+        from tests.conftest import write_dataset
+
+        shards = {f"{name}.tar": [(f"{name}{n}", {"txt": b"x"}) for n in range(4)] for name in "abc"}
+        split = {"train": ["c.tar", "a.tar"]}
+        write_dataset(tmp_path / "set", shards, splits=split, exclude=["c.tar/c1"])
+        run = ShownRun.open(str(tmp_path / "set"), RunOptions())
+        source = run.leaves[0].source
+        for index in range(len(source)):
+            assert run.find_key(source.key(index)) == [(0, index)]
+        assert run.find_key("c1") == [] and run.find_key("b0") == []

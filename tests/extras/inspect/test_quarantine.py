@@ -1,0 +1,223 @@
+"""The file of bad samples: one line each, once, whoever saw it, and never the end of a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from energon_lite import (
+    SavableDataLoader,
+    SkipSample,
+    TaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon_lite.extras.inspect.quarantine import Quarantine
+from energon_lite.loading.batch_observer import ObservedRank
+from energon_lite.loading.makers.batch_runner import Failure
+
+
+class Picky(TaskEncoder):
+    def encode_sample(self, sample: Any) -> Any:
+        number = int(sample.text[2:])
+        if number % 10 == 3:
+            raise SkipSample("ends with 3")
+        if number % 10 == 7:
+            raise ValueError("ends with\n7")
+        return sample
+
+
+BAD = {f"a-{number}" for number in range(30) if number % 10 in (3, 7)}
+
+
+def _loader(path: Any, file: Path, *, rank: int = 0, world: int = 1, workers: int = 0, **kwargs: Any) -> Any:
+    config = WorkerConfig(rank=rank, world_size=world, num_workers=workers)
+    encoder = kwargs.pop("task_encoder", None) or Picky()
+    get = kwargs.pop("get", get_train_dataset)
+    given = {"batch_size": 4} | kwargs
+    dataset = get(path, task_encoder=encoder, worker_config=config, **given)
+    return get_savable_loader(dataset, quarantine=file)
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_line_for_each_bad_sample(leaf_of: Any, tmp_path: Path, workers: int) -> None:
+    file = tmp_path / "new" / "bad.jsonl"
+    with _loader(leaf_of(30), file, workers=workers) as loader:
+        assert _lines(file) == []
+        for _ in zip(range(40), loader, strict=False):  # several epochs
+            pass
+        assert loader.stats()["quarantine"] == {"path": str(file), "written": 6, "lost": 0}
+        lines = {line["key"]: line for line in _lines(file)}
+        assert len(lines) == len(_lines(file)) == 6 and lines.keys() == BAD
+        assert lines["a-3"] == {
+            "key": "a-3",
+            "leaf": "a-30[train]",
+            "path": str(leaf_of(30)),
+            "shard": "shard-000.tar",
+            "index": 3,
+            "stage": "encode_sample",
+            "error": "ends with 3",
+            "skipped": True,
+            "rank": 0,
+            "restore_key": lines["a-3"]["restore_key"],
+        }
+        assert lines["a-27"]["error"] == "ValueError: ends with\n7" and lines["a-27"]["shard"] == "shard-002.tar"
+        with pytest.raises(ValueError, match="ends with 3"):
+            loader.restore_sample(lines["a-3"]["restore_key"])
+
+
+def test_what_is_not_delivered_is_not_written(leaf_of: Any, tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    with _loader(leaf_of(30), file, workers=1, get=get_val_dataset, batch_size=2) as loader:
+        iterator = iter(loader)
+        for expected in ([], ["a-3"], ["a-3"], ["a-3", "a-7"]):
+            next(iterator)
+            assert [line["key"] for line in _lines(file)] == expected
+
+
+def test_a_resume_writes_nothing_twice(leaf_of: Any, tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    state = None
+    for _ in range(3):  # each time the last steps are lost, and run again
+        with _loader(leaf_of(30), file) as loader:
+            loader.restore_state_rank(state)
+            for step, _ in zip(range(5), loader, strict=False):
+                if step == 2:
+                    state = loader.save_state_rank()
+    keys = [line["key"] for line in _lines(file)]
+    assert len(keys) == len(set(keys)) >= 3
+
+
+def test_ranks_share_a_file(leaf_of: Any, tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    loaders = [_loader(leaf_of(30), file, rank=rank, world=2) for rank in range(2)]
+    for _ in zip(range(20), *loaders, strict=False):
+        pass
+    keys = [line["key"] for line in _lines(file)]
+    assert sorted(keys) == sorted(BAD) and {line["rank"] for line in _lines(file)} == {0, 1}
+
+
+def _write_many(path: str, tag: int) -> None:
+    quarantine = Quarantine(path, ObservedRank(tag, 1, ()))
+    for number in range(50):
+        quarantine.on_lost([Failure("leaf", f"{tag % 2}-{number}", "read", "x" * 200, False)])
+
+
+def test_processes_at_the_same_time(tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_write_many, args=(str(file), tag)) for tag in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert sorted(line["key"] for line in _lines(file)) == sorted(f"{tag}-{n}" for tag in range(2) for n in range(50))
+
+
+def test_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    Quarantine(file, ObservedRank(0, 1, ())).on_lost(
+        [Failure("leaf", "one", "read", "", False), Failure("leaf", "two", "read", "", False)]
+    )
+    file.write_bytes(file.read_bytes()[:-10])
+    Quarantine(file, ObservedRank(0, 1, ())).on_lost(
+        [Failure("leaf", "one", "read", "", False), Failure("leaf", "two", "read", "", False)]
+    )
+    lines = file.read_text().splitlines()
+    assert [json.loads(line)["key"] for line in (lines[0], lines[2])] == ["one", "two"] and len(lines) == 3
+
+
+@pytest.mark.parametrize("bad", ["a folder", "/dev/full", "/proc/nowhere/bad.jsonl"])
+def test_a_file_that_cannot_be_written_is_warned_of_once(
+    leaf_of: Any, tmp_path: Path, bad: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    (tmp_path / "a folder").mkdir()
+    path = Path(bad) if bad.startswith("/") else tmp_path / bad
+    with _loader(leaf_of(30), path) as loader:
+        assert len([batch for _, batch in zip(range(20), loader, strict=False)]) == 20
+        stats = loader.stats()
+    assert stats["quarantine"]["written"] == 0 and stats["quarantine"]["lost"] >= 6
+    warnings = [record.getMessage() for record in caplog.records if record.name.endswith(".quarantine")]
+    assert len(warnings) == 1 and str(path) in warnings[0] and "The run goes on" in warnings[0]
+
+
+def test_it_goes_on_when_the_disk_has_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "bad.jsonl"
+    quarantine = Quarantine(file, ObservedRank(0, 1, ()))
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if len(data) < 60:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data[:50])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        quarantine.on_lost([Failure("leaf", "one", "read", "", False)])
+    quarantine.on_lost([Failure("leaf", "two", "read", "", False)])
+    quarantine.on_lost([Failure("leaf", "one", "read", "", False)])
+    lines = file.read_text().splitlines()
+    assert [json.loads(line)["key"] for line in lines[1:]] == ["two", "one"] and len(lines[0]) >= 50
+    assert quarantine.stats() == {"path": str(file), "written": 2, "lost": 1}
+
+
+def test_packed_samples_have_their_lines_too(leaf_of: Any, tmp_path: Path) -> None:
+    class Packs(Picky):
+        def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+            return [samples[:2], samples[2:-1]]  # the last one is left out, which is nobody's fault
+
+        def pack_selected_samples(self, samples: list[Any]) -> Any:
+            if any(sample.text == "a-5" for sample in samples):
+                raise ValueError("five")
+            return {"text": [sample.text for sample in samples]}
+
+    file = tmp_path / "bad.jsonl"
+    with _loader(leaf_of(30), file, task_encoder=Packs(), batch_size=1, packing_buffer_size=6, repeat=False) as loader:
+        for _ in loader:
+            pass
+    lines = _lines(file)
+    assert {line["key"] for line in lines if line["stage"] == "encode_sample"} == BAD
+    packed = [line for line in lines if line["stage"] == "pack_selected_samples"]
+    assert "a-5" in {line["key"] for line in packed} and 1 < len(packed) <= 3
+    assert all(line["path"] == str(leaf_of(30)) for line in lines)
+    assert {line["stage"] for line in lines} == {"encode_sample", "pack_selected_samples"}
+
+
+def test_only_one_of_several_peers_writes(leaf_of: Any, tmp_path: Path) -> None:
+    config = WorkerConfig(rank=0, world_size=1, saves_state=False)
+    dataset = get_train_dataset(leaf_of(30), batch_size=4, task_encoder=Picky(), worker_config=config)
+    loader: SavableDataLoader = get_savable_loader(dataset, quarantine=tmp_path / "bad.jsonl")
+    for _ in zip(range(20), loader, strict=False):
+        pass
+    assert not (tmp_path / "bad.jsonl").exists() and "quarantine" not in loader.stats()
+
+
+def test_a_bad_sample_can_be_excluded(tmp_path: Path, write_dataset: Any) -> None:
+    """As docs/loader.md says."""
+    samples = [(f"a-{number}", {"txt": f"a-{number}".encode()}) for number in range(30)]
+    path = write_dataset(tmp_path / "data", {"0.tar": samples})
+    file = tmp_path / "bad.jsonl"
+    with _loader(path, file, get=get_val_dataset) as loader:
+        for _ in loader:
+            pass
+    split = yaml.safe_load((path / ".nv-meta" / "split.yaml").read_text())
+    split["exclude"] += [f"{line['shard']}/{line['key']}" for line in _lines(file)]
+    (path / ".nv-meta" / "clean.yaml").write_text(yaml.safe_dump(split))
+    with _loader(path, file, get=get_val_dataset, split_config="clean.yaml") as loader:
+        texts = [text for batch in loader for text in batch.text]
+        assert (loader.stats()["skipped"], loader.stats()["failed"]) == (0, 0)
+    assert texts == [f"a-{number}" for number in range(30) if f"a-{number}" not in BAD]

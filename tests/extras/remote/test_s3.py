@@ -1,0 +1,268 @@
+"""A data set on S3, as moto's server has it, behind a proxy that fails, hangs, and is killed: nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+
+import energon_lite as lib
+from energon_lite.errors import DatasetError, FatalStorageError, ShardChangedError
+from energon_lite.extras.remote.direct_ranges import DirectRanges, direct_ranges
+from energon_lite.storage.files import remote_files
+from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.read.sample_reader import SampleReader
+from energon_lite.storage.read.webdataset import WebdatasetSource
+
+PROXY = Path(__file__).parents[3] / "tools/bench/store_proxy.py"
+SAMPLES = 200
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 90
+    while socket.socket().connect_ex(("127.0.0.1", port)):
+        assert server.poll() is None and time.monotonic() < deadline, "the server does not start"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[int]:
+    """Its port. In a process of its own: workers are forked, and threads are not forked with them."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto")
+    port = free_port()
+    code = (
+        "import time; from moto.server import ThreadedMotoServer as S;"
+        f"S('127.0.0.1', {port}, verbose=False).start(); time.sleep(600)"
+    )
+    server = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(port, server)
+        yield port
+    finally:
+        server.kill()
+        server.wait()
+
+
+Store = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def store(moto: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Store]:
+    """Starts the proxy, at one and the same address."""
+    port, running = free_port(), list[subprocess.Popen[bytes]]()
+    given = {
+        "AWS_ACCESS_KEY_ID": "nobody",
+        "AWS_SECRET_ACCESS_KEY": "nothing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "ENERGON_LITE_CACHE": str(tmp_path / "cache"),
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(remote_files, "_file_systems", {})
+    monkeypatch.setattr(remote_files, "_opened", {})
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+
+    def start(**how: float) -> subprocess.Popen[bytes]:
+        while running:
+            running[-1].kill()
+            running.pop().wait()
+        words = [word for name, value in how.items() for word in (f"--{name}", str(value))]
+        server = subprocess.Popen([sys.executable, str(PROXY), str(port), str(moto), *words])
+        running.append(server)
+        wait_for(port, server)
+        return server
+
+    yield start
+    for server in running:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture
+def url(store: Store, make_tar: Any, tmp_path: Path) -> str:
+    """A data set of four shards, prepared there."""
+    store()
+    for shard in range(4):
+        numbers = range(shard * SAMPLES // 4, (shard + 1) * SAMPLES // 4)
+        make_tar(f"data/{shard}.tar", [(f"{number:04d}.txt", f"text {number}".encode()) for number in numbers])
+    fs, base = remote_files.file_system(f"s3://bucket-{tmp_path.name.replace('_', '-').lower()[:40]}/data")
+    fs.mkdir(base.partition("/")[0])
+    for path in (tmp_path / "data").glob("*.tar"):
+        fs.put_file(str(path), f"{base}/{path.name}")
+    url = f"s3://{base}"
+    prepare_dataset(url, split_ratio="1,0,0", sample_type="TextSample", field_map={"text": "txt"})
+    return url
+
+
+def loader_of(url: str, workers: int = 2, run: int | None = None) -> Any:
+    dataset = lib.get_train_dataset(
+        url,
+        batch_size=10,
+        shuffle_buffer_size=None if run is None else 2 * run,
+        max_samples_per_sequence=run,
+        virtual_epoch_length=SAMPLES // 10,
+        worker_config=lib.WorkerConfig(rank=0, world_size=1, num_workers=workers),
+    )
+    return lib.get_savable_loader(dataset, start_method="fork")
+
+
+def texts_of(loader: Any) -> Counter[str]:
+    return Counter(text for batch in loader for text in batch.text)
+
+
+WHOLE = Counter(f"text {number}" for number in range(SAMPLES))
+
+
+def test_samples_are_read_as_of_a_local_folder(url: str, tmp_path: Path) -> None:
+    there = WebdatasetSource.open(url)
+    prepare_dataset(tmp_path / "data", split_ratio="1,0,0")
+    local = WebdatasetSource.open(tmp_path / "data")
+    assert there.fingerprint == local.fingerprint and there.contents == local.contents
+    assert [SampleReader(there).sample(n).parts for n in (0, 99, 199)] == [
+        SampleReader(local).sample(n).parts for n in (0, 99, 199)
+    ]
+
+
+@pytest.mark.parametrize("run", [None, 10])
+def test_failing_and_hanging_requests_lose_nothing(url: str, store: Store, run: int | None) -> None:
+    loader = loader_of(url, run=run)
+    store(failing=0.05, hanging=0.02, hang=2.0)
+    with loader:
+        assert texts_of(loader) == WHOLE
+
+
+def test_a_server_that_is_killed_is_waited_for(url: str, store: Store) -> None:
+    loader = loader_of(url)
+    seen = Counter[str]()
+    with loader:
+        batches = iter(loader)
+        for _ in range(3):
+            seen.update(next(batches).text)
+        server = store()
+        server.kill()
+        server.wait()
+        waiting = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1.5)"])
+        threading.Thread(target=lambda: (waiting.wait(), store()), daemon=True).start()
+        for batch in batches:
+            seen.update(batch.text)
+    assert seen == WHOLE
+
+
+@pytest.mark.parametrize("client", ["ours", "s3fs"])
+def test_an_object_that_is_replaced_ends_the_run(
+    url: str, tmp_path: Path, make_tar: Any, monkeypatch: pytest.MonkeyPatch, client: str
+) -> None:
+    source = WebdatasetSource.open(url)
+    if client == "s3fs":
+        monkeypatch.setattr(DirectRanges, "_read", AsyncMock(return_value=None))
+    reader = SampleReader(source)
+    assert reader.sample(60).parts == {"txt": b"text 60"}
+    first = SAMPLES // 4
+    texts = {n: f"text {n}" if n == first else f"TEXT {n}" for n in range(first, 2 * first)}
+    path = make_tar("new.tar", [(f"{n:04d}.txt", text.encode()) for n, text in texts.items()])
+    fs, base = remote_files.file_system(url)
+    assert fs.size(f"{base}/1.tar") == path.stat().st_size
+    fs.put_file(str(path), f"{base}/1.tar")
+    with pytest.raises(ShardChangedError, match=r"was replaced while[\s\S]*1\.tar"):
+        reader.sample(61)
+    assert SampleReader(WebdatasetSource.open(url)).sample(61).parts == {"txt": b"TEXT 61"}
+
+
+def reset_auth(moto: int, first: str) -> None:
+    """Have moto look at credentials, after so many requests."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{moto}/moto-api/reset-auth", first.encode(), {"Content-Type": "text/plain"}
+    )
+    urllib.request.urlopen(request).read()
+
+
+def test_wrong_credentials_are_an_error_at_once(url: str, moto: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = WebdatasetSource.open(url)
+    reset_auth(moto, "0")  # from now on moto looks at credentials
+    try:
+        began = time.monotonic()
+        with pytest.raises(FatalStorageError, match=r"refuses the request[\s\S]*credentials"):
+            WebdatasetSource.open(url)
+        with pytest.raises(FatalStorageError, match=r"refuses the request[\s\S]*credentials"):
+            SampleReader(source).sample(7)
+        assert time.monotonic() - began < 10
+    finally:
+        reset_auth(moto, "inf")
+
+
+def test_requests_are_signed_by_us(store: Store, moto: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """moto checks the signature of each, with keys that make it hard."""
+    boto3 = pytest.importorskip("boto3")
+    server = f"http://127.0.0.1:{moto}"
+    iam = boto3.client("iam", endpoint_url=server, aws_access_key_id="x", aws_secret_access_key="x", region_name="a")
+    name = "reader"
+    iam.create_user(UserName=name)
+    allowed = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+    iam.put_user_policy(UserName=name, PolicyName="all", PolicyDocument=json.dumps(allowed))
+    key = iam.create_access_key(UserName=name)["AccessKey"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+    store()
+    bodies = {f"s3://signed/{name}": name.encode() * 9 for name in ("a.tar", "a b/c+d&e=%20~.tar", "ü/../(1)'.tar")}
+    fs, _ = remote_files.file_system("s3://signed/x")
+    fs.mkdir("signed")
+    for url, body in bodies.items():
+        fs.pipe_file(remote_files.file_system(url)[1], body)
+    direct = direct_ranges(fs)
+    assert direct is not None
+
+    def read(url: str) -> bytes:
+        return asyncio.run_coroutine_threadsafe(remote_files.read_range_in_loop(url, 3, 30), fs.loop).result(60)
+
+    reset_auth(moto, "0")
+    try:
+        assert {url: read(url) for url in bodies} == {url: body[3:33] for url, body in bodies.items()}
+        assert direct.read_here == len(bodies)
+        known = direct._heads["signed/a.tar"]
+        direct._heads["signed/a.tar"] = (known[0], known[1].replace(b"Signature=", b"Signature=0"), known[2])
+        assert read("s3://signed/a.tar") == bodies["s3://signed/a.tar"][3:33]  # refused, and signed anew
+        assert direct.read_here == len(bodies) + 1
+    finally:
+        reset_auth(moto, "inf")
+
+
+def test_a_bucket_that_is_not_there(url: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(DatasetError, match="no prepared data set"):
+        WebdatasetSource.open("s3://no-such-bucket/data")
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.nightly  # botocore tries for a while by itself
+def test_no_server_at_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_files, "_PATIENCE_AT_START", 0.5)
+    server = store()
+    server.kill()
+    server.wait()
+    with pytest.raises(FatalStorageError, match=r"cannot be read, for \d+ s[\s\S]*network"):
+        WebdatasetSource.open("s3://bucket/data")
+    assert os.environ["AWS_ENDPOINT_URL"]

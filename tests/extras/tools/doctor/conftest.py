@@ -1,0 +1,23 @@
+"""Groups of forked ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+# Test folders are no packages; helpers are imported by their plain names.
+sys.path.insert(0, str(Path(__file__).parents[3] / "trainer" / "parallel"))
+
+from rank_processes import RunRanks
+from rank_processes import run_ranks as run
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def run_ranks(tmp_path: Path) -> RunRanks:
+    """``run_ranks(world, fn, timeout=60)``: call ``fn(rank)`` on each rank of a gloo group; returns the results."""
+    return lambda world, fn, timeout=60.0: run(world, fn, folder=tmp_path, timeout=timeout)
