@@ -12,7 +12,7 @@ take them from the plan of the data, because a sample that failed would be missi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,11 +20,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from energon_lite.extras.balance.encoder_plan import EncoderPlan
-from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
-from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.vision import encode_images
-from energon_lite.trainer.training.throughput import flops_of_images
+
+if TYPE_CHECKING:
+    from energon_lite.trainer.models.batch import MultimodalBatch
+    from energon_lite.trainer.models.config import ModelConfig
+    from energon_lite.trainer.models.llama import LlamaModel
 
 __all__ = ["ImageExchange", "image_exchange"]
 
@@ -41,6 +41,8 @@ def image_exchange(model: LlamaModel, micro_batches: Sequence[MultimodalBatch | 
         model: the model, on a mesh with ``share_images``.
         micro_batches: this rank's micro-batches of the step.
     """
+    from energon_lite.trainer.models.batch import sizes_of_images
+
     group = model.mesh.group("images")
     if group is None or model.vision is None:
         return None
@@ -105,6 +107,8 @@ class ImageExchange:
 
     def _encode(self, pixels: torch.Tensor, sizes: Sizes) -> torch.Tensor:
         """Encode concatenated images into tokens ``[tokens, hidden]``."""
+        from energon_lite.trainer.models.vision import encode_images
+
         images = pixels.split([3 * height * width for height, width in sizes])
         if sizes:
             shaped = [pixels.view(3, *size) for pixels, size in zip(images, sizes, strict=True)]
@@ -141,6 +145,8 @@ def _joined(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 
 def _costs(config: ModelConfig, sizes: Sequence[Sizes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the cost and the owner, a rank, of each image of a turn, ``[images]``."""
+    from energon_lite.trainer.training.throughput import flops_of_images
+
     flops = flops_of_images(config, [size for of_rank in sizes for size in of_rank])
     costs = [1 + count // _OPERATIONS for count in flops]
     owner = np.repeat(np.arange(len(sizes)), [len(of_rank) for of_rank in sizes])

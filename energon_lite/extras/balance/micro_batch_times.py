@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,11 +17,12 @@ from energon_lite.errors import UsageError
 from energon_lite.extras.balance.cost_file import read_micro_batches, write_cost_model
 from energon_lite.extras.balance.cost_fit import fit_costs
 from energon_lite.extras.balance.cost_model import CostModel
-from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths, sizes_of_images
-from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.pipeline_schedule import Action
-from energon_lite.trainer.training.throughput import encoder_shape, language_shape
+
+if TYPE_CHECKING:
+    from energon_lite.trainer.models.batch import MultimodalBatch
+    from energon_lite.trainer.models.config import ModelConfig
+    from energon_lite.trainer.parallel.mesh import ParallelMesh
+    from energon_lite.trainer.training.pipeline_schedule import Action
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +152,8 @@ def micro_batch_numbers(batch: MultimodalBatch, config: ModelConfig) -> dict[str
         batch: the micro-batch.
         config: the model's shape.
     """
+    from energon_lite.trainer.models.batch import document_lengths, sizes_of_images
+
     rows, length = batch.tokens.shape
     lengths = batch.document_lengths
     if lengths is None:
@@ -170,5 +173,7 @@ def micro_batch_numbers(batch: MultimodalBatch, config: ModelConfig) -> dict[str
 
 def cost_model_of(config: ModelConfig) -> CostModel:
     """Return the cost model that follows from a model's shape."""
+    from energon_lite.trainer.training.throughput import encoder_shape, language_shape
+
     encoder = encoder_shape(config) if config.image_size else None
     return CostModel.of_shape(language_shape(config), encoder)

@@ -7,14 +7,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.pipeline import Record
-from energon_lite.trainer.training.pipeline_schedule import Action
+
+if TYPE_CHECKING:
+    from energon_lite.trainer.parallel.mesh import ParallelMesh
+    from energon_lite.trainer.training.pipeline import Record
+    from energon_lite.trainer.training.pipeline_schedule import Action
 
 
 class ProfileWindow:
