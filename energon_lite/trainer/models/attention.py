@@ -80,9 +80,10 @@ class Attention(nn.Module):
         q, k, v = (self._heads(features) for features in made)
         q, k = q if self.q_norm is None else self.q_norm(q), k if self.k_norm is None else self.k_norm(k)
         q, k = rotate(q, part.rotation), rotate(k, part.rotation)
-        # Keys and values are concatenated, so that one collective gathers them.
-        both = gather_positions(torch.cat([k, v], dim=-1), part.mesh)
-        k, v = (both if part.cache is None else part.cache.extend(self, both)).chunk(2, dim=-1)
+        if part.mesh.cp > 1 or part.cache is not None:
+            # Keys and values are concatenated, so that one collective gathers them.
+            both = gather_positions(torch.cat([k, v], dim=-1), part.mesh)
+            k, v = (both if part.cache is None else part.cache.extend(self, both)).chunk(2, dim=-1)
         return self.o_proj(self._mix(q, k, v, part).transpose(1, 2).flatten(2))
 
     def _mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, part: SequencePart) -> torch.Tensor:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import torch
+from counted_operations import Operations
 from host_reads import host_reads
 
 from energon_lite.trainer.models.batch import MultimodalBatch
@@ -55,6 +56,28 @@ def test_no_launch_reads_and_the_numbers_come_in_one() -> None:
         result = launched[1].result()
     assert found == ["tolist"] and math.isfinite(result.loss) and result.tokens == 32
     assert [each.result().updates for each in launched] == [1, 2, 3]
+
+
+def test_a_step_makes_no_tensor_of_numbers_of_the_host() -> None:
+    """On a GPU, such a copy waits until all work before it is done."""
+    mesh = build_mesh()
+    model = LlamaModel(MODEL, mesh)
+    optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig())
+    launch_step(model, optimizer, [text(), text()], mesh, lr=1e-3)  # the first step learns the order of gradients
+    with Operations() as operations:
+        launch_step(model, optimizer, [text(), text()], mesh, lr=1e-3)
+    names = {name for name, _ in operations.found}
+    assert "aten.mm.default" in names and "aten.lift_fresh.default" not in names
+
+
+def test_keys_and_values_are_joined_only_to_be_gathered() -> None:
+    """Without context parallelism and cache, joining them and cutting them apart would be a copy of both."""
+    model = LlamaModel(MODEL, build_mesh())
+    with Operations() as operations, torch.no_grad():
+        model.all_logits(text().tokens)
+    width = 2 * MODEL.head_width
+    joined = [shape for name, shape in operations.found if "cat" in name and shape[-1:] == (width,)]
+    assert joined == [], "rotations are as wide as a head"
 
 
 def test_a_rate_by_tokens_reads_their_number_only() -> None:
