@@ -31,10 +31,11 @@ from energon_lite.trainer.conversion.huggingface_folder import (
 from energon_lite.trainer.conversion.image_config import any_model_config, vision_settings
 from energon_lite.trainer.conversion.tensor_names import (
     EMBEDDING,
-    belongs_to_encoder,
+    HEAD,
+    OTHER_MODELS,
     check_tensors,
-    is_head,
     model_shapes,
+    native_name,
     their_names,
 )
 from energon_lite.trainer.models.config import DTYPES, ModelConfig
@@ -141,10 +142,10 @@ def native_tensors(
     """
     shapes, wanted, padded = folder.shapes(), model_shapes(config), model_shapes(config, padded=True)
     if encoder:
-        shapes = {name: shape for name, shape in shapes.items() if belongs_to_encoder(name)}
+        shapes = {name: shape for name, shape in shapes.items() if not name.startswith(OTHER_MODELS)}
         wanted = {name: shape for name, shape in wanted.items() if name.startswith("vision.")}
     names = their_names(wanted, shapes, llava=config.vision is not None and not encoder)
-    head = next(filter(is_head, shapes), None)
+    head = next((name for name in shapes if native_name(name) == HEAD), None)
     if config.tie_embeddings and head is not None and names.get(EMBEDDING) in shapes:
         _check_copy(folder, names[EMBEDDING], head)
         del shapes[head]

@@ -92,7 +92,7 @@ _BEGINNINGS = (
     (r"(language_model\.model|model\.language_model|language_model|model)\.", ""),
 )
 #: Prefixes of parts of SigLIP and CLIP models other than their image encoders.
-_OTHERS = ("text_model.", "text_projection.", "visual_projection.", "logit_scale", "logit_bias")
+OTHER_MODELS = ("text_model.", "text_projection.", "visual_projection.", "logit_scale", "logit_bias")
 
 
 def native_name(theirs: str) -> str:
@@ -120,11 +120,6 @@ def their_names(ours: Collection[str], found: Collection[str] = (), *, llava: bo
     return {name: here.get(name) or _written(name, llava=llava) for name in ours}
 
 
-def belongs_to_encoder(theirs: str) -> bool:
-    """Return False for weights of SigLIP and CLIP models outside their image encoders."""
-    return not theirs.startswith(_OTHERS)
-
-
 def _written(ours: str, *, llava: bool) -> str:
     """Return the name of a weight on the Hugging Face Hub, as transformers 4 writes and 5 reads it."""
     part, _, rest = ours.partition(".")
@@ -133,8 +128,3 @@ def _written(ours: str, *, llava: bool) -> str:
     if part == "projector":
         return f"multi_modal_projector.{rest}"
     return f"language_model.{huggingface_name(ours)}" if llava else huggingface_name(ours)
-
-
-def is_head(theirs: str) -> bool:
-    """Return whether a name is that of the output layer's weight."""
-    return native_name(theirs) == HEAD

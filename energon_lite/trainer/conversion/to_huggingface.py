@@ -47,7 +47,6 @@ from energon_lite.trainer.conversion.tensor_names import (
     EMBEDDING,
     HEAD,
     check_tensors,
-    is_head,
     model_shapes,
     native_name,
     their_names,
@@ -172,7 +171,10 @@ def native_to_huggingface(
     # Checked before the whole checkpoint is read.
     part = exported_part(config, text_only=text_only, vision_only=vision_only, where=str(named))
     place = find_weights(named)
-    folder = _empty_folder(target)
+    folder = Path(target)
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError("the folder is not empty", where=folder, fix="give another one, or remove what is in it")
+    folder.mkdir(parents=True, exist_ok=True)
     kept = f"{os.fspath(place).rstrip('/').rpartition('/')[0] or '.'}/{COMPANION}"
     former = os.fspath(like or (f"{kept}/{VISION}" if part.kind == "vision" else kept))
     others = companions_of(former)
@@ -205,14 +207,6 @@ def native_to_huggingface(
     return folder
 
 
-def _empty_folder(target: str | os.PathLike[str]) -> Path:
-    folder = Path(target)
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError("the folder is not empty", where=folder, fix="give another one, or remove what is in it")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def _tokenizer_of_run(data: Mapping[str, Any] | None) -> dict[str, bytes]:
     """Return the tokenizer files of a run, by its data section; empty if it was no run, or they no longer exist."""
     try:
@@ -238,7 +232,7 @@ def _targets(
         stored = DTYPES[dtype] if dtype else saved.dtype(f"model.{name}")
         targets[names[name]] = TargetTensor(stored, shape, f"model.{name}")
     if same and HEAD in here and HEAD not in shapes:  # a copy in addition to tied embeddings
-        targets[next(filter(is_head, former))] = targets[names[EMBEDDING]]
+        targets[next(name for name in former if native_name(name) == HEAD)] = targets[names[EMBEDDING]]
     return targets
 
 
