@@ -3,7 +3,7 @@
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
 ``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``,
-``METADATASET_KEYS``, ``BLEND_OPENERS``. A guest that is deleted takes its entries with it.
+``METADATASET_KEYS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``. A guest that is deleted takes its entries with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -52,6 +52,7 @@ __all__ = [
     "range_readers",
     "source_formats",
     "state_readers",
+    "storage_guests",
 ]
 
 
@@ -226,6 +227,15 @@ def blend_openers() -> dict[str, str]:
     :class:`~energon_lite.loading.opened_blend.OpenedBlend`, or None if the leaves are to be opened as usual.
     """
     return _merged("BLEND_OPENERS")
+
+
+def storage_guests() -> dict[str, str]:
+    """Return what guests do for the storage, by name. Table ``STORAGE_GUESTS``; a value is ``module:object``.
+
+    ``index.sqlite`` is a :class:`~energon_lite.storage.index.nv_meta.KeyDatabase`, ``prepare_url`` a
+    :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`.
+    """
+    return _merged("STORAGE_GUESTS")
 
 
 def load(target: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # for kill_steps, damage and effort
-
-from effort import load_profile
-from shards_by_hand import TEXT_YAML, text_dataset, write_dataset
+from tests.effort import load_profile
+from tests.shards_by_hand import TEXT_YAML, text_dataset, write_dataset
 
 load_profile()
 # Ranks of tests are forked: a rank would wait for ever for its parent's threads that compile.

@@ -1,18 +1,20 @@
 """Check of the tests: put faults into the code, one at a time, and report those that no test notices.
 
     python tools/mutation_check.py --faults 40 --seed 0
-    python tools/mutation_check.py --room order --faults 10
+    python tools/mutation_check.py --part core --faults 10
+    python tools/mutation_check.py --module energon_lite/order --faults 10
 
 A fault is a small change of one expression or statement: a comparison that is off by its border or turned round, a
 number or an index off by one, a condition that always or never holds, two operands exchanged, a statement that is left
-out. Types, messages and what is only shown are left alone. Faults are drawn at random from the rooms below, and each is
-tried in a copy of the project, with the tests of its room, until the first of them fails: first those that name the
-faulty module. That test must pass again without the fault. A fault that all tests pass is shown with its line: either a
-test is missing, or the change makes no difference (a cache that is dropped, a bound that is never reached), which a
-reader has to decide.
+out. Types, messages and what is only shown are left alone. Faults are drawn at random from the files of a part of the
+package: the core, the trainer, the extras. Each is tried in a copy of the project, with the test files that are nearest
+to it, until the first test fails: files that use the names defined around the fault come first, then those that name
+its module, then those that use a module that imports it. That test must pass again without the fault. A fault that all
+these tests pass is shown with its line: either a test is missing, or it is further away (``--files``), or the change
+makes no difference (a cache that is dropped, a bound that is never reached), which a reader has to decide.
 
-It takes a minute a fault and core, several if no test notices. The exit status is the number of faults that were not
-caught.
+It takes half a minute a fault and core, several minutes if no test notices. The exit status is the number of faults
+that were not caught.
 """
 
 from __future__ import annotations
@@ -23,56 +25,34 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import hypothesis  # noqa: F401  # the imports that are slow, for the forks
+import pytest
+import torch.distributed.checkpoint
+import torch.distributed.tensor
+import torch.utils.data  # noqa: F401
+
 ROOT = Path(__file__).parents[1]
 
 
-def _laws(*names: str) -> list[str]:
-    return [f"tests/core/laws/test_{name}.py" for name in names]
-
-
-#: Where faults are put, and the tests that should find them, those that are quick first.
-ROOMS: dict[str, tuple[list[str], list[str]]] = {
-    "order": (
-        ["energon_lite/order"],
-        ["tests/core/order", "tests/core/laws/test_windows.py", "tests/core/laws/test_oracle.py"],
-    ),
-    "plan": (
-        ["energon_lite/batching", "energon_lite/extras/balance"],
-        [
-            "tests/core/batching",
-            "tests/core/recipes/test_doors.py",
-            "tests/extras/balance/test_profile_command.py",
-            *_laws("token_batches", "token_steps", "token_epochs", "encoded_token_batches", "cost_batches"),
-            *_laws("steps", "oracle"),
-        ],
-    ),
-    "cursor": (
-        ["energon_lite/loading/iterators", "energon_lite/loading/states"],
-        ["tests/core/loading/states", "tests/core/laws", "tests/core/loading/test_interrupts.py"],
-    ),
-    "reader": (
-        ["energon_lite/storage/read", "energon_lite/storage/samples", "energon_lite/extras/energon/joins"],
-        [
-            "tests/core/storage",
-            "tests/core/loading/makers",
-            "tests/extras/energon/compat/test_jsonl_files.py",
-            "tests/core/recipes/test_doors.py",
-            "tests/extras/energon/test_joins.py",
-            *_laws("windows", "no_code"),
-        ],
-    ),
-}
+PACKAGE = ROOT / "energon_lite"
+#: Folders of the parts of the package; the core is everything else.
+PARTS = {"core": "", "extras": "energon_lite/extras", "trainer": "energon_lite/trainer"}
 #: Seconds after which all tests, or a single one, count as hanging.
-_SECONDS, _HANGS = 1800.0, 180
+_SECONDS, _HANGS = 600.0, 180
+#: Test files with slow tests are tried up to this place among the nearest.
+_SLOW_FILES = 4
 
 #: Of these functions and calls people read the result.
 _SHOWN = {"__repr__", "__str__"}
@@ -109,11 +89,10 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of a file, and the tests that should notice it."""
+    """A change of a file."""
 
     path: str
     change: Change
-    tests: tuple[str, ...]
 
     def applied(self, source: bytes) -> bytes:
         lines = source.split(b"\n")
@@ -173,70 +152,153 @@ def _is_import_guard(node: ast.If) -> bool:
     return "TYPE_CHECKING" in ast.unparse(node.test) or "__name__" in ast.unparse(node.test)
 
 
-def possible(room: str) -> list[Fault]:
-    """All faults of a room, one of each change of text."""
-    folders, tests = ROOMS[room]
+def possible(part: str, below: str = "") -> list[Fault]:
+    """All faults of a part, one of each change of text; ``below``: only of this file, or of files in this folder."""
     found = []
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            tree = ast.parse(path.read_bytes())
-            name = str(path.relative_to(ROOT))
-            found += [Fault(name, change, tuple(tests)) for change in dict.fromkeys(changes(tree))]
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        if _part_of(name) == part and f"{name}/".startswith(f"{below.rstrip('/')}/" if below else ""):
+            found += [Fault(name, change) for change in dict.fromkeys(changes(ast.parse(path.read_bytes())))]
     return found
 
 
-def caught_by(fault: Fault, copy: Path) -> str:
+def _part_of(name: str) -> str:
+    return next((part for part, folder in PARTS.items() if folder and name.startswith(f"{folder}/")), "core")
+
+
+def caught_by(fault: Fault, copy: Path, tests: Sequence[str]) -> str:
     """The test that fails, or hangs, with the fault in a copy of the project, and only with it; empty if none does."""
     path = copy / fault.path
     whole = path.read_bytes()
-    path.write_bytes(fault.applied(whole))
-    try:
-        failed = _failing(_nearest_first(fault, copy), copy)
-    finally:
-        path.write_bytes(whole)
-    if failed and _failing([failed], copy):
-        raise RuntimeError(f"{failed} fails without any fault, too")
-    return failed
+    while True:
+        path.write_bytes(fault.applied(whole))
+        try:
+            failed = _failing(tests, copy)
+        finally:
+            path.write_bytes(whole)
+        if failed in _good or not failed or not _failing([failed], copy):
+            _good.add(failed)
+            return failed
+        print(f"left out: {failed} fails without any fault, too", flush=True)
+        _bad.append(failed)
 
 
-def _nearest_first(fault: Fault, copy: Path) -> list[str]:
-    """The files of a fault's tests, those that name its module first."""
-    files: list[Path] = []
-    for test in fault.tests:
-        files += sorted((copy / test).rglob("test_*.py")) if (copy / test).is_dir() else [copy / test]
-    module = re.compile(rf"\b{re.escape(Path(fault.path).stem)}\b")
-    files = sorted(dict.fromkeys(files), key=lambda file: module.search(file.stem + " " + file.read_text()) is None)
-    return [str(file.relative_to(copy)) for file in files]
+#: Tests that pass without any fault, and those that fail here without any.
+_good: set[str] = set()
+_bad: list[str] = []
+
+
+class Nearness:
+    """How near test files are to a place in the code, by the names that both use; rare names count more."""
+
+    def __init__(self) -> None:
+        files = sorted((ROOT / "tests").rglob("test_*.py"))
+        texts = {str(file.relative_to(ROOT)): file.read_text() for file in files}
+        self._tests = {name: (text, set(re.findall(r"\w+", text)), _words(name)) for name, text in texts.items()}
+        self._users = Counter(word for _, words, _ in self._tests.values() for word in words)
+        self._places = Counter(word for *_, place in self._tests.values() for word in place)
+        self._modules = {str(path.relative_to(ROOT)): path.read_text() for path in PACKAGE.rglob("*.py")}
+
+    def nearest(self, fault: Fault, count: int) -> list[str]:
+        """The ``count`` nearest test files, nearest first."""
+        module = fault.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        named = re.compile(rf"\b{re.escape(module)}\b")
+        tree = ast.parse(self._modules[fault.path])
+        around, own = set(_around(tree, fault.change.start[0])), _public(tree)
+        users = {name for name, text in self._modules.items() if named.search(text) and name != fault.path}
+        indirect = set().union(*(_public(ast.parse(self._modules[name])) for name in users), set())
+
+        def nearness(name: str) -> tuple[float, int]:
+            text, words, place = self._tests[name]
+            names = 4 * self._weight(around & words) + self._weight(own & words) + 0.5 * self._weight(indirect & words)
+            places = sum(2 / self._places[word] ** 0.5 for word in place & _words(fault.path))
+            return names + 4 * bool(named.search(text)) + places, -len(text)
+
+        return sorted(self._tests, key=nearness, reverse=True)[:count]
+
+    def _weight(self, names: Collection[str]) -> float:
+        return min(sum(4 / (3 + self._users[name]) for name in names), 3.0)
+
+
+def _words(path: str) -> set[str]:
+    """The words in the folders and the name of a file."""
+    return set(re.split(r"[/_.]", path)) - {"energon", "lite", "tests", "test", "py"}
+
+
+def _around(tree: ast.AST, line: int) -> Iterator[str]:
+    """Names of the functions and classes that a line is in."""
+    for node in ast.walk(tree):
+        is_definition = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        if is_definition and node.lineno <= line <= (node.end_lineno or line) and not node.name.startswith("__"):
+            yield node.name
+
+
+def _public(tree: ast.Module) -> set[str]:
+    """Names of the functions and classes that a module defines for others."""
+    nodes = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+    return {node.name for node in nodes if not node.name.startswith("_")}
 
 
 def _failing(tests: Sequence[str], copy: Path) -> str:
     """The first of some tests that fails or hangs, empty if none does: the quick ones come first, with few examples."""
-    return _failing_of("not slow", "check", tests, copy) or _failing_of("not gpu", "default", tests, copy)
+    return _failing_of("not slow", "check", tests, copy) or _failing_of("slow", "default", tests[:_SLOW_FILES], copy)
 
 
 def _failing_of(mark: str, profile: str, tests: Sequence[str], copy: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(copy), "HYPOTHESIS_STORAGE_DIRECTORY": str(copy / ".hypothesis")}
-    environment["PYTHONUNBUFFERED"] = "1"  # else the names of tests are lost where one ends the process
-    environment["HYPOTHESIS_PROFILE"] = profile
-    options = ["-v", "-x", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={_HANGS}"]
-    options += ["-m", f"{mark} and not nightly and not gpu"]
-    command = [sys.executable, "-m", "pytest", *options, *tests]
-    try:
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=_SECONDS)
-    except subprocess.TimeoutExpired as hangs:
-        return _last_test(hangs.stdout.decode() if hangs.stdout else "") or tests[0]
-    if done.returncode in (0, 5):  # 5: no test has the mark
+    options = ["-x", "-n0", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={_HANGS}"]
+    options += ["-m", f"{mark} and not nightly and not gpu", *(f"--deselect={test}" for test in _bad), *tests]
+    begun = _Begun(copy / "begun.txt")
+    code = _run_tests(options, copy, profile, begun)
+    if code in (0, 5):  # 5: no test has the mark
         return ""
-    if done.returncode in (3, 4):  # not what a failing test gives
-        raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
-    named = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return named[-1] if named else _last_test(done.stdout) or tests[0]
+    if code in (3, 4):  # not what a failing test gives
+        raise RuntimeError((copy / "output.txt").read_text(errors="replace")[-4000:])
+    return begun.file.read_text() or tests[0]
 
 
-def _last_test(output: str) -> str:
-    """The last test that was begun."""
-    begun = re.findall(r"^(tests/\S+::\S+)", output, re.MULTILINE)
-    return begun[-1] if begun else ""
+class _Begun:
+    """A plugin of pytest that writes down the last test that was begun."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        file.write_text("")
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.file.write_text(nodeid)
+
+
+def _run_tests(options: Sequence[str], copy: Path, profile: str, plugin: _Begun) -> int | None:
+    """The exit status of pytest in a copy of the project; None: it took too long.
+
+    It runs in a fork of this process, which has imported what takes long and is no part of the project.
+    """
+    child = os.fork()
+    if not child:
+        code = 3
+        try:
+            os.setsid()
+            file = os.open(copy / "output.txt", os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+            os.chdir(copy)
+            sys.path.insert(0, str(copy))
+            sys.argv[:] = ["pytest"]
+            os.environ |= {"PYTHONPATH": str(copy), "HYPOTHESIS_STORAGE_DIRECTORY": str(copy / ".hypothesis")}
+            os.environ["HYPOTHESIS_PROFILE"] = profile
+            code = int(pytest.main([*options], [plugin]))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    end = time.monotonic() + _SECONDS
+    while time.monotonic() < end:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.1)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
 
 
 def _copied(into: Path) -> Path:
@@ -250,23 +312,27 @@ def _copied(into: Path) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--room", action="append", choices=sorted(ROOMS), help="default: all, in turn")
-    parser.add_argument("--faults", type=int, default=40)
+    parser.add_argument("--part", action="append", choices=sorted(PARTS), help="default: all, in turn")
+    parser.add_argument("--module", default="", help="only faults of this file, or of the files in this folder")
+    parser.add_argument("--faults", type=int, default=40, help="of each part")
+    parser.add_argument("--first", type=int, default=0, help="number of the first of them, to continue a run")
+    parser.add_argument("--files", type=int, default=12, help="test files that are tried for a fault")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args(arguments)
-    rooms = options.room or sorted(ROOMS)
     drawn: list[Fault] = []
-    for place, room in enumerate(rooms):  # the same of a room, whichever others there are
-        count = len(range(place, options.faults, len(rooms)))
-        drawn += random.Random(f"{options.seed} {room}").sample(possible(room), count)
+    for part in options.part or sorted(PARTS):  # the same of a part, whichever others there are
+        faults = possible(part, options.module)
+        random.Random(f"{options.seed} {part}").shuffle(faults)
+        drawn += faults[options.first : options.faults]
+    near = Nearness()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.processes) as threads:
         copies = [_copied(Path(folder, str(number))) for number in range(options.processes)]
 
         def tried(fault: Fault) -> str:
             copy = copies.pop()
             try:
-                return caught_by(fault, copy)
+                return caught_by(fault, copy, near.nearest(fault, options.files))
             finally:
                 copies.append(copy)
 

@@ -158,14 +158,11 @@ def _collate(values: Sequence[Any], padding: Padding, path: tuple[str, ...]) -> 
     if dataclasses.is_dataclass(first):
         if hasattr(first, "from_samples"):
             return batch_from_samples(kind, values, padding)
-        fields = {}
-        for field in dataclasses.fields(first):
-            column = list(map(attrgetter(field.name), values))
-            of_base = _OF_BASE_FIELDS.get(field.name)
-            fields[field.name] = of_base(column) if of_base else _collate(column, padding, (*path, field.name))
-        return kind(**fields)
-    columns = zip(kind._fields, zip(*values, strict=True), strict=True)
-    return kind(*(_collate(column, padding, (*path, name)) for name, column in columns))
+        names = [field.name for field in dataclasses.fields(first)]
+        columns = {name: list(map(attrgetter(name), values)) for name in names}
+        return kind(**{name: collate_entry(name, column, padding, path) for name, column in columns.items()})
+    entries = zip(kind._fields, zip(*values, strict=True), strict=True)
+    return kind(*(_collate(column, padding, (*path, name)) for name, column in entries))
 
 
 def _is_structured(value: Any) -> bool:
@@ -191,7 +188,9 @@ class _Unlike(Exception):
 
     def error(self, samples: Sequence[Any]) -> UnlikeError:
         """The error for the user, with the kinds of values and the samples that have them."""
-        values = [self._value(sample) for sample in samples]
+        values = list(samples)
+        for name in self.path:
+            values = [value[name] if isinstance(value, dict) else getattr(value, name) for value in values]
         keys = [field_of(sample, "__key__") for sample in samples]
         names_by_look: dict[str, list[str]] = {}
         for number, (key, value) in enumerate(zip(keys, values, strict=True)):
@@ -199,7 +198,9 @@ class _Unlike(Exception):
         seen = [f"{looks}: {listed(names, _SHOWN)}" for looks, names in names_by_look.items()]
         more = f"; and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
         what, fix = self._mistake(samples, values)
-        error = UnlikeError(f"{what}: {'; '.join(seen[:_SHOWN])}{more}", where=_places(samples), fix=fix)
+        sources = [source for sample in samples for source in field_of(sample, "__sources__") or ()]
+        where = ", ".join(dict.fromkeys(source.dataset_path for source in sources)) or None
+        error = UnlikeError(f"{what}: {'; '.join(seen[:_SHOWN])}{more}", where=where, fix=fix)
         error.is_named = None not in keys
         return error
 
@@ -229,11 +230,6 @@ class _Unlike(Exception):
             f"another number: {padding}; or {own}",
         )
 
-    def _value(self, sample: Any) -> Any:
-        for name in self.path:
-            sample = sample[name] if isinstance(sample, dict) else getattr(sample, name)
-        return sample
-
 
 #: Largest number of kinds of values in a message, and of samples of each kind.
 _SHOWN = 4
@@ -252,12 +248,6 @@ def _looks(value: Any, others: Sequence[Any]) -> str:
     if isinstance(value, dict) and all(isinstance(other, dict) for other in others):
         return f"entries {', '.join(map(str, value))}"
     return type(value).__name__
-
-
-def _places(samples: Sequence[Any]) -> str | None:
-    """Paths of the data sets of the samples; None if unknown."""
-    paths = dict.fromkeys(source.dataset_path for sample in samples for source in field_of(sample, "__sources__") or ())
-    return ", ".join(paths) or None
 
 
 def empty_like(batch: Any, rows: int) -> Any:

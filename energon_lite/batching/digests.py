@@ -88,11 +88,9 @@ def set_digest(addresses: Sequence[Sequence[int]]) -> int:
         >>> set_digest([(0, 1, 0), (0, 2, 0)]) == set_digest([(0, 2, 0), (0, 1, 0)])
         True
     """
-    known = getattr(addresses, "digest", None)
-    return _sum(addresses) if known is None else known
-
-
-def _sum(addresses: Iterable[Sequence[int]]) -> int:
+    known: int | None = getattr(addresses, "digest", None)
+    if known is not None:
+        return known
     total = 0
     for leaf, index, epoch, *piece in addresses:
         hashed = address_hash(leaf, index, epoch)

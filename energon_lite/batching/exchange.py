@@ -99,7 +99,11 @@ def _even_out(bins: list[_Bin], sizes: Ints, costs: Ints, limit: int) -> None:
 
 def _trade(heavy: _Bin, light: _Bin, sizes: Ints, costs: Ints, limit: int) -> bool:
     """Apply the swap that minimizes the larger cost of the two bins; False if no swap helps."""
-    mine, yours = (_sets(micro_batch.entries, sizes, costs) for micro_batch in (heavy, light))
+    sets = []
+    for entries in (heavy.entries, light.entries):
+        places = spread(sizes[entries], _CONSIDERED)
+        sets.append(Sets.of(places, sizes[None, entries[places]], costs[None, entries[places]]))
+    mine, yours = sets
     room = np.array([limit - heavy.size]), np.array([limit - light.size])
     trade = best_trade(
         mine, yours, room, lambda moved: np.maximum(heavy.cost - moved[0], light.cost + moved[0]) - heavy.cost
@@ -107,26 +111,14 @@ def _trade(heavy: _Bin, light: _Bin, sizes: Ints, costs: Ints, limit: int) -> bo
     if trade is None:
         return False
     give, take = trade.samples(mine, yours)
-    size, moved = trade.size(mine, yours), trade.moved(mine, yours)
-    _move(heavy, give, light, take, int(size[0]), int(moved[0]))
-    return True
-
-
-def _move(heavy: _Bin, give: Ints, light: _Bin, take: Ints, size: int, cost: int) -> None:
     given, taken = heavy.entries[give], light.entries[take]
-    heavy.entries = np.concatenate([np.delete(heavy.entries, give), taken])
-    light.entries = np.concatenate([np.delete(light.entries, take), given])
-    heavy.size = heavy.size - size
-    light.size = light.size + size
-    heavy.cost = heavy.cost - cost
-    light.cost = light.cost + cost
-
-
-def _sets(entries: Ints, sizes: Ints, costs: Ints) -> Sets:
-    """All sets of up to two of the bin's considered samples, by their indices in the bin."""
-    places = spread(sizes[entries], _CONSIDERED)
-    chosen = entries[places]
-    return Sets.of(places, sizes[None, chosen], costs[None, chosen])
+    size = int(mine.sizes[0, trade.give] - yours.sizes[0, trade.take])
+    cost = int(mine.costs[0, trade.give] - yours.costs[0, trade.take])
+    for micro_batch, gone, come, sign in ((heavy, give, taken, -1), (light, take, given, 1)):
+        micro_batch.entries = np.concatenate([np.delete(micro_batch.entries, gone), come])
+        micro_batch.size += sign * size
+        micro_batch.cost += sign * cost
+    return True
 
 
 def spread(sizes: Ints, considered: int, shift: int = 0) -> Ints:
@@ -186,16 +178,6 @@ class Trade:
         """Samples that leave the first and the second micro-batch."""
         give, take = mine.numbers[self.give], yours.numbers[self.take]
         return give[give >= 0], take[take >= 0]
-
-    def size(self, mine: Sets, yours: Sets) -> Ints:
-        """Net size that leaves the first micro-batch, ``[limits]``."""
-        less: Ints = mine.sizes[:, self.give] - yours.sizes[:, self.take]
-        return less
-
-    def moved(self, mine: Sets, yours: Sets) -> Ints:
-        """Net cost that leaves the first micro-batch, ``[rows]``."""
-        less: Ints = mine.costs[:, self.give] - yours.costs[:, self.take]
-        return less
 
 
 def best_trade(mine: Sets, yours: Sets, room: tuple[Ints, Ints], worth: Callable[[Ints], Ints]) -> Trade | None:

@@ -59,15 +59,12 @@ def assign(costs: Ints, ranks: int) -> Ints:
         )
     if count <= ranks:
         return np.arange(count, dtype=np.int64).reshape(-1, ranks)
-    shares = np.stack([_share(row) for row in costs])
+    # Each cost as a share of its row's total, without floating point.
+    totals = [max(1, int(row.sum())) for row in costs]
+    parts = [[cost * _SCALE // total for cost in row] for row, total in zip(costs.tolist(), totals, strict=True)]
+    shares = np.array(parts, dtype=np.int64)
     assignments = _swap_batches(_differencing(shares.sum(axis=0).tolist(), ranks), shares)
     return np.array(sorted(sorted(share) for share in assignments), dtype=np.int64).T
-
-
-def _share(values: Ints) -> Ints:
-    """Each value as a share of the total, in units of 1/2**40, without floating point."""
-    total = max(1, int(values.sum()))
-    return np.array([value * _SCALE // total for value in values.tolist()], dtype=np.int64)
 
 
 def _differencing(weights: list[int], ranks: int) -> list[list[int]]:
@@ -224,7 +221,8 @@ def even_step(batches: MicroBatches, capacity: Capacity | None, sample: Ints | N
 
 
 def _exchanged(batches: MicroBatches, capacity: Capacity, sample: Ints | None) -> MicroBatches:
-    groups = _groups(len(batches))
+    count = len(batches)
+    groups = next((count // size for size in _GROUPS if count % size == 0), 1)
     assignments = assign(
         np.stack([batches.tokens(), batches.attention()]), groups
     )  # [micro-batches of a group, groups]
@@ -233,7 +231,7 @@ def _exchanged(batches: MicroBatches, capacity: Capacity, sample: Ints | None) -
         return even
     sizes = capacity.sizes(even.length)
     apart = keep_apart(even, sample, sizes, np.zeros_like(sizes), lambda sizes, _: sum(sizes) <= capacity.limit)
-    return apart if len(apart) == len(batches) else batches
+    return apart if len(apart) == count else batches
 
 
 def rank_slot(rank: int, world: int, turn: int) -> int:
@@ -255,8 +253,3 @@ def _bound(batches: MicroBatches, capacity: Capacity) -> Capacity:
     sizes = np.add.reduceat(capacity.sizes(batches.length), edges) if len(edges) else edges
     fullest = int(sizes[sizes <= capacity.limit].max(initial=0))
     return replace(capacity, limit=min(capacity.limit, fullest + fullest // _SLACK)) if fullest else capacity
-
-
-def _groups(count: int) -> int:
-    """Number of equal groups into which ``count`` micro-batches are divided; 1 if there is no suitable divisor."""
-    return next((count // size for size in _GROUPS if count % size == 0), 1)

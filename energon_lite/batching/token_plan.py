@@ -287,7 +287,12 @@ class TokenPlan(Plan):
             seed=hash_ints(self.seed, _PLAN, pass_number, number),
             key_lengths=None if self.key_lengths is None else _lengths_at(addresses, self.key_lengths),
         )
-        balancer = None if self.costs is None else _balancer(addresses, lengths, self.costs)
+        balancer = None
+        if self.costs is not None:
+            sizes = {TOKENS: lengths}
+            for name in self.costs.leaves[0]:
+                sizes[name] = _lengths_at(addresses, [columns[name] for columns in self.costs.leaves], name)
+            balancer = self.costs.model.balancer(sizes, self.costs.max_images)
         capacity = packing_capacity(self.strategy)
         if balancer is not None and capacity is not None:
             batches = balancer.within_limits(batches, capacity, stretches.edges)
@@ -307,11 +312,3 @@ def _lengths_at(addresses: Addresses, lengths: Sequence[Lengths], name: str = ""
         if len(here):
             values_at[here] = checked_lengths(values[addresses.index[here]], name or f"the lengths of data set {leaf}")
     return values_at
-
-
-def _balancer(addresses: Addresses, lengths: Ints, costs: CostColumns) -> StepBalancer:
-    """Balancer of the samples at the addresses."""
-    sizes = {TOKENS: lengths}
-    for name in costs.leaves[0]:
-        sizes[name] = _lengths_at(addresses, [columns[name] for columns in costs.leaves], name)
-    return costs.model.balancer(sizes, costs.max_images)

@@ -49,11 +49,6 @@ COMMANDS = {
         "Write a small project that runs without changes: data, blend, task encoder, training script.",
         _GROUP,
     ),
-    "filter": Command(
-        "energon_lite.cli.measure:filter_command",
-        "Store the samples of a data set that meet a condition, such as tokens <= 4096, under a name.",
-        _OTHERS,
-    ),
     "completion": Command("energon_lite.cli.main:completion", "Write the completion script of a shell.", _OTHERS),
 }
 

@@ -1,7 +1,4 @@
-"""``energon-lite measure``: run a task encoder over data sets, and store measurements of each sample as columns.
-
-``energon-lite filter``: store the samples whose measurements meet a condition, as a filter index.
-"""
+"""``energon-lite measure``: run a task encoder over data sets, and store measurements of each sample as columns."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ import click
 from energon_lite.cli.arguments import (
     PART_OPTIONS,
     AskedParts,
-    ExistingPath,
     asked_parts,
     code_hash,
     job_options,
@@ -39,17 +35,17 @@ from energon_lite.loading.measuring.part_lengths import measure_parts, part_colu
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.runner import MeasuringRunner
-from energon_lite.storage.index.columns import CHECKSUMS, check_column_name
+from energon_lite.storage.index.column_file import check_column_name
+from energon_lite.storage.index.columns import CHECKSUMS
 from energon_lite.storage.index.index_cache import shard_counts
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import meta_path
-from energon_lite.storage.index.sample_filter import SampleFilter, build_filter_index
 from energon_lite.storage.read.shard_checks import check_known
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
 
-__all__ = ["command", "filter_command"]
+__all__ = ["command"]
 
 #: Largest number of reasons that are shown.
 _SHOWN_REASONS = 20
@@ -284,28 +280,3 @@ def show_report(report: MeasureReport) -> None:
     if report.failed > len(report.failures):
         click.secho(f"  failed: ... and {report.failed - len(report.failures):,} more", fg="yellow", err=True)
     click.echo("  in " + ", ".join(report.written))
-
-
-@click.command(name="filter", context_settings={"show_default": True})
-@click.argument("path", type=ExistingPath())
-@click.argument("name")
-@click.argument("where")
-@click.option("--force-overwrite", "overwrite", is_flag=True, help="Replace a filter index with this name.")
-def filter_command(path: str, name: str, where: str, overwrite: bool) -> None:
-    """Store which samples of PATH, a prepared folder or a JSONL file, meet the condition WHERE, under a NAME.
-
-    WHERE compares measured columns, such as "tokens <= 4096 and quality.score > 0.5". A metadataset may name the filter
-    (filter: NAME), also for Megatron-Energon 8. In energon_lite it may have the condition itself instead, which follows
-    changes of the columns; an index does not change.
-
-    \b
-    Example:
-      energon-lite filter data/coco short "tokens <= 4096"
-    """
-    condition = SampleFilter(where)
-    if condition.index is not None:
-        raise UsageError(f"{where!r} is no condition", fix='compare columns: "tokens <= 4096"')
-    source = WebdatasetSource.open(path)
-    kept = condition.keep({column: source.column(column)[:] for column in condition.columns}).nonzero()[0]
-    build_filter_index(path, name, kept, overwrite=overwrite)
-    click.echo(f"{path}: filter {name!r} keeps {len(kept):,} of {counted(len(source), 'sample')}")

@@ -36,9 +36,14 @@ from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, find_shards
-from energon_lite.storage.prepare.loader_template import loader_template
 from energon_lite.storage.prepare.prepare import PrepareReport, index_again, prepare_folder, prepare_jsonl
-from energon_lite.storage.prepare.sample_document import CRUDE, SAMPLE_LOADER, find_sample_type, sample_document
+from energon_lite.storage.prepare.sample_document import (
+    CRUDE,
+    SAMPLE_LOADER,
+    find_sample_type,
+    loader_template,
+    sample_document,
+)
 from energon_lite.storage.prepare.shard_scans import is_unfinished
 
 __all__ = ["command"]

@@ -20,7 +20,6 @@ from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.index.splits import parse_ratio
 from energon_lite.storage.prepare.dataset_scan import DatasetScan
-from energon_lite.storage.prepare.loader_template import loader_template
 from energon_lite.storage.prepare.prepare import PrepareReport
 from energon_lite.storage.prepare.sample_document import (
     CRUDE,
@@ -28,6 +27,7 @@ from energon_lite.storage.prepare.sample_document import (
     check_parts,
     find_sample_type,
     is_required,
+    loader_template,
     sample_document,
     sample_fields,
 )

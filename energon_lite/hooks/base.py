@@ -35,8 +35,8 @@ from energon_lite.hooks.context import HookGenerator, current_context
 from energon_lite.hooks.cooking import Cooker, cook_function, given_stores
 from energon_lite.hooks.stateless import stateless
 from energon_lite.storage.samples.decoding import SampleDecoder
-from energon_lite.storage.stores.cache_pool import CachePool
 from energon_lite.storage.stores.file_store import FileStore
+from energon_lite.storage.stores.lazy import CachePool
 
 __all__ = [
     *(

@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from energon_lite.errors import UsageError
 from energon_lite.order.hashing import hash_ints, hash_next
-from energon_lite.storage.stores.cache_pool import CachePool, NoCachePool
+from energon_lite.storage.stores.lazy import CachePool, NoCachePool
 from energon_lite.worker_config import ACTIVE_CONFIG, WorkerConfig
 
 __all__ = [

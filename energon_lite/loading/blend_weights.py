@@ -26,8 +26,7 @@ from energon_lite.errors import ConfigError, DataIndexError, StateMismatchError
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.stages import StagedBlend, WeightStage, last_position
-from energon_lite.storage.index.columns import LENGTH, SKIP
-from energon_lite.storage.index.sample_filter import length_column
+from energon_lite.storage.index.columns import LENGTH, SKIP, length_column
 
 __all__ = ["LeafFacts", "StagedIdentity", "by_samples", "find_stages", "leaf_facts", "mean_of"]
 

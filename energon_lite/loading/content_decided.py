@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from energon_lite.batching.best_fit_decreasing import PACK_VERSION
-from energon_lite.batching.chunks import ChunkPlan, default_chunk_size
+from energon_lite.batching.plan import ChunkPlan, default_chunk_size
 from energon_lite.errors import UsageError
 from energon_lite.hooks import is_overridden
 from energon_lite.loading.iterators.identity import Identity

@@ -18,23 +18,20 @@ from energon_lite.errors import ConfigError, NotPreparedError, UsageError, did_y
 from energon_lite.hooks import Cooker, TaskEncoder
 from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name, measure_arguments
-from energon_lite.loading.makers.metadataset_keys import join_guest, stores_of
+from energon_lite.loading.makers.metadataset_keys import filters_of, join_guest, stores_of
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.files.remote_files import read_file
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info
-from energon_lite.storage.index.sample_filter import SampleFilter
-from energon_lite.storage.read.data_digest import data_digest, data_digests
-from energon_lite.storage.read.opened_source import AnySource, OpenedSource, Renaming
+from energon_lite.storage.read.opened_source import AnySource, OpenedSource, Renaming, data_digest, data_digests
 from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.source import has_own_scheme, source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
-from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
-from energon_lite.storage.samples.part_columns import compile_columns
+from energon_lite.storage.samples.field_map import FieldMap, compile_columns, compile_field_map
 from energon_lite.storage.samples.sample_loader import Loader, SampleLoader
-from energon_lite.storage.samples.trusted_code import load_function
+from energon_lite.trust import load_function
 
 __all__ = [
     *("PathOrDict", "dataset_config_of", "find_leaves", "open_leaves", "open_source", "open_whole", "refuse_join"),
@@ -187,7 +184,7 @@ def open_source(spec: LeafSpec, skips: str | None = None, asked: Sequence[str] =
             fix = "leave out use_measured_skips"
             raise UsageError(what, where=spec.origin or spec.path, fix=fix)
         return join_guest(spec).source(spec)
-    filters = _filters(spec)
+    filters = filters_of(spec)
     asked = asked or measure_arguments(spec)
     if (opener := source_opener(spec.path)) is not None:
         if skips is not None:
@@ -214,13 +211,6 @@ def open_source(spec: LeafSpec, skips: str | None = None, asked: Sequence[str] =
         filters=filters,
         asked=asked,
     )
-
-
-def _filters(spec: LeafSpec) -> list[SampleFilter]:
-    try:
-        return [SampleFilter(text) for text in spec.filters]
-    except UsageError as error:
-        raise UsageError(error.what, where=spec.origin or spec.path, fix=error.fix) from None
 
 
 def _tell_skips(source: AnySource, skips: str, encoder: TaskEncoder) -> None:

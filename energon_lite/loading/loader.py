@@ -27,7 +27,7 @@ from energon_lite.loading.makers.batch_runner import Result
 from energon_lite.loading.makers.report import Report
 from energon_lite.loading.makers.user_frames import hide_own_frames
 from energon_lite.loading.progress import MetricsSink, Progress, ReportingOptions, gathered_stats, setup_of, tokens_of
-from energon_lite.storage.stores.cache_pool import CachePool, checked_pool
+from energon_lite.storage.stores.lazy import CachePool, checked_pool
 from energon_lite.worker_config import WorkerConfig
 
 if TYPE_CHECKING:

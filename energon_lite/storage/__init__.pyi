@@ -2,8 +2,6 @@ from .files.atomic_file import replacing as replacing
 from .index.columns import write_column as write_column
 from .index.nv_meta import is_prepared as is_prepared
 from .index.nv_meta import read_info as read_info
-from .index.sample_filter import build_filter_index as build_filter_index
-from .index.sample_filter import build_filter_index_from_shard_indexes as build_filter_index_from_shard_indexes
 from .index.splits import parse_ratio as parse_ratio
 from .prepare.prepare import prepare_dataset as prepare_dataset
 from .read.range_cache import ReadAhead as ReadAhead

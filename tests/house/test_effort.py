@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from effort import examples
+
+from tests.effort import examples
 
 TESTS = Path(__file__).parents[1]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -106,12 +105,12 @@ class EncoderPlan:
 
         Images that it encodes itself are in the list for its own rank.
         """
-        mine = self.encoder[self._own(rank)]
+        mine = self.encoder[slice(*np.searchsorted(self.owner, [rank, rank + 1]).tolist())]
         return [np.flatnonzero(mine == to).tolist() for to in range(self.ranks)]
 
     def receive(self, rank: int) -> list[int]:
         """Number of images that this rank gets from each rank, itself included."""
-        counts: list[int] = self._table[:, rank].tolist()
+        counts: list[int] = np.bincount(self.owner[self.encoder == rank], minlength=self.ranks).tolist()
         return counts
 
     def encoded(self, rank: int) -> list[int]:
@@ -129,13 +128,3 @@ class EncoderPlan:
         sent = [image for images in self.send(rank) for image in images]
         order: list[int] = np.argsort(np.array(sent, dtype=np.int64), kind="stable").tolist()
         return order
-
-    @cached_property
-    def _table(self) -> Ints:
-        """Images by owner and encoder, ``[ranks, ranks]``."""
-        table = np.zeros((self.ranks, self.ranks), dtype=np.int64)
-        np.add.at(table, (self.owner, self.encoder), 1)
-        return table
-
-    def _own(self, rank: int) -> slice:
-        return slice(*np.searchsorted(self.owner, [rank, rank + 1]).tolist())

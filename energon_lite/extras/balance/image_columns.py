@@ -17,12 +17,13 @@ import numpy as np
 from energon_lite.batching.capacity import Ints, at_least_one
 from energon_lite.errors import DecodeError, UsageError, listed
 from energon_lite.extras.balance.entry_points import COLUMNS
+from energon_lite.extras.balance.image_size import IMAGE_HEAD_BYTES, image_size
 from energon_lite.loading.measuring.values import Values
 from energon_lite.storage.files.shard_store import Shard
 from energon_lite.storage.index.column_file import Ragged
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.content import guess_extension, media_kind
-from energon_lite.storage.samples.image_size import IMAGE_HEAD_BYTES, image_size, read_image_header
+from energon_lite.storage.samples.image_decoding import read_image_header
 
 __all__ = ["ImageColumns", "ImageHeaders", "ImagePatches", "requested"]
 

@@ -6,6 +6,10 @@ from energon_lite.errors import EmptyDatasetError as EmptyDatasetError
 from energon_lite.errors import FatalSampleError as FatalSampleError
 from energon_lite.errors import SampleException as SampleException
 from energon_lite.errors import SkipSample as SkipSample
+from energon_lite.extras.energon.sample_filters import build_filter_index as build_filter_index
+from energon_lite.extras.energon.sample_filters import (
+    build_filter_index_from_shard_indexes as build_filter_index_from_shard_indexes,
+)
 from energon_lite.extras.media.av_data import AVData as AVData
 from energon_lite.extras.media.av_decoder import AVDecoder as AVDecoder
 from energon_lite.extras.media.metadata import AVMetadata as AVMetadata
@@ -53,20 +57,16 @@ from energon_lite.samples import VQAOCRSample as VQAOCRSample
 from energon_lite.samples import VQASample as VQASample
 from energon_lite.samples import add_source_info as add_source_info
 from energon_lite.samples import edataclass as edataclass
-from energon_lite.storage.index.sample_filter import build_filter_index as build_filter_index
-from energon_lite.storage.index.sample_filter import (
-    build_filter_index_from_shard_indexes as build_filter_index_from_shard_indexes,
-)
 from energon_lite.storage.samples.decoding import SampleDecoder as SampleDecoder
-from energon_lite.storage.stores.cache_pool import CachePool as CachePool
-from energon_lite.storage.stores.cache_pool import NoCachePool as NoCachePool
 from energon_lite.storage.stores.file_store import DecodeFileStore as DecodeFileStore
 from energon_lite.storage.stores.file_store import FileStore as FileStore
 from energon_lite.storage.stores.file_store import FileStoreDecoder as FileStoreDecoder
 from energon_lite.storage.stores.file_store import PrimaryFileStore as PrimaryFileStore
+from energon_lite.storage.stores.lazy import CachePool as CachePool
 from energon_lite.storage.stores.lazy import DirectLazy as DirectLazy
 from energon_lite.storage.stores.lazy import Lazy as Lazy
 from energon_lite.storage.stores.lazy import MockLazy as MockLazy
+from energon_lite.storage.stores.lazy import NoCachePool as NoCachePool
 from energon_lite.worker_config import WorkerConfig as WorkerConfig
 
 from .compat.install import install as install

@@ -1,3 +1,16 @@
 """Entry points of the extra ``energon``."""
 
-METADATASET_KEYS = {"join": "energon_lite.extras.energon.joins.opening:JOIN"}
+from energon_lite.entry_points import Command
+
+COMMANDS = {
+    "filter": Command(
+        "energon_lite.extras.energon.filter_command:command",
+        "Store the samples of a data set that meet a condition, such as tokens <= 4096, under a name.",
+        "Filters",
+    ),
+}
+STORAGE_GUESTS = {"index.sqlite": "energon_lite.extras.energon.index_sqlite:DATABASE"}
+METADATASET_KEYS = {
+    "filter": "energon_lite.extras.energon.sample_filters:SampleFilter",
+    "join": "energon_lite.extras.energon.joins.opening:JOIN",
+}

@@ -15,7 +15,8 @@ import threading
 from functools import partial
 from typing import Any, NamedTuple
 
-from energon_lite.errors import EnergonLiteError, ShardChangedError, ShardFormatError, UsageError
+from energon_lite.errors import EnergonLiteError, ShardFormatError, UsageError
+from energon_lite.extras.formats.byte_shards import replaced
 from energon_lite.storage.files.byte_ranges import RangedFile, read_bytes, size_of
 from energon_lite.storage.files.remote_files import is_remote
 
@@ -96,9 +97,7 @@ class ParquetTable:
         owner = (os.getpid(), threading.get_ident())
         if self._open is None or self._open[0] != owner:
             if size_of(self.path) != self.size or hashlib.sha256(self._footer()).hexdigest() != self.digest:
-                raise ShardChangedError(
-                    "the file was replaced since the data set was opened", where=self.path, fix="start the run again"
-                )
+                raise replaced(self.path)
             source = self.path
             if is_remote(self.path):
                 source = pa.PythonFile(RangedFile(self.size, partial(read_bytes, self.path)), mode="r")
@@ -244,9 +243,7 @@ class ArrowTable:
             return pa.py_buffer(read_bytes(self.path, message.offset, message.size))
         if self._map is None or self._map[0] != os.getpid():
             if size_of(self.path) != self.size:
-                raise ShardChangedError(
-                    "the file was replaced since the data set was opened", where=self.path, fix="start the run again"
-                )
+                raise replaced(self.path)
             self._map = os.getpid(), pa.memory_map(self.path)
         return self._map[1].read_at(message.size, message.offset)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from energon_lite.errors import ShardChangedError
 from energon_lite.storage.files.byte_ranges import found_at, read_bytes, size_of
 from energon_lite.storage.files.file_versions import file_version
 from energon_lite.storage.files.remote_files import is_remote
@@ -17,7 +18,7 @@ from energon_lite.storage.files.shard_store import (
     shared_store,
 )
 
-__all__ = ["fetch", "shard_of"]
+__all__ = ["fetch", "replaced", "shard_of"]
 
 #: Requests to a store at the same time.
 _TOGETHER = 16
@@ -32,6 +33,12 @@ def shard_of(path: str) -> Shard:
     status = found_at(path)
     size = size_of(path, status)
     return path, ShardIdentity(size, head_checksum(read_bytes(path, 0, min(size, 512))), file_version(status))
+
+
+def replaced(path: str) -> ShardChangedError:
+    """Return the error for a file that is another one than when the data set was opened."""
+    what = "the file was replaced since the data set was opened"
+    return ShardChangedError(what, where=path, fix="start the run again")
 
 
 def fetch(ranges: Sequence[Range]) -> list[bytes]:

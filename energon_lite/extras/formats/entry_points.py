@@ -6,7 +6,7 @@ _GROUP = "Other formats"
 
 COMMANDS = {
     "convert": Command(
-        "energon_lite.extras.formats.converting.command:command",
+        "energon_lite.extras.formats.convert_command:command",
         "Write a data set in another format: tar, MDS, Parquet, JSONL.",
         _GROUP,
     ),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_lite.errors import DataIndexError, DatasetError, FatalSampleError, UsageError, listed
-from energon_lite.extras.formats.arrow_values import lengths_of, values_of
+from energon_lite.extras.formats.tables import lengths_of, values_of
 
 __all__ = ["LanceSource", "open_source"]
 
@@ -80,14 +80,7 @@ class LanceSource:
         if name not in dataset.schema.names:
             fix = f"there are: {listed(dataset.schema.names)}"
             raise DataIndexError(f"the data set has no column {name!r}", where=self.path, fix=fix)
-        lengths = lengths_of(dataset.to_table(columns=[name]).column(name))
-        if lengths is None:
-            raise UsageError(
-                f"column {name!r} has no lengths: it is neither of integers nor of lists, or some are missing",
-                where=self.path,
-                fix="name another one (length_column=...)",
-            )
-        return lengths
+        return lengths_of(dataset.to_table(columns=[name]), name, self.path)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_opened": None}

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_lite.errors import DataIndexError, ShardChangedError, ShardFormatError
-from energon_lite.extras.formats.byte_shards import fetch, shard_of
+from energon_lite.errors import DataIndexError, ShardFormatError
+from energon_lite.extras.formats.byte_shards import fetch, replaced, shard_of
 from energon_lite.storage.files.byte_ranges import missing, read_bytes, size_of
 from energon_lite.storage.files.open_file import map_file, open_file
 from energon_lite.storage.files.remote_files import is_remote
@@ -147,11 +147,7 @@ class MegatronSource:
     def _arrays(self) -> _Arrays:
         if self._opened is None:
             if size_of(self._index_path) != self._size:
-                raise ShardChangedError(
-                    "the file was replaced since the data set was opened",
-                    where=self._index_path,
-                    fix="start the run again",
-                )
+                raise replaced(self._index_path)
             self._opened = self._map()
         return self._opened
 

@@ -33,7 +33,7 @@ from energon_lite.loading.blend_weights import by_samples
 from energon_lite.loading.leaves import open_source
 from energon_lite.storage.files.array_file import FileKind, read_arrays, write_arrays
 from energon_lite.storage.files.stored_array import whole_or_none
-from energon_lite.storage.index.columns import column_folders
+from energon_lite.storage.index.column_file import column_folders
 from energon_lite.storage.index.index_cache import cache_folder
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import meta_path

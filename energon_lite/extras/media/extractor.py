@@ -13,7 +13,7 @@ from energon_lite.errors import DecodeError, UsageError
 from energon_lite.extras.media.av_decoder import AVDecoder
 from energon_lite.extras.media.metadata import ImageMetadata, MediaMetadataBase
 from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension, media_kind
-from energon_lite.storage.samples.image_size import read_image_header
+from energon_lite.storage.samples.image_decoding import read_image_header
 
 __all__ = ["MediaFilterConfig", "MediaFilterStrategy"]
 

@@ -1,1 +1,1 @@
-"""Ranges of objects over HTTP and S3 without a client library per request."""
+"""Object stores: ranges over HTTP and S3 without a client library per request, and preparation of data sets there."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from energon_lite.batching.chunks import worlds_for
+from energon_lite.batching.plan import worlds_for
 from energon_lite.errors import TopologyError
 from energon_lite.loading.iterators.state import MAX_LANES, Numbers, damaged, is_count
 from energon_lite.loading.makers.chunk_job import START, Place, Tail

@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from energon_lite.batching.chunks import ChunkPlan, default_lanes
+from energon_lite.batching.plan import ChunkPlan, default_lanes
 from energon_lite.batching.strategy import describe
 from energon_lite.errors import SampleError, StateError, StateMismatchError, UnknownLengthError, counted, listed
 from energon_lite.hooks import Hooks, hooks_of
@@ -33,7 +33,7 @@ class LaneDataset(SavableDataset):
     Args:
         plan: assignment of samples to chunks.
         lanes: number of lanes that the chunks are dealt to; None: the number given by
-            :func:`~energon_lite.batching.chunks.default_lanes` for the world size at the beginning of the run.
+            :func:`~energon_lite.batching.plan.default_lanes` for the world size at the beginning of the run.
         bundling: settings for making batches by the lengths of encoded samples; None: batches are not made by length.
     """
 

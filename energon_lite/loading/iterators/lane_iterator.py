@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from energon_lite.batching.chunks import default_lanes
+from energon_lite.batching.plan import default_lanes
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading.iterators.collectives import agree_on_step, check_group
 from energon_lite.loading.iterators.iterator import DatasetIterator

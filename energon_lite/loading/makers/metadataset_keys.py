@@ -1,4 +1,5 @@
-"""Keys of metadatasets that guests open: ``join``, joined data sets, and ``aux``, the stores of files for a cooker."""
+"""Keys of metadatasets that guests open: ``join``, joined data sets; ``aux``, the stores of files for a cooker; and
+``filter``, conditions on samples."""
 
 from __future__ import annotations
 
@@ -7,16 +8,21 @@ from typing import Any, NamedTuple, Protocol
 
 from energon_lite.config.leaf_spec import AuxReference, LeafSpec
 from energon_lite.entry_points import load, metadataset_keys
-from energon_lite.errors import ConfigError
+from energon_lite.errors import ConfigError, UsageError
 from energon_lite.hooks import Cooker, TaskEncoder, check_stores
 from energon_lite.storage.read.opened_source import AnySource
+from energon_lite.storage.read.sample_choice import SampleFilter
 from energon_lite.storage.samples.sample_loader import Loader
 from energon_lite.storage.stores.file_store import DecodeFileStore, FileStore
 
-__all__ = ["JoinGuest", "StoreGuest", "join_guest", "stores_of"]
+__all__ = ["JoinGuest", "StoreGuest", "filters_of", "join_guest", "stores_of"]
 
 #: By key: its objects, and the extra of this library that opens them, for messages.
-_EXTRAS = {"join": ("joined data sets", "energon"), "aux": ("the stores of a cooker", "media")}
+_EXTRAS = {
+    "join": ("joined data sets", "energon"),
+    "aux": ("the stores of a cooker", "media"),
+    "filter": ("filters of samples", "energon"),
+}
 
 
 class JoinGuest(NamedTuple):
@@ -55,6 +61,23 @@ def join_guest(spec: LeafSpec) -> JoinGuest:
     """
     guest: JoinGuest = _guest("join", spec.origin)
     return guest
+
+
+def filters_of(spec: LeafSpec) -> list[SampleFilter]:
+    """Return the conditions on the samples of a leaf. Entry ``filter`` of the table ``METADATASET_KEYS`` is a function
+    of a text.
+
+    Raises:
+        ConfigError: the extra is not installed.
+        UsageError: a text is no condition.
+    """
+    if not spec.filters:
+        return []
+    make: Callable[[str], SampleFilter] = _guest("filter", spec.origin)
+    try:
+        return [make(text) for text in spec.filters]
+    except UsageError as error:
+        raise UsageError(error.what, where=spec.origin or spec.path, fix=error.fix) from None
 
 
 def stores_of(

@@ -15,7 +15,7 @@ from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Result
 from energon_lite.storage.files.read_counts import COUNTS, Reads
-from energon_lite.storage.stores.cache_pool import CachePool
+from energon_lite.storage.stores.lazy import CachePool
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["JobTimer", "Observer", "Services", "StageTimer", "Times", "note_transfer", "stage_of"]

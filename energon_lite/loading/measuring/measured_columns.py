@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
 from glob import glob
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,12 @@ from energon_lite.storage.files.atomic_file import remove_if_there
 from energon_lite.storage.index.column_file import (
     ColumnFile,
     Made,
-    Ragged,
     RaggedFile,
+    column_path,
+    writable_folder,
     write_column_file,
-    write_ragged_file,
 )
-from energon_lite.storage.index.columns import LENGTH, SKIP, column_path, stored_columns, writable_folder
+from energon_lite.storage.index.columns import LENGTH, SKIP
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 __all__ = ["Blocks", "MeasuredColumns"]
@@ -72,7 +73,7 @@ class MeasuredColumns:
 
     def _check_not_hidden(self, name: str, kind: type[ColumnFile]) -> None:
         """Refuse a column of another maker next to the data: it takes precedence over columns in the user's cache."""
-        for file in stored_columns(self._source.path, name, kind):
+        for file in kind.stored(self._source.path, name):
             if os.path.dirname(file.path) == self._folder:
                 break
             if file.fits(self._source.index) and not self._is_ours(file):
@@ -97,7 +98,7 @@ class MeasuredColumns:
         index = self._source.index
         fixed: list[dict[int, NDArray[Any]]] = []
         for name in self._fixed:
-            made = [file for file in stored_columns(self._source.path, name) if self._is_ours(file)]
+            made = [file for file in ColumnFile.stored(self._source.path, name) if self._is_ours(file)]
             fixed.append(self._unchanged(made[0]) if made else {})
         columns = {name: self._unchanged(file) for name, file in self._others(ColumnFile).items()}
         ragged = {name: self._unchanged(file) for name, file in self._others(RaggedFile).items()}
@@ -153,23 +154,18 @@ class MeasuredColumns:
             self._check_not_hidden(self._prefix + name, RaggedFile if width else ColumnFile)
         index = self._source.index
         made = self._made_by()
+        getters: dict[str, Callable[[Values], Any]] = {}
         for name, width in sorted(shapes.items()):
+            getters[name] = methodcaller("rows", name, abs(width)) if width else methodcaller("column", name)
+        getters |= {name: attrgetter("lengths" if name.endswith(LENGTH) else "flags") for name in self._fixed}
+        for name, get in getters.items():
+            width, full = abs(shapes.get(name, 0)), name if name in self._fixed else self._prefix + name
             kind = RaggedFile if width else ColumnFile
-            kept, most, made["others"] = self._kept(self._prefix + name, kind, abs(width), measured)
-            path = self._path(name, kind)
-            dtype = _dtype(max(largest.get(name, 0), most))
-            if width:
-                rows = partial(_rows, blocks, name, abs(width), kept)
-                write_ragged_file(path, self._prefix + name, index, rows, width=abs(width), dtype=dtype, **made)
-            else:
-                column = (kept.get(row) if block is None else block.column(name) for row, block in enumerate(blocks()))
-                write_column_file(path, self._prefix + name, index, column, dtype=dtype, **made)
-        for name in self._fixed:
-            what = "lengths" if name.endswith(LENGTH) else "flags"
-            kept, most, made["others"] = self._kept(name, ColumnFile, 0, measured)
-            column = (kept.get(row) if block is None else getattr(block, what) for row, block in enumerate(blocks()))
-            dtype = _dtype(max(largest.get(LENGTH, 0), most)) if what == "lengths" else "|u1"
-            write_column_file(column_path(self._folder, name), name, index, column, dtype=dtype, **made)
+            kept, most, made["others"] = self._kept(full, kind, width, measured)
+            dtype = _dtype(max(largest.get(LENGTH if name in self._fixed else name, 0), most))
+            dtype = "|u1" if name in self._fixed and name.endswith(SKIP) else dtype
+            path = column_path(self._folder, full, kind.suffix)
+            write_column_file(path, full, index, partial(_blocks, blocks, get, kept), width=width, dtype=dtype, **made)
         for kind in (ColumnFile, RaggedFile):
             for name, file in self._others(kind, any_code=True).items():
                 if name not in shapes or bool(shapes[name]) != (kind is RaggedFile):
@@ -183,7 +179,7 @@ class MeasuredColumns:
         Raises:
             UsageError: they do not fit into one file with the values that were measured now.
         """
-        for file in stored_columns(self._source.path, name, kind):
+        for file in kind.stored(self._source.path, name):
             unchanged = file.unchanged(self._source.index)
             stored = {row: entry for row, entry in unchanged.items() if row not in measured}
             if not stored:
@@ -208,8 +204,8 @@ class MeasuredColumns:
         return {"maker": self._maker.settings, "code": self._maker.code, "command": self._maker.command}
 
 
-def _rows(blocks: Blocks, name: str, width: int, kept: Mapping[int, Ragged]) -> Iterator[Ragged | None]:
-    return (kept.get(row) if block is None else block.rows(name, width) for row, block in enumerate(blocks()))
+def _blocks(blocks: Blocks, get: Callable[[Values], Any], kept: Mapping[int, Any]) -> Iterator[Any]:
+    return (kept.get(row) if block is None else get(block) for row, block in enumerate(blocks()))
 
 
 def _kind(path: str) -> type[ColumnFile]:

@@ -32,7 +32,8 @@ from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.loading.measuring.values import Costs, Values
 from energon_lite.order.hashing import hash_text
-from energon_lite.storage.index.columns import CHECKSUMS, FAILED, LENGTH, SKIP, check_column_name
+from energon_lite.storage.index.column_file import check_column_name
+from energon_lite.storage.index.columns import CHECKSUMS, FAILED, LENGTH, SKIP
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.sample_loader import SampleLoader

@@ -28,8 +28,7 @@ from energon_lite.loading.measuring.values import Shapes, Values, joined_shapes
 from energon_lite.storage.index.columns import FAILED, LENGTH
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.sharded_job.helpers import Outcome
-from energon_lite.storage.sharded_job.job import Progress, ShardedJob
+from energon_lite.storage.sharded_job.job import Outcome, Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Table
 

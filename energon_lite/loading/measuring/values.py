@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import FatalSampleError
-from energon_lite.storage.index.column_file import Ragged
-from energon_lite.storage.index.columns import LENGTH, SKIP, check_column_name
+from energon_lite.storage.index.column_file import Ragged, check_column_name
+from energon_lite.storage.index.columns import LENGTH, SKIP
 
 __all__ = ["Costs", "Shapes", "Values", "columns_of", "joined_shapes"]
 

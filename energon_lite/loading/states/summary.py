@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from energon_lite.batching.chunks import worlds_for
+from energon_lite.batching.plan import worlds_for
 from energon_lite.errors import counted
 from energon_lite.loading.iterators.lane_cursor import ends_of, read_lanes
 from energon_lite.loading.iterators.state import KINDS, State, kind_of, read_rebase

@@ -19,24 +19,39 @@ all samples one after the other, with a width, ``[values, width]``, and there is
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import re
+import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from glob import glob
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
-from energon_lite.storage.files.array_file import ArrayWriter, FileKind, writing
+from energon_lite import entry_points
+from energon_lite.errors import DataIndexError, UsageError, counted
+from energon_lite.storage.files.array_file import FileKind, writing
 from energon_lite.storage.files.atomic_file import remove_leftovers
 from energon_lite.storage.files.stored_array import open_arrays
+from energon_lite.storage.index.index_cache import first_writable, index_places
+from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["ColumnFile", "Made", "Ragged", "RaggedFile", "shard_table", "write_column_file", "write_ragged_file"]
+__all__ = [
+    *("LENGTH", "ColumnFile", "Made", "Ragged", "RaggedFile", "check_column_name", "column_folders", "column_path"),
+    *("shard_table", "writable_folder", "write_column_file"),
+]
 
+#: The measured length of a sample in tokens (0 if it has none).
+LENGTH = "length"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 _CURE = "remove the file, and measure again"
 _COLUMN_FILE = FileKind(b"ENRGLCOL", 3, "column of a data set", _CURE)
 _RAGGED_FILE = FileKind(b"ENRGLRAG", 1, "ragged column of a data set", _CURE)
@@ -91,6 +106,7 @@ class ColumnFile:
 
     kind: ClassVar[FileKind] = _COLUMN_FILE
     suffix: ClassVar[str] = ".col"
+    noun: ClassVar[str] = "column"
 
     def __init__(self, path: str):
         arrays, meta = open_arrays(path, self.kind)
@@ -113,6 +129,51 @@ class ColumnFile:
             raise self.kind.damaged(path, "its table is incomplete") from None
         self.path = path
         self.shard_names = tuple(names.split("\0")) if len(self.shards) else ()
+
+    @classmethod
+    def stored(cls, root: str, name: str) -> list[Self]:
+        """Open the readable files of a column, the one next to the data first; they may be older than the data."""
+        files = []
+        for folder in column_folders(root):
+            try:
+                files.append(cls(column_path(folder, name, cls.suffix)))
+            except (FileNotFoundError, NotADirectoryError, PermissionError):
+                continue
+        return files
+
+    @classmethod
+    def find(cls, root: str, index: PackedIndex, name: str, rows: Sequence[int], *, asked: Sequence[str] = ()) -> Self:
+        """Find the column that belongs to ``index`` and has values for the shards in these rows of it.
+
+        Args:
+            asked: the data that is read, as arguments of ``energon-lite measure``, for messages; empty: all of
+                ``root``.
+
+        Raises:
+            DataIndexError: the column does not exist, is older than the data, or lacks values for some shards.
+        """
+        stored = cls.stored(root, name)
+        for file in stored:
+            if file.fits(index):
+                missing = [index.shard_names[row] for row in rows if not file.known(row)]
+                if not missing:
+                    return file
+                raise DataIndexError(
+                    f"the column {name!r} has no values for {len(missing)} of {counted(len(rows), 'shard')}, "
+                    f"such as {missing[0]!r}",
+                    where=file.path,
+                    fix=f"measure these as well: {_again(file.command, root, asked)}",
+                )
+        if stored:
+            raise DataIndexError(
+                f"the column {name!r} is older than the data set: shards have changed, come or gone since it was made",
+                where=stored[0].path,
+                fix=f"make it again, only changed shards are read: {_again(stored[0].command, root, asked)}",
+            )
+        folders, suffix = column_folders(root), cls.suffix
+        names = {path.removesuffix(suffix) for folder in folders for path in glob("*" + suffix, root_dir=folder)}
+        there = f"; it has {', '.join(sorted(names))}" if names else ""
+        raise DataIndexError(f"the data set has no {cls.noun} {name!r}{there}", where=root, fix=_cure(root, name))
 
     def fits(self, index: PackedIndex) -> bool:
         """Return True if each value belongs to the sample of the same number in ``index``."""
@@ -162,6 +223,7 @@ class RaggedFile(ColumnFile):
 
     kind = _RAGGED_FILE
     suffix = ".ragged"
+    noun = "ragged column"
 
     def block(self, start: int, stop: int) -> Ragged:
         """The values of the samples ``start..stop-1``."""
@@ -192,10 +254,11 @@ def write_column_file(
     path: str,
     name: str,
     index: PackedIndex,
-    blocks: Iterable[NDArray[Any] | None],
+    blocks: Callable[[], Iterable[Any]],
     *,
     dtype: str,
     maker: Mapping[str, Any],
+    width: int = 0,
     code: str = "",
     command: str = "",
     others: Mapping[int, Made] = MappingProxyType({}),
@@ -206,63 +269,33 @@ def write_column_file(
         path: the file.
         name: name of the column.
         index: the index that the values belong to.
-        blocks: for each shard its values; None: they are unknown.
+        blocks: gives for each shard its values: an array, or a :class:`Ragged`; None: they are unknown. It is called
+            twice for a ragged column.
         dtype: such as ``"<i4"``; the values must fit.
         maker, code, command: see :class:`ColumnFile`.
+        width: width of the values of a ragged column; 0: each sample has one value.
         others: by row, the maker of shards whose values another maker made.
     """
     table, makers = shard_table(index), _Makers(others)
+    samples = table[:, 3].tolist()
 
-    def raw() -> Iterator[memoryview]:
-        for row, block in enumerate(blocks):
-            values = np.zeros(table[row, 3], dtype=dtype) if block is None else np.ascontiguousarray(block, dtype=dtype)
-            assert len(values) == table[row, 3]  # otherwise all later values would belong to the wrong samples
-            data = values.view(np.uint8).data
+    def values() -> Iterator[memoryview]:
+        for row, block in enumerate(blocks()):
+            if block is None and width:
+                continue
+            stored = np.zeros(samples[row]) if block is None else block.values if width else block
+            data = np.ascontiguousarray(stored, dtype=dtype).reshape(-1).view(np.uint8).data
+            count = int(block.counts.sum()) * width if width else samples[row]
+            # Otherwise all later values would belong to the wrong samples.
+            assert len(data) == count * np.dtype(dtype).itemsize
             table[row, _KNOWN], table[row, _CHECKSUM] = makers.number(row, block is not None), zlib.crc32(data)
             yield data
-
-    meta = {"name": name, "digest": index.digest, "maker": dict(maker), "code": code, "command": command, **makers.meta}
-    remove_leftovers(os.path.dirname(path))
-    with writing(path, _COLUMN_FILE, meta) as file:
-        file.stream("values", dtype, (), raw())
-        _finish(file, index, table)
-
-
-def write_ragged_file(
-    path: str,
-    name: str,
-    index: PackedIndex,
-    blocks: Callable[[], Iterable[Ragged | None]],
-    *,
-    width: int,
-    dtype: str,
-    maker: Mapping[str, Any],
-    code: str = "",
-    command: str = "",
-    others: Mapping[int, Made] = MappingProxyType({}),
-) -> None:
-    """Write a ragged column atomically; see :func:`write_column_file`.
-
-    Args:
-        path, name, index, dtype, maker, code, command, others: see there.
-        blocks: a function that gives for each shard its values, or None if they are unknown. It is called twice.
-        width: width of the values, ``[n, width]``.
-    """
-    table, makers = shard_table(index), _Makers(others)
-
-    def raw() -> Iterator[memoryview]:
-        for row, block in enumerate(blocks()):
-            if block is not None:
-                data = np.ascontiguousarray(block.values, dtype=dtype).reshape(-1).view(np.uint8).data
-                assert len(data) == int(block.counts.sum()) * width * np.dtype(dtype).itemsize
-                table[row, _KNOWN], table[row, _CHECKSUM] = makers.number(row, True), zlib.crc32(data)
-                yield data
 
     def ends() -> Iterator[memoryview]:
         end = 0
         for row, block in enumerate(blocks()):
-            counts = np.zeros(table[row, 3], dtype=np.int64) if block is None else block.counts
-            assert len(counts) == table[row, 3]
+            counts = np.zeros(samples[row], dtype=np.int64) if block is None else block.counts
+            assert len(counts) == samples[row]
             if block is not None:  # the same values with other counts would belong to other samples
                 table[row, _CHECKSUM] = zlib.crc32(counts.astype("<i8").data, int(table[row, _CHECKSUM]))
             sums = end + np.cumsum(counts, dtype="<i8")
@@ -271,10 +304,13 @@ def write_ragged_file(
 
     meta = {"name": name, "digest": index.digest, "maker": dict(maker), "code": code, "command": command, **makers.meta}
     remove_leftovers(os.path.dirname(path))
-    with writing(path, _RAGGED_FILE, meta) as file:
-        file.stream("values", dtype, (width,), raw())
-        file.stream("ends", "<i8", (), ends())
-        _finish(file, index, table)
+    with writing(path, _RAGGED_FILE if width else _COLUMN_FILE, meta) as file:
+        file.stream("values", dtype, (width,) if width else (), values())
+        if width:
+            file.stream("ends", "<i8", (), ends())
+        file.add("shards", table)
+        names = "\0".join(index.shard_names).encode("utf-8", "surrogateescape")
+        file.add("shard_names", np.frombuffer(names, dtype=np.uint8))
 
 
 class _Makers:
@@ -290,8 +326,74 @@ class _Makers:
         return self._numbers.get(row, 1) if is_known else 0
 
 
-def _finish(file: ArrayWriter, index: PackedIndex, table: Int64) -> None:
-    """Write the arrays that both kinds of columns end with."""
-    file.add("shards", table)
-    names = "\0".join(index.shard_names).encode("utf-8", "surrogateescape")
-    file.add("shard_names", np.frombuffer(names, dtype=np.uint8))
+# -- names and places of files ---------------------------------------------------------------------------------------
+
+
+def check_column_name(name: str) -> str:
+    """Return ``name`` if it is a valid name of a column.
+
+    Raises:
+        UsageError: it is not valid.
+    """
+    if not _NAME.match(name) or len(name) > 100:
+        raise UsageError(
+            f"a column cannot be called {name!r}", fix="use up to 100 letters, digits, '_', '.' and '-', such as length"
+        )
+    return name
+
+
+def column_folders(root: str) -> tuple[str, str]:
+    """The folders that may hold columns of a data set: one next to the data, one in the user's cache."""
+    cached = os.path.splitext(index_places(root)[1])[0]
+    return meta_path(root, "energon_lite.columns"), cached + ".columns"
+
+
+def column_path(folder: str, name: str, suffix: str = ColumnFile.suffix) -> str:
+    """Path of the file of a column."""
+    return os.path.join(folder, check_column_name(name) + suffix)
+
+
+def writable_folder(root: str) -> str:
+    """Return the first of :func:`column_folders` that can be written, and make it if necessary.
+
+    Raises:
+        DataIndexError: neither can be written.
+    """
+
+    def made(folder: str) -> str:
+        os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "no permission")
+        return folder
+
+    return first_writable(root, "columns", column_folders(root), "measure", made)
+
+
+def _again(command: str, root: str, asked: Sequence[str]) -> str:
+    """The command that made a column, changed to the data that is read now (perhaps another split, or a blend)."""
+    program, words = shlex.split(command)[:2], shlex.split(command)[3:]  # between them is the data that was measured
+    if program != ["energon-lite", "measure"]:
+        return command or "see energon-lite measure -h"
+    if not asked or "--task-encoder" not in words:  # without an encoder, a whole folder is measured
+        asked, replaced = [root], ["--split-parts"]
+    else:
+        replaced = ["--split-parts", "--dataset-config", "--split-config", "--subflavors"]
+    kept = [word for at, word in enumerate(words) if word not in replaced and (not at or words[at - 1] not in replaced)]
+    return shlex.join([*program, *asked, *kept])
+
+
+def _cure(root: str, name: str) -> str:
+    """The command that makes a column of that name."""
+    for guest in entry_points.columns().values():
+        if name in guest.names:
+            options = (f"--{option} {form.metavar}".strip() for option, form in guest.options.items())
+            return f"run `energon-lite measure {root}` with {' or '.join(options)}"
+    if name == LENGTH or name.endswith(f".{LENGTH}"):
+        return (
+            f"run `energon-lite measure {root} --task-encoder module:Class`, or, for lengths that need no encoder, "
+            f"`energon-lite prepare --force-overwrite --length-field PART {root}`"
+        )
+    return (
+        f"run `energon-lite measure {root} --task-encoder module:Class` with an encoder whose sample_costs returns it, "
+        f"or, if it is in a part, `energon-lite measure {root} --column {name}=PART`"
+    )

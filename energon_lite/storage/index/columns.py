@@ -7,36 +7,33 @@ are known already.
 
 from __future__ import annotations
 
-import errno
 import os
-import re
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from glob import glob
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite import entry_points
-from energon_lite.errors import DataIndexError, UsageError, counted
-from energon_lite.storage.index.column_file import ColumnFile, Ragged, RaggedFile, write_column_file
-from energon_lite.storage.index.index_cache import first_writable, index_places, open_index
-from energon_lite.storage.index.nv_meta import meta_path
-from energon_lite.storage.index.packed_index import PackedIndex
+from energon_lite.errors import UsageError, counted
+from energon_lite.storage.index.column_file import (
+    LENGTH,
+    ColumnFile,
+    Ragged,
+    RaggedFile,
+    column_path,
+    writable_folder,
+    write_column_file,
+)
+from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.tar.tar_scan import Int64
 
 __all__ = [
-    *("CHECKSUMS", "FAILED", "LENGTH", "SKIP", "SKIPPED", "Column", "RaggedColumn", "check_column_name"),
-    *("column_folders", "column_path", "find_column", "stored_columns", "writable_folder", "write_column"),
+    *("CHECKSUMS", "FAILED", "LENGTH", "SKIP", "SKIPPED", "Column", "RaggedColumn", "length_column", "write_column"),
 ]
 
-#: Folder of the columns in ``.nv-meta``.
-COLUMNS_FOLDER = "energon_lite.columns"
-
-#: The measured length of a sample in tokens (0 if it has none).
-LENGTH = "length"
+#: Other names of this column, in filters and weights.
+_LENGTHS = ("tokens", "num_tokens")
 #: The outcome of measuring a sample: 0, SKIPPED or FAILED.
 SKIP = "skip"
 #: Value of ``skip``: the task encoder skipped the sample.
@@ -47,9 +44,6 @@ FAILED = 2
 #: The ragged column of the crc32 of each part, as int32. If it exists, parts are verified when they are read.
 CHECKSUMS = "checksums"
 
-F = TypeVar("F", bound=ColumnFile)
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 #: Values that are read at a time.
 _CHUNK = 1 << 20
 
@@ -166,139 +160,9 @@ class RaggedColumn:
         return f"RaggedColumn({self.name!r}, {counted(self._length, 'sample')})"
 
 
-def check_column_name(name: str) -> str:
-    """Return ``name`` if it is a valid name of a column.
-
-    Raises:
-        UsageError: it is not valid.
-    """
-    if not _NAME.match(name) or len(name) > 100:
-        raise UsageError(
-            f"a column cannot be called {name!r}", fix="use up to 100 letters, digits, '_', '.' and '-', such as length"
-        )
-    return name
-
-
-def column_folders(root: str) -> tuple[str, str]:
-    """The folders that may hold columns of a data set: one next to the data, one in the user's cache."""
-    cached = os.path.splitext(index_places(root)[1])[0]
-    return meta_path(root, COLUMNS_FOLDER), cached + ".columns"
-
-
-def column_path(folder: str, name: str, suffix: str = ColumnFile.suffix) -> str:
-    """Path of the file of a column."""
-    return os.path.join(folder, check_column_name(name) + suffix)
-
-
-def writable_folder(root: str) -> str:
-    """Return the first of :func:`column_folders` that can be written, and make it if necessary.
-
-    Raises:
-        DataIndexError: neither can be written.
-    """
-
-    def made(folder: str) -> str:
-        os.makedirs(folder, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "no permission")
-        return folder
-
-    return first_writable(root, "columns", column_folders(root), "measure", made)
-
-
-@overload
-def stored_columns(root: str, name: str) -> list[ColumnFile]: ...
-@overload
-def stored_columns(root: str, name: str, kind: type[F]) -> list[F]: ...
-def stored_columns(root: str, name: str, kind: type[Any] = ColumnFile) -> list[Any]:
-    """Open the readable files of a column, the one next to the data first; they may be older than the data."""
-    files = []
-    for folder in column_folders(root):
-        try:
-            files.append(kind(column_path(folder, name, kind.suffix)))
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
-            continue
-    return files
-
-
-@overload
-def find_column(
-    root: str, index: PackedIndex, name: str, rows: Sequence[int], *, asked: Sequence[str] = ()
-) -> ColumnFile: ...
-@overload
-def find_column(
-    root: str, index: PackedIndex, name: str, rows: Sequence[int], kind: type[F], *, asked: Sequence[str] = ()
-) -> F: ...
-def find_column(
-    root: str,
-    index: PackedIndex,
-    name: str,
-    rows: Sequence[int],
-    kind: type[Any] = ColumnFile,
-    *,
-    asked: Sequence[str] = (),
-) -> ColumnFile:
-    """Find the column that belongs to ``index`` and has values for the shards in these rows of it.
-
-    Args:
-        asked: the data that is read, as arguments of ``energon-lite measure``, for messages; empty: all of ``root``.
-
-    Raises:
-        DataIndexError: the column does not exist, is older than the data, or lacks values for some shards.
-    """
-    stored: list[ColumnFile] = stored_columns(root, name, kind)
-    for file in stored:
-        if file.fits(index):
-            missing = [index.shard_names[row] for row in rows if not file.known(row)]
-            if not missing:
-                return file
-            raise DataIndexError(
-                f"the column {name!r} has no values for {len(missing)} of {counted(len(rows), 'shard')}, "
-                f"such as {missing[0]!r}",
-                where=file.path,
-                fix=f"measure these as well: {_again(file.command, root, asked)}",
-            )
-    if stored:
-        raise DataIndexError(
-            f"the column {name!r} is older than the data set: shards have changed, come or gone since it was made",
-            where=stored[0].path,
-            fix=f"make it again, only changed shards are read: {_again(stored[0].command, root, asked)}",
-        )
-    folders, suffix = column_folders(root), kind.suffix
-    names = {path.removesuffix(suffix) for folder in folders for path in glob("*" + suffix, root_dir=folder)}
-    there = f"; it has {', '.join(sorted(names))}" if names else ""
-    what = "ragged column" if kind is RaggedFile else "column"
-    raise DataIndexError(f"the data set has no {what} {name!r}{there}", where=root, fix=_cure(root, name))
-
-
-def _again(command: str, root: str, asked: Sequence[str]) -> str:
-    """The command that made a column, changed to the data that is read now (perhaps another split, or a blend)."""
-    program, words = shlex.split(command)[:2], shlex.split(command)[3:]  # between them is the data that was measured
-    if program != ["energon-lite", "measure"]:
-        return command or "see energon-lite measure -h"
-    if not asked or "--task-encoder" not in words:  # without an encoder, a whole folder is measured
-        asked, replaced = [root], ["--split-parts"]
-    else:
-        replaced = ["--split-parts", "--dataset-config", "--split-config", "--subflavors"]
-    kept = [word for at, word in enumerate(words) if word not in replaced and (not at or words[at - 1] not in replaced)]
-    return shlex.join([*program, *asked, *kept])
-
-
-def _cure(root: str, name: str) -> str:
-    """The command that makes a column of that name."""
-    for guest in entry_points.columns().values():
-        if name in guest.names:
-            options = (f"--{option} {form.metavar}".strip() for option, form in guest.options.items())
-            return f"run `energon-lite measure {root}` with {' or '.join(options)}"
-    if name == LENGTH or name.endswith(f".{LENGTH}"):
-        return (
-            f"run `energon-lite measure {root} --task-encoder module:Class`, or, for lengths that need no encoder, "
-            f"`energon-lite prepare --force-overwrite --length-field PART {root}`"
-        )
-    return (
-        f"run `energon-lite measure {root} --task-encoder module:Class` with an encoder whose sample_costs returns it, "
-        f"or, if it is in a part, `energon-lite measure {root} --column {name}=PART`"
-    )
+def length_column(name: str) -> str:
+    """Return the column that a name stands for: ``tokens`` and ``num_tokens`` are aliases of the measured length."""
+    return LENGTH if name in _LENGTHS else name
 
 
 def write_column(
@@ -330,8 +194,8 @@ def write_column(
             fix=f"give one number for each sample of the folder: shape [{len(index)}]",
         )
     bounds = index.shards[:, 3].tolist()
-    blocks = (values[start:stop] for start, stop in pairwise(bounds))
+    blocks = [values[start:stop] for start, stop in pairwise(bounds)]
     path = column_path(writable_folder(folder), name)
     dtype = values.dtype.newbyteorder("<").str
-    write_column_file(path, name, index, blocks, dtype=dtype, maker=maker or {"by": "write_column"})
+    write_column_file(path, name, index, lambda: blocks, dtype=dtype, maker=maker or {"by": "write_column"})
     return path

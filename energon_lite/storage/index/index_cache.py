@@ -25,7 +25,10 @@ from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, read_inf
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
 
-__all__ = ["cache_folder", "check_count", "find_index", "first_writable", "index_places", "open_index", "shard_counts"]
+__all__ = [
+    *("cache_folder", "check_count", "find_index", "first_writable", "index_places", "made_once", "open_index"),
+    "shard_counts",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -112,6 +115,24 @@ def first_writable(root: str, what: str, places: Sequence[str], owner: str, writ
     )
 
 
+def made_once(path: str, found: Callable[[str], _T | None], make: Callable[[], object]) -> _T:
+    """Return the contents of a file; if ``found`` gives None, one process makes the file, and the others wait.
+
+    Raises:
+        DataIndexError: the file that was made is not found.
+    """
+    contents = found(path)
+    if contents is None:
+        with only_one(path):
+            contents = found(path)  # another process may have made it while this one waited
+            if contents is None:
+                make()
+                contents = found(path)
+    if contents is None:
+        raise DataIndexError("the file was changed right after it had been made", where=path, fix="start again")
+    return contents
+
+
 def check_count(root: str, shard: str, samples: int, expected: int) -> None:
     """Check that a shard has as many samples as when the data set ``root`` was prepared.
 
@@ -147,12 +168,7 @@ def _find_or_make(root: str, fits: _Fits, make: Callable[[], PackedIndex]) -> tu
     """Return a fitting index; if there is none, one process makes it in the first place that can be written."""
 
     def make_at(path: str) -> tuple[PackedIndex, str]:
-        with only_one(path):
-            index = _fitting(path, fits)  # another process may have made it while this one waited
-            if index is None:
-                make().write(path)
-                index = PackedIndex.open(path)
-            return index, path
+        return made_once(path, lambda path: _fitting(path, fits), lambda: make().write(path)), path
 
     existing = _find(root, fits)
     return existing or first_writable(

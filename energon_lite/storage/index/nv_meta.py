@@ -7,7 +7,7 @@ file                          contents
 ``.nv-meta/split.yaml``       the shards of each split, and excluded shards and samples
 ``.nv-meta/dataset.yaml``     the sample type and its field map or loader
 ``.nv-meta/index.uuid``       changes with every indexing
-``.nv-meta/index.sqlite``     look-up by key, for tools of Energon (see :mod:`energon_lite.storage.index.sqlite_index`)
+``.nv-meta/index.sqlite``     look-up by key, for tools of Energon (see :class:`KeyDatabase`)
 ``.nv-meta/energon_lite.idx`` our packed index (see :mod:`energon_lite.storage.index.packed_index`)
 ``<shard>.tar.idx``           start of each sample and end of the last, as 64-bit numbers; also ``chats.jsonl.idx``
 ============================  =========================================================================================
@@ -19,13 +19,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import yaml
 
 from energon_lite.documents import parse_yaml
 from energon_lite.documents.paths import missing_file_fix
+from energon_lite.entry_points import load, storage_guests
 from energon_lite.errors import DataIndexError, NotPreparedError
 from energon_lite.storage.files.atomic_file import write_bytes
 from energon_lite.storage.index.jsonl import is_jsonl
@@ -33,7 +35,8 @@ from energon_lite.storage.tar.tar_scan import ShardScan
 
 __all__ = [
     *("DATASET_YAML", "INFO_JSON", "INFO_YAML", "META_FOLDER", "PACKED_INDEX", "SPLIT_YAML", "SQLITE_INDEX"),
-    *("SQLITE_KEPT", "UUID_FILE", "is_prepared", "meta_path", "read_info", "read_uuid", "shard_index_path"),
+    *("SQLITE_KEPT", "UUID_FILE", "KeyDatabase", "RemoteShard", "is_prepared", "key_database", "meta_path"),
+    *("read_info", "read_uuid", "shard_index_path"),
     *("write_info", "write_meta", "write_shard_index"),
 ]
 
@@ -197,3 +200,49 @@ def write_shard_index(root: str, scan: ShardScan, *, flush: bool = True) -> str:
     if not os.path.isfile(path) or os.path.getsize(path) != len(offsets) or _read(path) != offsets:
         write_bytes(path, offsets, flush=flush)
     return path
+
+
+# -- index.sqlite ---------------------------------------------------------------------------------------------------
+
+
+class RemoteShard(NamedTuple):
+    """Facts about a shard that are known before it is scanned.
+
+    Attributes:
+        size: bytes in it.
+        block: its first 512 bytes.
+        samples: number of its samples according to ``.info.json``.
+    """
+
+    size: int
+    block: bytes
+    samples: int
+
+
+class _Made(Protocol):
+    def __call__(
+        self, path: str, scans: Sequence[ShardScan], warnings: list[str], *, wanted: bool
+    ) -> AbstractContextManager[list[str]]: ...
+
+
+class KeyDatabase(NamedTuple):
+    """Functions of the guest that writes and reads ``index.sqlite``: entry ``index.sqlite`` of the table
+    ``STORAGE_GUESTS``.
+
+    Attributes:
+        tables_of_others: returns the names of the tables of other programs in a database.
+        made: context manager: makes the file, if it is ``wanted`` and possible, and gives it its name when the block
+            ends; gives the paths of the files that are made, and adds to ``warnings``.
+        scans: returns the scans of the shards that a local copy of the database describes completely and plausibly.
+    """
+
+    tables_of_others: Callable[[str], list[str]]
+    made: _Made
+    scans: Callable[[str, Mapping[str, RemoteShard]], Iterator[ShardScan]]
+
+
+def key_database() -> KeyDatabase | None:
+    """Return the guest for ``index.sqlite``; None: it is not installed."""
+    target = storage_guests().get(SQLITE_INDEX)
+    guest: KeyDatabase | None = None if target is None else load(target)
+    return guest

@@ -16,11 +16,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Any
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from energon_lite.documents import parse_yaml
+from energon_lite.entry_points import load, storage_guests
 from energon_lite.errors import UsageError, counted
 from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers
 from energon_lite.storage.files.file_lock import held_folder
@@ -29,16 +30,17 @@ from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import check_count, open_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.splits import collapse_names, divide, parse_pattern, split_notes
-from energon_lite.storage.index.sqlite_index import made_database, tables_of_others
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, count_parts, find_shards, merge_scans
 from energon_lite.storage.prepare.odd_samples import odd_sample_notes
-from energon_lite.storage.prepare.prepare_url import remote_folder
 from energon_lite.storage.prepare.sample_document import sample_document
 from energon_lite.storage.prepare.shard_scans import ShardScans, is_unfinished, mark_unfinished, remove_scans
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
 
-__all__ = ["PrepareReport", "index_again", "prepare_dataset", "prepare_folder", "prepare_jsonl"]
+__all__ = [
+    *("PrepareReport", "UrlPreparer", "already_prepared", "index_again", "prepare_dataset", "prepare_folder"),
+    *("prepare_jsonl", "write_prepared"),
+]
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ def _share_report(scans: ShardScans) -> PrepareReport:
     return PrepareReport(scans.root, len(finished), samples, count_parts(finished), warnings=broken)
 
 
-def _write(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> PrepareReport:
+def write_prepared(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> PrepareReport:
     """Write ``.nv-meta``; files of an earlier preparation are replaced.
 
     Args:
@@ -90,11 +92,14 @@ def _write(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> PrepareRep
     splits = {} if choice is None else choice.splits
     database, packed = (nv_meta.meta_path(root, name) for name in (nv_meta.SQLITE_INDEX, nv_meta.PACKED_INDEX))
     legacy = os.path.isfile(nv_meta.meta_path(root, nv_meta.INFO_YAML))
+    keys = nv_meta.key_database()
+    if sqlite and keys is None:
+        warnings.append("no index.sqlite: the extra 'energon', which writes it for Energon's tools, is not installed")
     if choice:
         os.makedirs(os.path.join(root, nv_meta.META_FOLDER), exist_ok=True)
         # From here on the folder counts as not prepared, until the new .info.json exists. The database is removed
         # first and written last: Energon takes a folder with a database but no .info.json for another kind of data set.
-        if tables_of_others(database):
+        if keys.tables_of_others(database) if keys else os.path.isfile(database):
             os.replace(database, nv_meta.meta_path(root, nv_meta.SQLITE_KEPT))
         for name in (nv_meta.SQLITE_INDEX, nv_meta.INFO_JSON, nv_meta.INFO_YAML):
             remove_if_there(nv_meta.meta_path(root, name))
@@ -103,7 +108,7 @@ def _write(scan: DatasetScan, choice: Choice | None, sqlite: bool) -> PrepareRep
     if choice:
         warnings += split_notes(splits, scan.shard_names, choice.may_be_empty)
         written += _write_choice(root, choice, warnings)
-    with made_database(database, scan.scans, warnings, wanted=sqlite) as made:
+    with keys.made(database, scan.scans, warnings, wanted=sqlite) if keys else nullcontext(list[str]()) as made:
         written += made
         if choice:
             # The database gets its name right after this, since Energon misinterprets a folder that has it but no
@@ -188,6 +193,40 @@ def _earlier_exclusions(root: str) -> tuple[list[str], bool]:
     return names, len(names) == len(entries)
 
 
+class UrlPreparer(Protocol):
+    """Guest that prepares data sets at URLs: entry ``prepare_url`` of the table ``STORAGE_GUESTS``."""
+
+    def prepare(
+        self,
+        url: str,
+        choose: Callable[[DatasetScan], Choice],
+        *,
+        exclude: str | None,
+        force_overwrite: bool,
+        sqlite: bool,
+        rescan: bool,
+        progress: Progress | None,
+        tmp_path: str | None,
+    ) -> PrepareReport:
+        """Do :func:`prepare_folder` for a URL."""
+
+    def index_again(self, url: str, *, sqlite: bool, progress: Progress | None, tmp_path: str | None) -> PrepareReport:
+        """Do :func:`index_again` for a URL."""
+
+
+def _url_preparer(url: str) -> UrlPreparer:
+    target = storage_guests().get("prepare_url")
+    if target is None:
+        raise UsageError(
+            "data sets at URLs are prepared by the extra 'remote', which is not installed",
+            where=url,
+            fix="install energon_lite with energon_lite/extras/remote; or prepare a local copy, and upload .nv-meta "
+            "and the .tar.idx files with the shards",
+        )
+    guest: UrlPreparer = load(target)
+    return guest
+
+
 def index_again(
     root: str,
     *,
@@ -204,7 +243,7 @@ def index_again(
         ShardChangedError: the numbers of samples in the shards differ from ``.info.json``.
     """
     if is_remote(root):
-        return _index_remote_again(root, tmp_path, sqlite, progress)
+        return _url_preparer(root).index_again(root, sqlite=sqlite, progress=progress, tmp_path=tmp_path)
     root = os.path.abspath(root)
     counts = nv_meta.read_info(root)
     names = [name for name in counts if counts[name]]
@@ -214,22 +253,11 @@ def index_again(
         scan = merge_scans(scans)
         for name in names:
             check_count(root, name, scan.index.shard_counts.get(name, 0), counts[name])
-        return _write(scan, None, sqlite)
+        return write_prepared(scan, None, sqlite)
 
 
-def _index_remote_again(url: str, tmp_path: str | None, sqlite: bool, progress: Progress | None) -> PrepareReport:
-    with remote_folder(url, tmp_path) as remote:
-        counts = nv_meta.read_info(remote.root)
-        remote.begin()
-        scan = remote.scan([name for name in counts if counts[name]], rescan=True, progress=progress)
-        for name in counts:
-            check_count(url, name, scan.index.shard_counts.get(name, 0), counts[name])
-        report = _write(remote.local(scan), None, sqlite)
-        remote.publish(scan)
-        return replace(report, path=remote.url)
-
-
-def _is_prepared(root: str) -> UsageError:
+def already_prepared(root: str) -> UsageError:
+    """Return the error for a data set that is prepared, if it is not to be prepared again."""
     return UsageError(
         "the data set has already been prepared",
         where=os.path.join(root, nv_meta.META_FOLDER),
@@ -284,15 +312,16 @@ def prepare_folder(
                 where=path,
                 fix="add --world-size 1 --rank 0, on one process (in Python: leave out ranks)",
             )
-        with remote_folder(path, tmp_path) as remote:
-            if remote.is_prepared and not force_overwrite:
-                raise _is_prepared(path)
-            shards = remote.find_shards(exclude)
-            remote.begin()
-            scan = remote.scan(shards, rescan=rescan, progress=progress)
-            report = _write(remote.local(scan), choose(scan), sqlite)
-            remote.publish(scan)
-            return replace(report, path=remote.url)
+        return _url_preparer(path).prepare(
+            path,
+            choose,
+            exclude=exclude,
+            force_overwrite=force_overwrite,
+            sqlite=sqlite,
+            rescan=rescan,
+            progress=progress,
+            tmp_path=tmp_path,
+        )
     root = os.path.abspath(path)
     with ExitStack() as held:
         with ranks.together():
@@ -300,14 +329,14 @@ def prepare_folder(
             if not ranks.rank:
                 held.enter_context(held_folder(root, "prepares"))
                 if nv_meta.is_prepared(root) and not is_unfinished(root) and not force_overwrite:
-                    raise _is_prepared(root)
+                    raise already_prepared(root)
         scans = ShardScans(root, shards, ranks=ranks, workers=workers, rescan=rescan, progress=progress)
         scans.run()
         with ranks.together():
             if ranks.rank:
                 return _share_report(scans)
             scan = merge_scans(scans, skip_broken=skip_broken)
-            return _write(scan, choose(scan), sqlite)
+            return write_prepared(scan, choose(scan), sqlite)
 
 
 def prepare_dataset(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from energon_lite.errors import ConfigError, DecodeError, FieldAccessError, UsageError
@@ -17,7 +17,14 @@ from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.field_map import FieldMap, compile_field_map
 
 __all__ = [
-    *("CRUDE", "SAMPLE_LOADER", "check_parts", "find_sample_type", "is_required", "sample_document", "sample_fields"),
+    "CRUDE",
+    "SAMPLE_LOADER",
+    "check_parts",
+    "find_sample_type",
+    "is_required",
+    "loader_template",
+    "sample_document",
+    "sample_fields",
 ]
 
 #: The class name of crude data sets, as in Energon.
@@ -162,3 +169,49 @@ def _try_on_samples(field_map: FieldMap, scan: DatasetScan) -> None:
             at=f"field_map, tried on {failure.where}",
             fix=failure.fix,
         )
+
+
+# -- template of sample_loader.py ------------------------------------------------------------------------------------
+#
+# Such a file is code: it runs only if the caller gives ``trust_code=True``.
+
+
+def loader_template(sample_type: str, parts: Iterable[str]) -> str:
+    """Return the text of the file, with a line to complete for each field.
+
+    Args:
+        sample_type: name of the sample class.
+        parts: names of the parts that samples have.
+
+    Example:
+        >>> print(loader_template("TextSample", ["txt"]))
+        ...
+            return {
+                "text": raw["TODO"],  # str, required
+            }
+    """
+    names = sorted(parts)
+    lines = [
+        f'"""How a {sample_type} is made of the parts of a sample. Replace each TODO."""',
+        "",
+        "",
+        "def sample_loader(raw):",
+        '    """The fields of a sample; raw has its decoded parts by name, and __key__."""',
+        "    return {",
+    ]
+    for field in sample_fields(sample_type):
+        lines.append(f'        "{field.name}": raw["TODO"],  # {_kind(field)}')
+    lines += [
+        "    }",
+        "",
+        "",
+        "def part_filter(part):",
+        '    """Whether a part is needed: others are neither read nor decoded."""',
+        f"    return part in {names!r}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _kind(field: dataclasses.Field[object]) -> str:
+    return f"{field.type}, " + ("required" if is_required(field) else "may be left out")

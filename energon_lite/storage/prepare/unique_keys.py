@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from energon_lite.errors import ShardFormatError
 from energon_lite.storage.files.open_file import open_file
-from energon_lite.storage.tar.sample_columns import split_member_name
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
-from energon_lite.storage.tar.tar_scan import scan_shard
+from energon_lite.storage.tar.tar_scan import scan_shard, split_member_name
 
 __all__ = ["make_keys_unique"]
 

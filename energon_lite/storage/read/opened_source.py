@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,20 +16,21 @@ from energon_lite.errors import (
     DatasetError,
     EmptyDatasetError,
     ShardChangedError,
-    UsageError,
     counted,
 )
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.read_counts import COUNTS
-from energon_lite.storage.index.sample_filter import SampleFilter
+from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.files.shard_store import Range, Shard, ShardStore
 from energon_lite.storage.read.kept_samples import DenseExclusion
 from energon_lite.storage.read.range_cache import ReadAhead
-from energon_lite.storage.read.sample_columns import Columns
+from energon_lite.storage.read.sample_choice import SampleFilter
 from energon_lite.storage.read.source import OpenSource, Source
-from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
+from energon_lite.storage.read.webdataset import Columns, RawSample, SampleRange, WebdatasetSource
 
-__all__ = ["AnySource", "OpenedSource", "Renaming", "SingleSource"]
+__all__ = ["AnySource", "OpenedSource", "Renaming", "SingleSource", "data_digest", "data_digests"]
 
+T = TypeVar("T")
 #: By the name of a part: the column of the source that it is made of, and the function applied to a sample's value.
 Renaming = Mapping[str, tuple[str, Callable[[Any], Any]]]
 
@@ -187,13 +191,7 @@ class OpenedSource:
         """The samples that meet all filters; None if all of them do."""
         kept = np.ones(self._stop - self._start, dtype=bool)
         for sample_filter in filters:
-            if sample_filter.index is not None:
-                raise UsageError(
-                    f"a source of your own has no filter index {sample_filter.index!r}",
-                    where=self.path,
-                    fix="write a comparison of its columns, such as tokens <= 4096",
-                )
-            kept &= sample_filter.keep({name: np.asarray(self._whole_column(name)) for name in sample_filter.columns})
+            kept &= sample_filter.opened(self.path, None, self._whole_column)(0, len(kept))
         return None if kept.all() else DenseExclusion(len(kept), [kept])
 
     def sample(self, index: int) -> RawSample:
@@ -210,9 +208,7 @@ class OpenedSource:
             )
         if COUNTS.bytes_read == counted:  # otherwise the source reads through our files, which count
             COUNTS.bytes_read += sum([len(value) for value in stored.values() if isinstance(value, bytes)])
-        parts = dict(stored) if self._renaming is None else self._renamed_one(stored)
-        if self._parts is not None:
-            parts = {name: value for name, value in parts.items() if name in self._parts}
+        parts = {name: value if make is None else make(value) for name, value, make in self._chosen(stored)}
         key = self.key(index)
         names = tuple([f"{key}.{name}" for name in parts])
         shard = self.shard_names[self.locate(index)[0]]
@@ -229,13 +225,10 @@ class OpenedSource:
         stored = read_many(wanted)
         if COUNTS.bytes_read == counted:  # otherwise the source reads through our files, which count
             COUNTS.bytes_read += sum(map(_bytes_of, stored.values()))
-        if self._renaming is None:
-            parts = {name: stored[name] for name in stored if self._parts is None or name in self._parts}
-        else:
-            made = {
-                name: recipe for name, recipe in self._renaming.items() if self._parts is None or name in self._parts
-            }
-            parts = {name: [make(value) for value in stored[column]] for name, (column, make) in made.items()}
+        parts = {
+            name: values if make is None else [make(value) for value in values]
+            for name, values, make in self._chosen(stored)
+        }
         if any(len(values) != len(wanted) for values in parts.values()):
             raise DatasetError("read_many returned columns of another length", where=self.path)
         names, locate = self.shard_names, getattr(source, "locate", None)
@@ -294,17 +287,19 @@ class OpenedSource:
             return source
         wanted = self._parts or frozenset()
         if self._renaming is not None:
-            made = self._renaming.items()
-            wanted = frozenset(column for name, (column, _) in made if self._parts is None or name in self._parts)
+            wanted = frozenset(column for name, (column, _) in self._renaming.items() if self._is_wanted(name))
         selected: Source = select(wanted)
         return selected
 
-    def _renamed_one(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._renaming is not None
-        made = self._renaming.items()
-        return {
-            name: make(found[column]) for name, (column, make) in made if self._parts is None or name in self._parts
-        }
+    def _chosen(self, stored: Mapping[str, T]) -> list[tuple[str, T, Callable[[Any], Any] | None]]:
+        """The wanted parts: name, the stored value or column that it is made of, and the function applied to values."""
+        if self._renaming is None:
+            return [(name, value, None) for name, value in stored.items() if self._is_wanted(name)]
+        renamed = self._renaming.items()
+        return [(name, stored[column], make) for name, (column, make) in renamed if self._is_wanted(name)]
+
+    def _is_wanted(self, part: str) -> bool:
+        return self._parts is None or part in self._parts
 
 
 def _bytes_of(column: Sequence[Any]) -> int:
@@ -316,3 +311,64 @@ def _bytes_of(column: Sequence[Any]) -> int:
 
 #: A source of one data set, which has parts of its own; not a source that a guest makes of several.
 SingleSource = WebdatasetSource | OpenedSource
+
+
+# -- digests of data -------------------------------------------------------------------------------------------------
+
+#: Evenly spread places in the data set that are read.
+_PLACES = 4
+#: Bytes that are read at each place.
+_BYTES = 1 << 16
+#: Shards that the bytes of a place may come from.
+_SHARDS = 2
+#: Data sets in a store that are read at the same time.
+_TOGETHER = 16
+
+
+def data_digests(sources: Sequence[AnySource]) -> list[str]:
+    """:func:`data_digest` of each source; those in a store are read at the same time."""
+    if not any(is_remote(source.path) for source in sources):
+        return [data_digest(source) for source in sources]
+    with ThreadPoolExecutor(_TOGETHER) as pool:
+        return list(pool.map(data_digest, sources))
+
+
+def data_digest(source: AnySource) -> str:
+    """Return a digest of the samples that a source reads, independent of its folder's place: of its fingerprint and of
+    some of their bytes (up to 256 KiB, in a few shards; all bytes of small data sets).
+
+    Two data sets that were made in the same way, of records of one size, have equal fingerprints. Their samples differ
+    nearly everywhere, so four reads are enough. Copies, and shards that were written again, have the same digest.
+
+    Raises:
+        MissingShardError, ShardChangedError, DatasetError: a shard cannot be read.
+    """
+    if not isinstance(source, WebdatasetSource):  # its fingerprint and its members distinguish it from others
+        every = [source.fingerprint, *map(data_digest, source.members)]
+        return hashlib.sha256("\n".join(every).encode()).hexdigest()
+    choice, store = source.choice, ShardStore()  # a store of its own, which leaves no file open
+    digest = hashlib.sha256(source.fingerprint.encode())
+    firsts = sorted({len(source) * place // _PLACES for place in range(_PLACES)})
+    for number, stop in pairwise([*firsts, len(source)]):
+        left, shards = _BYTES, set[Shard]()
+        while number < stop and left > 0:
+            group: list[Range] = []
+            while number < stop:  # samples that fit into one read
+                *_, ranges = choice.wanted(number, None)
+                if ranges:
+                    shard, offset, _ = ranges[0]
+                    if group and (shard != group[0][0] or not 0 <= offset - group[0][1] < left):
+                        break
+                    if len(shards | {shard}) > _SHARDS:
+                        break
+                    shards.add(shard)
+                number, group = number + 1, group + ranges
+            if not group:
+                break
+            start = min(offset for _, offset, _ in group)
+            size = min(left, max(offset + size for _, offset, size in group) - start)
+            [data] = store.fetch([(group[0][0], start, size)])
+            for _, offset, length in group:
+                digest.update(f"{length}\n".encode() + data[offset - start : offset - start + length])
+            left -= max(size, 1)
+    return digest.hexdigest()

@@ -13,12 +13,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-import numpy as np
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
 
 from energon_lite.errors import MissingShardError, NotPreparedError
 from energon_lite.storage.files.atomic_file import (
@@ -38,18 +37,20 @@ from energon_lite.storage.files.remote_files import (
     list_files,
     read_range,
 )
-from energon_lite.storage.files.shard_store import head_checksum
-from energon_lite.storage.index.index_cache import cache_folder, check_count, find_index
+from energon_lite.storage.files.stored_array import whole_or_none
+from energon_lite.storage.index.index_cache import cache_folder, check_count, find_index, made_once
 from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.index.nv_meta import META_FOLDER, SQLITE_INDEX, read_uuid
+from energon_lite.storage.index.nv_meta import (
+    META_FOLDER,
+    SQLITE_INDEX,
+    KeyDatabase,
+    RemoteShard,
+    key_database,
+    read_uuid,
+)
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.index.sqlite_index import open_read_only
-from energon_lite.storage.tar.sample_columns import split_member_name
 from energon_lite.storage.tar.tar_headers import BLOCK
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_remote_shard
-
-if TYPE_CHECKING:
-    import sqlite3
 
 __all__ = ["local_meta", "remote_index", "shard_sizes"]
 
@@ -64,8 +65,6 @@ _UNUSED = (".sqlite", ".sqlite-journal", ".sqlite-shm", ".sqlite-wal", ".lock", 
 _TOGETHER = 32
 #: Seconds after which an index of an earlier version is removed; until then a run may still use it.
 _OLD = 7 * 86400.0
-#: Bytes behind the last sample, at most: the zeros that tar writers append, and members that are no samples.
-_TRAILER = 1 << 20
 
 
 def local_meta(path: str) -> str:
@@ -133,9 +132,9 @@ def _size(info: Mapping[str, Any]) -> int | None:
 # -- index of a data set that has none ------------------------------------------------------------------------------
 #
 # Made from the files that Megatron-Energon wrote. ``index.sqlite`` has the places of all samples. For shards that it
-# lacks, or for which it is wrong, the headers are read by ranges, many shards at the same time. The index is kept in
-# the user's cache, under a name that contains the versions of all shards: when the data set is uploaded again, its
-# index has another name. One process makes it, the others wait.
+# lacks, or for which it is wrong, or if no guest reads it, headers are read by ranges, many shards at the same time.
+# The index is kept in the user's cache, under a name that contains the versions of all shards: when the data set is
+# uploaded again, its index has another name. One process makes it, the others wait.
 
 
 def remote_index(root: str, meta: str, counts: Mapping[str, int], there: Listing) -> tuple[PackedIndex, str]:
@@ -162,15 +161,13 @@ def remote_index(root: str, meta: str, counts: Mapping[str, int], there: Listing
             "a shard of the data set does not exist", where=f"{root}/{missing}", fix="upload it, or prepare again"
         )
     path = _place(root, meta, counts, there)
-    with suppress(FileNotFoundError):
-        return PackedIndex.open(path), path
-    with only_one(path):
-        with suppress(FileNotFoundError):
-            return PackedIndex.open(path), path
+
+    def make() -> None:
         _remove_older(path)
         index = PackedIndex.from_scans(_scans(root, os.path.dirname(path), counts, there), uuid=read_uuid(meta))
         index.write(path)
-    return PackedIndex.open(path), path
+
+    return made_once(path, partial(whole_or_none, PackedIndex.open), make), path
 
 
 def _place(root: str, meta: str, counts: Mapping[str, int], there: Listing) -> str:
@@ -209,12 +206,13 @@ def _scans(root: str, folder: str, counts: Mapping[str, int], there: Listing) ->
 
         sizes = dict(zip(counts, each(size_of, counts), strict=True))
         scans: dict[str, ShardScan] = {}
-        if f"{META_FOLDER}/{SQLITE_INDEX}" in there:
+        database = key_database()
+        if database is not None and f"{META_FOLDER}/{SQLITE_INDEX}" in there:
             blocks = each(lambda name: read_range(f"{root}/{name}", 0, min(BLOCK, sizes[name])), counts)
             shards = {
                 name: RemoteShard(sizes[name], block, counts[name]) for name, block in zip(counts, blocks, strict=True)
             }
-            scans = _from_database(root, folder, shards, there)
+            scans = _from_database(database, root, folder, shards, there)
         left = [name for name in counts if name not in scans]
         if left:
             _log.warning("%s: reading the headers of %d shards", root, len(left))
@@ -224,128 +222,14 @@ def _scans(root: str, folder: str, counts: Mapping[str, int], there: Listing) ->
     return [scans[name] for name in counts]
 
 
-def _from_database(root: str, folder: str, shards: Mapping[str, RemoteShard], there: Listing) -> dict[str, ShardScan]:
+def _from_database(
+    database: KeyDatabase, root: str, folder: str, shards: Mapping[str, RemoteShard], there: Listing
+) -> dict[str, ShardScan]:
     name = f"{META_FOLDER}/{SQLITE_INDEX}"
     # A temporary file that is used only here; if the process is killed, the next one removes it.
     temporary = temporary_path(os.path.join(folder, "energon.sqlite"))
     try:
         copy_file(root, name, temporary, _size(there[name]))
-        return {scan.name: scan for scan in energon_scans(temporary, shards)}
+        return {scan.name: scan for scan in database.scans(temporary, shards)}
     finally:
         remove_if_there(temporary)
-
-
-# -- places of samples from ``index.sqlite`` ------------------------------------------------------------------------
-#
-# They save reading the headers of the shards. All contents of the database are checked: a shard with impossible
-# entries, or with entries that do not fit its size, its first block or its number of samples, is left out, and its
-# headers are read instead.
-
-
-class RemoteShard(NamedTuple):
-    """Facts about a shard that are known before it is scanned.
-
-    Attributes:
-        size: bytes in it.
-        block: its first 512 bytes.
-        samples: number of its samples according to ``.info.json``.
-    """
-
-    size: int
-    block: bytes
-    samples: int
-
-
-def energon_scans(path: str, shards: Mapping[str, RemoteShard]) -> Iterator[ShardScan]:
-    """Make the scans of the shards that the database describes completely and plausibly, in order.
-
-    Args:
-        path: a local copy of ``index.sqlite``.
-        shards: all shards of the data set by name, in the order of ``.info.json``.
-
-    Example:
-        >>> scans = {scan.name: scan for scan in energon_scans("index.sqlite", shards)}
-    """
-    import sqlite3
-
-    try:
-        with closing(open_read_only(path)) as connection:
-            kinds = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
-            for name in ("samples", "sample_parts"):
-                if not str(kinds.get(name, "")).upper().startswith("CREATE TABLE"):
-                    return
-            for number, (name, shard) in enumerate(shards.items()):
-                scan = _scan(connection, number, name, shard)
-                if scan is not None:
-                    yield scan
-    except (sqlite3.Error, UnicodeError):
-        return
-
-
-def _scan(connection: sqlite3.Connection, number: int, name: str, shard: RemoteShard) -> ShardScan | None:
-    samples = connection.execute(
-        "SELECT sample_key, sample_index, byte_offset, byte_size FROM samples WHERE tar_file_id = ? "
-        "ORDER BY sample_index LIMIT ?",
-        (number, shard.samples + 1),
-    ).fetchall()
-    parts = connection.execute(
-        "SELECT sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts WHERE "
-        "tar_file_id = ? ORDER BY sample_index, content_byte_offset",
-        (number,),
-    ).fetchall()
-    if len(samples) != shard.samples or not samples or not parts:
-        return None
-    try:
-        keys = [key.encode() for key, *_ in samples]
-        table = np.array([row[1:] for row in samples], dtype=np.int64)
-        numbers: dict[str, int] = {}
-        rows = np.array(
-            [(index, offset, size, numbers.setdefault(part, len(numbers))) for index, part, offset, size in parts],
-            dtype=np.int64,
-        )
-    except (AttributeError, TypeError, ValueError, OverflowError):
-        return None
-    if not all(isinstance(part, str) and part for part in numbers):
-        return None
-    counts = np.bincount(np.clip(rows[:, 0], 0, len(samples)), minlength=len(samples))
-    headers, stops = table[:, 1], table[:, 1] + table[:, 2]
-    owner = np.clip(rows[:, 0], 0, len(samples) - 1)
-    starts, ends = rows[:, 1], rows[:, 1] + rows[:, 2]
-    end = int(stops[-1])
-    is_sound = (
-        np.array_equal(table[:, 0], np.arange(len(samples)))
-        and rows[:, 0].min() >= 0
-        and len(counts) == len(samples)
-        and (counts > 0).all()
-        and headers[0] >= 0
-        and (headers % BLOCK == 0).all()
-        and (headers[1:] >= stops[:-1]).all()
-        and (rows[:, 2] >= 0).all()
-        and (starts >= headers[owner] + BLOCK).all()
-        and (starts % BLOCK == 0).all()
-        and (ends <= stops[owner]).all()
-        and end <= shard.size <= end + _TRAILER
-        and _is_first(shard.block, (keys[0].decode(), parts[0][1]), int(headers[0]))
-    )
-    if not is_sound:
-        return None
-    return ShardScan(
-        name=name,
-        size=shard.size,
-        head=head_checksum(shard.block),
-        end=end,
-        headers=headers.copy(),
-        first_part=np.append(0, np.cumsum(counts)).astype(np.int64),
-        parts=rows[:, 1:].copy(),
-        part_names=tuple(numbers),
-        key_offsets=np.append(0, np.cumsum([len(key) for key in keys])).astype(np.int64),
-        keys=b"".join(keys),
-    )
-
-
-def _is_first(block: bytes, member: tuple[str, str], header: int) -> bool:
-    """Return False if the first block of a shard contradicts its first member (key, part) at offset ``header``."""
-    if header or len(block) < BLOCK or block[156:157] not in (b"0", b"\0") or block[345]:
-        return len(block) == BLOCK
-    name = block[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
-    return split_member_name(name) == member

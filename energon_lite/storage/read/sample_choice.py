@@ -9,7 +9,7 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +18,40 @@ from energon_lite.errors import DatasetError
 from energon_lite.storage.files.file_versions import uncompared
 from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity
 from energon_lite.storage.index.column_file import ColumnFile, RaggedFile
-from energon_lite.storage.index.columns import CHECKSUMS, SKIPPED, Column, RaggedColumn, find_column, stored_columns
+from energon_lite.storage.index.columns import CHECKSUMS, SKIPPED, Column, RaggedColumn
 from energon_lite.storage.index.jsonl import folder_of_shards
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.index.sample_filter import SampleFilter, read_filter_index
 from energon_lite.storage.read.kept_samples import DenseExclusion, KeptSamples, SparseExclusion
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["SampleChoice", "excluded_positions"]
+__all__ = ["SampleChoice", "SampleFilter", "excluded_positions"]
 
 _log = logging.getLogger(__name__)
+
+
+class SampleFilter(Protocol):
+    """A condition on samples, as a guest makes it of a text: entry ``filter`` of the table ``METADATASET_KEYS``.
+
+    Attributes:
+        text: the text.
+    """
+
+    text: str
+
+    def opened(
+        self, path: str, index: PackedIndex | None, column: Callable[[str], Any]
+    ) -> Callable[[int, int], NDArray[np.bool_]]:
+        """Return ``keep(first, stop)``: a mask of the samples ``first..stop-1``, counted over all shards.
+
+        Args:
+            path: the data set.
+            index: its packed index; None: a source of another format.
+            column: returns the values of a column for all samples, to be cut into slices.
+
+        Raises:
+            DataIndexError: the filter needs a file that does not exist, or is damaged.
+            UsageError: it is no condition on such a data set.
+        """
 
 
 class SampleChoice:
@@ -43,7 +67,7 @@ class SampleChoice:
         filters: conditions that samples have to meet, all of them.
         versions: versions of the shards at opening; None: the times of change that the index has.
         verified: parts are compared with their checksums, if these were measured.
-        asked: see :func:`find_column`.
+        asked: see :meth:`ColumnFile.find`.
 
     Attributes:
         shards: path and identity of each chosen shard.
@@ -82,8 +106,8 @@ class SampleChoice:
         self._shards = [numbers[name] for name in shard_names]
         table, folder = index.shards.tolist(), folder_of_shards(path)
         self.checksums: RaggedFile | None = None
-        if verified and stored_columns(path, CHECKSUMS, RaggedFile):
-            self.checksums = find_column(path, index, CHECKSUMS, self._shards, RaggedFile, asked=asked)
+        if verified and RaggedFile.stored(path, CHECKSUMS):
+            self.checksums = RaggedFile.find(path, index, CHECKSUMS, self._shards, asked=asked)
         rows = [table[number] for number in self._shards]
         times = map(uncompared, index.shard_times[self._shards].tolist())
         self.versions = tuple(times) if versions is None else versions
@@ -218,7 +242,7 @@ class SampleChoice:
         return Column(file, self._length, lambda n: self.locate_many(n)[1], start=start, fingerprint=fingerprint)
 
     def _file(self, name: str) -> ColumnFile:
-        return find_column(self.path, self.index, name, self._shards, asked=self._asked)
+        return ColumnFile.find(self.path, self.index, name, self._shards, asked=self._asked)
 
     def ragged_column(self, name: str) -> RaggedColumn:
         """The values of a ragged column, such as ``"image_sizes"``, for these samples.
@@ -226,14 +250,14 @@ class SampleChoice:
         Raises:
             DataIndexError: as :meth:`column`.
         """
-        file = find_column(self.path, self.index, name, self._shards, RaggedFile, asked=self._asked)
+        file = RaggedFile.find(self.path, self.index, name, self._shards, asked=self._asked)
         fingerprint = file.fingerprint(self._shards)
         return RaggedColumn(file, self._length, lambda n: self.locate_many(n)[1], fingerprint=fingerprint)
 
     def _left(self, skips: str | None, stop: int, excluded: Int64) -> DenseExclusion | None:
         """The samples that the column ``skips`` and the filters keep; None if they keep all that are not excluded."""
         skipped = None if skips is None else self._file(skips)
-        filters = [self._filter(sample_filter) for sample_filter in self.filters]
+        filters = [one.opened(self.path, self.index, lambda name: self._file(name).values) for one in self.filters]
 
         def kept() -> Iterator[NDArray[np.bool_]]:
             for first, (begin, end) in zip(self._first, pairwise(self._starts), strict=True):
@@ -252,28 +276,6 @@ class SampleChoice:
 
         left = DenseExclusion(stop - self._start, kept())
         return left if len(left) < stop - self._start - len(excluded) else None
-
-    def _filter(self, one: SampleFilter) -> Callable[[int, int], NDArray[np.bool_]]:
-        """Return ``keep(first, stop)``: a mask of the samples (counted over all shards) that a filter keeps."""
-        if one.index is not None:
-            numbers = read_filter_index(self.path, self.index, one.index)
-
-            def listed(first: int, stop: int) -> NDArray[np.bool_]:
-                mask = np.zeros(stop - first, dtype=bool)
-                mask[numbers[np.searchsorted(numbers, first) : np.searchsorted(numbers, stop)] - first] = True
-                return mask
-
-            return listed
-        files = {name: self._file(name) for name in one.columns}
-
-        def compared(first: int, stop: int) -> NDArray[np.bool_]:
-            values = {name: file.values[first:stop] for name, file in files.items()}
-            # Products of small integer types would overflow.
-            return one.keep(
-                {name: here.astype(np.int64) if here.dtype.kind in "iu" else here for name, here in values.items()}
-            )
-
-        return compared
 
 
 def excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequence[tuple[str, str]]) -> Int64:

@@ -27,8 +27,7 @@ from energon_lite.storage.read.opened_source import OpenedSource
 from energon_lite.storage.read.range_cache import ReadAhead, shared_range_cache
 from energon_lite.storage.read.range_stream import PartRange, StreamedParts
 from energon_lite.storage.read.run_reader import LARGEST_READ, RunReader, Usage, fetch_neighbours
-from energon_lite.storage.read.sample_columns import Columns
-from energon_lite.storage.read.webdataset import RawSample, Runs, WebdatasetSource
+from energon_lite.storage.read.webdataset import Columns, RawSample, Runs, WebdatasetSource
 
 __all__ = ["Columns", "Reader", "SampleReader", "fetch_samples"]
 

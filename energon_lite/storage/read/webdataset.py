@@ -17,13 +17,12 @@ from energon_lite.storage.index.columns import Column, RaggedColumn
 from energon_lite.storage.index.index_cache import open_index, shard_counts
 from energon_lite.storage.index.jsonl import folder_of_shards, is_jsonl
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.range_cache import ReadAhead
 from energon_lite.storage.read.remote import local_meta, remote_index
-from energon_lite.storage.read.sample_choice import SampleChoice, excluded_positions
+from energon_lite.storage.read.sample_choice import SampleChoice, SampleFilter, excluded_positions
 from energon_lite.storage.read.shard_checks import check_files, check_known, split_words
 
-__all__ = ["RawSample", "Runs", "SampleRange", "WebdatasetSource"]
+__all__ = ["Columns", "RawSample", "Runs", "SampleRange", "WebdatasetSource"]
 
 
 class RawSample(NamedTuple):
@@ -38,6 +37,22 @@ class RawSample(NamedTuple):
     key: str
     parts: dict[str, Any]
     source: SourceInfo
+
+
+class Columns(NamedTuple):
+    """Samples by columns: one list for each part, with one value for each sample.
+
+    Attributes:
+        keys: the key of each sample.
+        shards: the name of each sample's shard.
+        names: the parts that were read, in the order of the tar.
+        parts: by name, each sample's part: bytes from tar shards, values of any kind from other sources.
+    """
+
+    keys: list[str]
+    shards: list[str]
+    names: tuple[str, ...]
+    parts: dict[str, list[Any]]
 
 
 class Runs(NamedTuple):

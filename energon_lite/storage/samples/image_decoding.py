@@ -7,13 +7,16 @@ gets the formats that it may try.
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from energon_lite.errors import DecodeError
+from energon_lite.errors import DecodeError, FatalSampleError
 
-__all__ = ["FORMATS", "IMAGE_EXTENSIONS", "IMAGE_FORMS", "PROGRAMS", "check_size", "decode_image"]
+__all__ = [
+    *("FORMATS", "IMAGE_EXTENSIONS", "IMAGE_FORMS", "PROGRAMS", "ImageHeader", "check_size", "decode_image"),
+    "read_image_header",
+]
 
 #: ``image_decode``: (container, dtype, mode). Torch images are ``[channels, height, width]`` (grey images
 #: ``[height, width]``), numpy ones ``[height, width, channels]``; floats are float32 in 0 .. 1.
@@ -63,6 +66,10 @@ PROGRAMS = {"ps": ("EPS",), "eps": ("EPS",), "iim": ("IPTC",)}
 #: Extensions of images, valid in lower and upper case.
 IMAGE_EXTENSIONS = frozenset([*FORMATS, "iim"])
 _JPEG = b"\xff\xd8\xff"
+#: Formats whose size and mode Pillow knows from the header; in other formats they may change when the image is loaded.
+_KNOWN_BY_HEADER = frozenset(["JPEG", "PNG", "WEBP", "BMP", "GIF"])
+#: Formats that Pillow tries; PostScript is excluded, because Pillow starts a program for it.
+_READ_BY_HEADER = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "ICO", "JPEG2000")
 
 
 def check_size(unpacked: int, most: int | None, what: str = "") -> None:
@@ -146,3 +153,41 @@ def _decode_jpeg(data: bytes, most: int | None) -> Any:
         raise
     except ValueError:  # damaged: Pillow decides if it can be decoded
         return None
+
+
+class ImageHeader(NamedTuple):
+    """Properties of an image.
+
+    Attributes:
+        width, height: size in pixels.
+        format, mode: Pillow's names.
+    """
+
+    width: int
+    height: int
+    format: str
+    mode: str
+
+
+def read_image_header(stream: BinaryIO) -> ImageHeader:
+    """Return the properties of an image, by Pillow.
+
+    Raises:
+        DecodeError: the image is damaged, or has an unknown format.
+        FatalSampleError: Pillow is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        fix = "pip install 'energon-lite[image]'"
+        raise FatalSampleError(f"the metadata of pictures needs Pillow: {error}", fix=fix) from error
+    stream.seek(0)
+    try:
+        with Image.open(stream, formats=_READ_BY_HEADER) as image:
+            if image.format not in _KNOWN_BY_HEADER:
+                image.load()
+            return ImageHeader(image.width, image.height, image.format or "UNKNOWN", image.mode or "UNKNOWN")
+    except Exception as error:  # decoders raise exceptions of all kinds
+        raise DecodeError(
+            f"the picture cannot be read: {type(error).__name__}: {error}", fix="repair or remove it"
+        ) from error

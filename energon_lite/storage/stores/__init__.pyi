@@ -1,10 +1,10 @@
-from .cache_pool import CachePool as CachePool
-from .cache_pool import NoCachePool as NoCachePool
 from .file_store import DecodeFileStore as DecodeFileStore
 from .file_store import FileStore as FileStore
 from .file_store import FileStoreDecoder as FileStoreDecoder
 from .file_store import FileStoreWrapper as FileStoreWrapper
 from .file_store import PrimaryFileStore as PrimaryFileStore
+from .lazy import CachePool as CachePool
 from .lazy import DirectLazy as DirectLazy
 from .lazy import Lazy as Lazy
 from .lazy import MockLazy as MockLazy
+from .lazy import NoCachePool as NoCachePool

@@ -6,7 +6,6 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.steps import _differencing, assign
 from energon_lite.batching.strategy import strategy_from_dict
 from energon_lite.errors import TopologyError, UsageError
+from tests.effort import examples
 
 
 def loads(values: Ints, assigned: Ints) -> Ints:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.batching.chunks import ChunkPlan, default_chunk_size, default_lanes, worlds_for
+from energon_lite.batching.plan import ChunkPlan, default_chunk_size, default_lanes, worlds_for
 from energon_lite.errors import UsageError
 from energon_lite.order import ConcatOrder
 

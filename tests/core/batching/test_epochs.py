@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.order import BlendOrder, ConcatOrder, EpochBlendOrder, Order, WeightStage
 from energon_lite.order.orders import Rebase
 from energon_lite.order.shuffle import LeafOrder
+from tests.effort import examples
 
 CAPACITY = 100
 DOCUMENTS: list[dict[str, Any]] = [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.batching.best_fit_decreasing import full_packs
 from energon_lite.errors import UsageError
+from tests.effort import examples
 
 
 @settings(max_examples=examples(200))

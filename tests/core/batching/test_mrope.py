@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.batching.positions import mrope_positions
 from energon_lite.errors import UsageError
+from tests.effort import examples
 
 
 def test_by_hand() -> None:

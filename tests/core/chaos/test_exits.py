@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import nightly_but
+
+from tests.effort import nightly_but
 
 PROGRAM = """
 import json, sys

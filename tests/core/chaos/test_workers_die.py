@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from effort import nightly_but
 
 from energon_lite import (
     SavableDataLoader,
@@ -29,6 +28,7 @@ from energon_lite import (
 )
 from energon_lite.errors import UsageError, WorkerError
 from energon_lite.storage import SampleDecoder
+from tests.effort import nightly_but
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 

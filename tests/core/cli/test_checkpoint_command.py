@@ -214,8 +214,7 @@ def test_rebase(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
 def test_rebase_of_packs(leaf_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = leaf_of(50, "a"), leaf_of(7, "b")
     old, new = blend_file(tmp_path / "old.yaml", {a: 1, b: 1}), blend_file(tmp_path / "new.yaml", {a: 1})
-    (tmp_path / "hooks.py").write_text("from test_checkpoint_command import Pairs\n")
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    (tmp_path / "hooks.py").write_text(f"from {__name__} import Pairs\n")
     monkeypatch.chdir(tmp_path)
     loader = packed(old, 0, 1, lanes=2)
     for _ in zip(range(3), loader, strict=False):

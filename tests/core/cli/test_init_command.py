@@ -22,9 +22,7 @@ from energon_lite.cli import init
 from energon_lite.cli.main import all_commands, main
 
 # Test folders are no packages; helpers are imported by their plain names.
-sys.path.insert(0, str(Path(__file__).parents[2] / "trainer" / "parallel"))
-
-from rank_processes import run_ranks
+from tests.trainer.parallel.rank_processes import run_ranks
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text()

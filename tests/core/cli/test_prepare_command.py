@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from prepare_by_command import FIELDS, document, run, written
 
 from energon_lite.cli import arguments
-from energon_lite.storage.index.columns import stored_columns
+from energon_lite.storage.index.column_file import ColumnFile
 from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.prepare.shard_scans import ShardScans
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.prepare_by_command import FIELDS, document, run, written
 
 
 class TestWithoutQuestions:
@@ -257,6 +257,6 @@ def test_columns_beside_the_length(data: Path) -> None:
     source = WebdatasetSource.open(data)
     assert (source.column("all")[:] >= source.column("length")[:]).all()
     assert source.column("patches")[:].tolist() == [4] * 8
-    (file,) = stored_columns(str(data), "all")
+    (file,) = ColumnFile.stored(str(data), "all")
     again = ["--tar-index-only", "--length-field", "json", "--column", "all=*", "--patches", "1"]
     assert shlex.split(file.command) == ["energon-lite", "prepare", str(data), *again]

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prepare_by_command import FIELDS, document, run, written
 
 from energon_lite.cli.prepare_dialogue import guess_access
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.read.webdataset import RawSample
+from tests.prepare_by_command import FIELDS, document, run, written
 
 
 class TestQuestions:

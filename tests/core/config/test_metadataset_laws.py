@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.config import load_metadataset
 from energon_lite.errors import ConfigError
+from tests.effort import examples
 
 WEIGHTS = st.integers(1, 1000) | st.floats(1e-3, 1e3)
 #: A leaf is an int (its number does not matter), a blend a list of (weight, what is below).

@@ -16,10 +16,7 @@ import pytest
 
 from energon_lite import WorkerConfig, get_loader, get_val_dataset
 from energon_lite.errors import EnergonLiteError
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from mutations import mutated
+from tests.core.config.mutations import mutated
 
 #: In the quick suite, and behind ``-m nightly``; and seconds that one may take.
 QUICK, ALL, LONGEST = 500, 20_000, 10.0

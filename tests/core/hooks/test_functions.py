@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from energon_lite.errors import UsageError
 from energon_lite.hooks import AugmentTaskEncoder
 from energon_lite.hooks.checks import check_hooks
 from energon_lite.hooks.hooks import HOOK_ORDER
+from tests.effort import examples
 
 Hook = Callable[..., Any]
 

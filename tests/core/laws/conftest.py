@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,12 +15,8 @@ import torch
 from energon_lite import SavableDataLoader, TaskEncoder, WorkerConfig, get_savable_loader, stateless
 from energon_lite.loading.iterators import lane_iterator
 from energon_lite.storage.read.webdataset import WebdatasetSource
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from token_data import length_of
-
 from tests.core.laws.oracle import Rendezvous
+from tests.core.laws.token_data import length_of
 
 
 class Cluster:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from energon_lite import TextSample
-from energon_lite.storage import build_filter_index
+from energon_lite.extras.energon import build_filter_index
 from energon_lite.storage.index.columns import write_column
 
 #: Data sets by their tags, and how many samples they have. Those of "x" are crude ones.

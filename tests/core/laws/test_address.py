@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite import stateless as stateless_hook
 from energon_lite.errors import SampleError, UsageError
+from tests.effort import examples
 
 blends = st.lists(st.tuples(st.integers(1, 60), st.floats(0.1, 5)), min_size=1, max_size=4)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, rebase_state
 from energon_lite.errors import StateMismatchError, UsageError
+from tests.effort import examples
 
 sizes = st.sampled_from([None, 1, 2, 3, 4, 6, 8])
 topologies = st.tuples(st.integers(1, 4), st.sampled_from([0, 0, 1]))

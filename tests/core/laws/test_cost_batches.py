@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -29,10 +27,8 @@ from energon_lite.loading import token_batching
 from energon_lite.order import BlendOrder, ConcatOrder
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.storage.read.webdataset import WebdatasetSource
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from token_data import CAPACITY, Tokens, length_of, tokens_of
+from tests.core.laws.token_data import CAPACITY, Tokens, length_of, tokens_of
+from tests.effort import examples
 
 MODEL = CostModel.from_features({"tokens": 10**9, "squared_patches": 10**9, "images": 5 * 10**9, "loss_tokens": 10**9})
 NOTHING = CostModel.from_features({})  # for a limit of images alone

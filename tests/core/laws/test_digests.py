@@ -4,13 +4,11 @@ a sample that is lost, doubled, changed or moved to another step is found."""
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -30,11 +28,9 @@ from energon_lite.errors import FatalSampleError
 from energon_lite.extras.inspect.auditing.audited_run import PlannedSteps, check_steps
 from energon_lite.extras.inspect.auditing.recorded_steps import RecordedStep, first_difference
 from energon_lite.order.hashing import MASK64
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from content_encoders import Content
-from token_data import Tokens, alone
+from tests.core.laws.content_encoders import Content
+from tests.core.laws.token_data import Tokens, alone
+from tests.effort import examples
 
 blends = st.lists(st.tuples(st.sampled_from([3, 7, 50]), st.sampled_from([0.3, 1.0])), min_size=1, max_size=3)
 

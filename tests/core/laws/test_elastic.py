@@ -4,14 +4,11 @@ delivered is the uninterrupted run. Worker processes are real."""
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,9 +17,8 @@ from energon_lite.loading.states.merge import merged, redistributed
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from content_encoders import Content
+from tests.core.laws.content_encoders import Content
+from tests.effort import examples
 
 LANES = 12
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from energon_lite import (
 )
 from energon_lite.batching import LengthDifference, TokenSequence
 from energon_lite.errors import FatalSampleError, StateMismatchError, UsageError
+from tests.effort import examples
 
 CAPACITY = 100
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_val_dataset
 from energon_lite.extras.energon import BatchDataset, MapDataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.effort import examples
 
 
 class Names(TaskEncoder):

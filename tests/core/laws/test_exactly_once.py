@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from energon_lite import (
 )
 from energon_lite.errors import EmptyDatasetError, FatalSampleError, UsageError
 from energon_lite.extras.energon import log_exception, reraise_exception
+from tests.effort import examples
 
 sizes = st.integers(1, 120)
 blends = st.lists(st.tuples(sizes, st.floats(0.05, 5).map(lambda w: round(w, 3))), min_size=1, max_size=6)

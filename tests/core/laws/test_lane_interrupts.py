@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.loading.iterators import lane_cursor, lane_dataset, lane_iterator, lane_prefetcher
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from content_encoders import Content
+from tests.core.laws.content_encoders import Content
+from tests.effort import examples
 
 _FILES = {module.__file__ for module in (lane_iterator, lane_prefetcher, lane_cursor, lane_dataset)}
 

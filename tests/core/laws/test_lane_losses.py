@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import TaskEncoder, WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import FatalSampleError
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from content_encoders import Content, contents, names_in
+from tests.core.laws.content_encoders import Content, contents, names_in
+from tests.effort import examples
 
 
 @settings(max_examples=examples(40))

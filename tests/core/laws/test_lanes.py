@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
 import torch
-from effort import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -22,9 +19,8 @@ from energon_lite.loading.makers.batch_runner import Result
 from energon_lite.loading.makers.chunk_job import START, Carried, Item, Made, Tail
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from content_encoders import Content
+from tests.core.laws.content_encoders import Content
+from tests.effort import examples
 
 contents = st.builds(
     Content,

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +29,7 @@ from energon_lite import (
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.hooks.stateless import failure_tolerance_of, restores_seeds
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.effort import examples
 
 
 def draw(encoder: TaskEncoder | None = None) -> list[float]:

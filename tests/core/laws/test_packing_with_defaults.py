@@ -23,7 +23,7 @@ from energon_lite import (
     get_val_dataset,
     register_source,
 )
-from energon_lite.batching.chunks import default_lanes, worlds_for
+from energon_lite.batching.plan import default_lanes, worlds_for
 from energon_lite.errors import FatalSampleError
 
 CAPACITY = 4096

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from energon_lite import (
 )
 from energon_lite.errors import StateMismatchError, UsageError
 from energon_lite.loading import get_processing_datasets
+from tests.effort import examples
 
 
 class Once(TaskEncoder):

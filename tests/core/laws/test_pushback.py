@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +25,7 @@ from energon_lite import (
 )
 from energon_lite.errors import FatalSampleError, StateError
 from energon_lite.hooks import PackedSamplesOutput
+from tests.effort import examples
 
 ROOM = 20
 

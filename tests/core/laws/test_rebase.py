@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from energon_lite.errors import StateError, StateMismatchError, UsageError
 from energon_lite.extras.balance import CostModel, Quadratic
 from energon_lite.order.orders import Rebase
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.effort import examples
 
 SIZES = {"a": 7, "b": 50, "c": 120, "d": 3, "e": 500}
 weights = st.floats(0.05, 5).map(lambda weight: round(weight, 3))

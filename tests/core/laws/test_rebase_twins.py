@@ -8,12 +8,12 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, rebase_state
 from energon_lite.errors import StateMismatchError
+from tests.effort import examples
 
 
 def make(path: Any, **arguments: Any) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from energon_lite import BestFit, Capacity, TaskEncoder, WorkerConfig, get_savab
 from energon_lite.errors import StateMismatchError
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.effort import examples
 
 RAMP = ({"linear": {0: 0.9, 30_000: 0.1}}, {"linear": {0: 0.1, 30_000: 0.9}})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, re
 from energon_lite.loading.states.merge import merged, redistributed
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from content_encoders import Content
+from tests.core.laws.content_encoders import Content
 
 LIMIT = 4096
 PACKED_GROUPS = Content(packing=7, groups=2, batch_size=2, late=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_trai
 from energon_lite.errors import UsageError
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.effort import examples
 
 
 class Keys(TaskEncoder):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +17,7 @@ from energon_lite.errors import ConfigError, SampleError, StateError, StateMisma
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.states.merge import merged, redistributed
 from energon_lite.storage.read.webdataset import WebdatasetSource
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from token_data import (
+from tests.core.laws.token_data import (
     CAPACITY,
     QUIET,
     SEGMENTS,
@@ -264,6 +259,15 @@ def test_no_column(leaf_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
     with pytest.raises(UsageError, match="need numbers of all samples"):
         dataset_of(leaf_of(7))
+
+
+def test_what_does_not_fit_is_said_once_in_words(leaf_of: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", logger="energon_lite")
+    dataset = dataset_of(leaf_of(120), batching=BestFit(Capacity(30), oversize="drop"))
+    for _ in zip(range(80), get_savable_loader(dataset), strict=False):
+        pass
+    (told,) = [record.getMessage() for record in caplog.records if "do not fit" in record.getMessage()]
+    assert re.search(r"batch: [\d,]+ samples? dropped, with [\d,]+ tokens \(said once", told)
 
 
 def test_nothing_fits(leaf_of: Callable[..., Any]) -> None:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import StateMismatchError, TopologyError, UsageError
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from token_data import QUIET, SEGMENTS, STRATEGIES, Tokens, alone, dataset_of, sequences, tokens_of
+from tests.core.laws.token_data import QUIET, SEGMENTS, STRATEGIES, Tokens, alone, dataset_of, sequences, tokens_of
+from tests.effort import examples
 
 pytestmark = pytest.mark.usefixtures("known_lengths")
 

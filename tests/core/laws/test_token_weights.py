@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +30,7 @@ from energon_lite.order import BlendOrder
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.shuffle import LeafOrder, Leaves
 from energon_lite.storage.index.columns import write_column
+from tests.effort import examples
 
 CONFIG = WorkerConfig(rank=0, world_size=1)
 #: Leaves of so many samples, with so many tokens each.

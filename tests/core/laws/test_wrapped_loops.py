@@ -6,7 +6,6 @@ Of every kind of data set whose batches have no numbers, on any number of ranks,
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,10 +21,8 @@ from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_trai
 from energon_lite.errors import StateError, TopologyError
 from energon_lite.extras.energon import EpochizeDataset, LimitDataset, RepeatDataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from content_encoders import Content, contents
+from tests.core.laws.content_encoders import Content, contents
+from tests.effort import examples
 
 #: Steps that are compared at most.
 STEPS = 16

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from effort import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from energon_lite import BestFit, Capacity, TaskEncoder, WorkerConfig, get_train_dataset, pack_sequences, stateless
 from energon_lite.batching import TokenSequence
+from tests.effort import examples
 
 CAPACITY = 100
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from staged_limits import CASES, Case, run, staged_loader
 
 from energon_lite.loading.bottleneck import LoaderSetup, Stretch, bottleneck
 from energon_lite.loading.executors.work_seconds import WorkSum
+from tests.staged_limits import CASES, Case, run, staged_loader
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_run_is_judged_by_its_last_minute(texts: Path, monkeypatch: pytest.Mon
     slow, quick = (next(one for one in CASES if one.limit == limit) for limit in ("hooks", "trainer"))
     with staged_loader(slow, texts) as loader:
         assert run(slow, loader)["bottleneck"]["limit"] == "hooks"
-        monkeypatch.setattr("staged_limits.SLOW", 0.0)
+        monkeypatch.setattr("tests.staged_limits.SLOW", 0.0)
         limits = [run(quick, loader, 20)["bottleneck"]["limit"] for _ in range(2)]
         assert "trainer" in limits, loader.stats()
         assert loader.stats()["wait_seconds"] > 0.2  # which would be much, of all of it

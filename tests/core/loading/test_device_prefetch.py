@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from energon_lite import (
 )
 from energon_lite.errors import UsageError
 from energon_lite.loading.device import DevicePrefetcher, Underway
+from tests.effort import examples
 
 
 class FakeCopy:

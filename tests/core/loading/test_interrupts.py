@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from effort import nightly_but
-from in_time import in_time
 
 from energon_lite import TaskEncoder, TextSample, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.hooks import context, running_context
 from energon_lite.hooks.context import LendingScope
+from tests.effort import nightly_but
+from tests.in_time import in_time
 
 PACKAGE = str(Path(sys.modules["energon_lite"].__file__ or "").parent)
 #: Behind these Python looks whether a signal has come.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,53 @@ def test_who_only_looks_disturbs_nobody(leaf_of: Leaf, workers: int, start_metho
         found, errors = at_once(3, lambda: next(bodies)())
         assert errors == [] and found == expected
         assert loader.stats()["batches"] == 300
+
+
+class Noted(list[str]):
+    """Texts of a batch. The thread ``looks`` waits where it takes them from a worker's answer."""
+
+    opened, taken = threading.Event(), threading.Event()
+
+    def __reduce__(self) -> Any:
+        return Noted.of, (list(self),)
+
+    @staticmethod
+    def of(texts: list[str]) -> Noted:
+        if threading.current_thread().name == "looks" and not Noted.opened.is_set():
+            Noted.opened.set()
+            Noted.taken.wait(0.5)  # for what must not happen
+        return Noted(texts)
+
+
+class Notes(TaskEncoder):
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        return replace(batch, text=Noted(batch.text))
+
+
+def test_no_batch_is_taken_while_another_thread_takes_answers_of_workers(leaf_of: Leaf) -> None:
+    """``stats()`` takes answers that have come, and a thread that asks for a batch meanwhile waits until it is done."""
+    expected = keys(loader_of(leaf_of(40), 0, "fork"), 20)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
+    dataset = get_train_dataset(leaf_of(40), batch_size=1, task_encoder=Notes(), worker_config=config)
+    with get_savable_loader(dataset, start_method="fork") as loader:
+        batches = iter(loader)
+        found = keys(batches, 1)
+
+        def look() -> None:
+            while not Noted.opened.is_set():
+                loader.stats()
+
+        looks = threading.Thread(target=look, name="looks")
+        looks.start()
+        assert Noted.opened.wait(30)
+
+        def take() -> list[str]:
+            try:
+                return keys(batches, 19)
+            finally:
+                Noted.taken.set()
+
+        more, errors = at_once(1, take)
+        looks.join(30)
+        assert not looks.is_alive() and errors == [] and found + more == expected

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.order import windows
 from energon_lite.order.hashing import mix64
+from tests.effort import examples
 
 
 @settings(max_examples=examples(200))

@@ -19,7 +19,7 @@ from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train
 from energon_lite.cli.main import main
 from energon_lite.documents.paths import join_url
 from energon_lite.errors import ConfigError, DatasetError, NotPreparedError
-from energon_lite.storage.read.data_digest import data_digest
+from energon_lite.storage.read.opened_source import data_digest
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)

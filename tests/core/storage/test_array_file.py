@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from damage import damaged
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
@@ -22,6 +20,8 @@ from energon_lite.errors import DataIndexError
 from energon_lite.storage.files import stored_array
 from energon_lite.storage.files.array_file import ALIGN, BLOCK, FileKind, read_arrays, write_arrays, writing
 from energon_lite.storage.files.stored_array import FileBody, StoredArray, open_arrays
+from tests.damage import damaged
+from tests.effort import examples
 
 KIND = FileKind(b"ENRGLTST", 1, "test file", "make it again")
 NUMBERS = np.arange(3 * 4000, dtype=np.int64).reshape(-1, 3)  # 12 blocks

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shards_by_hand import TEXT_YAML, text_dataset
 
 from energon_lite import (
     ReadAhead,
@@ -29,6 +27,8 @@ from energon_lite.errors import DataIndexError, DatasetError
 from energon_lite.extras.media import WebdatasetFileStore
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.prepare import prepare_dataset
+from tests.effort import examples
+from tests.shards_by_hand import TEXT_YAML, text_dataset
 
 
 def run(*arguments: str) -> str:

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from damage import damaged
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import DataIndexError, UsageError
-from energon_lite.storage.index.columns import Column, column_folders, stored_columns, write_column
+from energon_lite.storage.index.column_file import ColumnFile, column_folders
+from energon_lite.storage.index.columns import Column, write_column
 from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.damage import damaged
+from tests.effort import examples
 
 VALUES = np.arange(10, dtype=np.int32) * 11
 
@@ -156,7 +157,7 @@ class TestStale:
         with pytest.raises(DataIndexError, match="older than the data set"):
             column_of(data)
         index = open_index(str(data))[0]
-        (file,) = stored_columns(str(data), "length")
+        (file,) = ColumnFile.stored(str(data), "length")
         kept = {row: one[0] for row, one in file.unchanged(index).items()}  # rows of the new index: a, aa, b, sub/c
         assert {row: values.tolist() for row, values in kept.items()} == {
             0: [0, 11, 22, 33],

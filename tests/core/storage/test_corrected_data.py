@@ -18,12 +18,12 @@ from typing import Any
 
 import fsspec
 import pytest
-from shards_by_hand import write_tar
-from tables_by_hand import write_mds, write_megatron
 
 from energon_lite import ReadAhead, Reading, WorkerConfig, get_savable_loader, get_val_dataset
 from energon_lite.extras.media import JsonlFileStore, WebdatasetFileStore
 from energon_lite.storage.prepare.prepare import prepare_dataset
+from tests.shards_by_hand import write_tar
+from tests.tables_by_hand import write_mds, write_megatron
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 
@@ -103,13 +103,13 @@ def test_one_process_reads_what_is_there_now(
 def test_another_process_reads_what_is_there_now(tmp_path: Path) -> None:
     program = """if True:
         import sys
-        from test_corrected_data import Path, ReadAhead, texts
+        from tests.core.storage.test_corrected_data import Path, ReadAhead, texts
         print(sorted(texts(Path(sys.argv[1]), ReadAhead(folder=sys.argv[2]))))
     """
 
     def said() -> str:
         arguments = [sys.executable, "-c", program, str(tmp_path / "data"), str(tmp_path / "ranges")]
-        paths = [str(Path(__file__).parents[2]), str(Path(__file__).parent), *filter(None, sys.path)]
+        paths = [str(Path(__file__).parents[3]), *filter(None, sys.path)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=120, check=False)
         assert not done.returncode, done.stderr

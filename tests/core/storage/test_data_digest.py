@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from energon_lite.storage.files.shard_store import ShardStore
-from energon_lite.storage.read.data_digest import data_digest
+from energon_lite.storage.read.opened_source import data_digest
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from in_time import in_time
 
 from energon_lite.storage.files import file_lock
 from energon_lite.storage.files.file_lock import lock, only_one, unlock
+from tests.in_time import in_time
 
 
 @contextmanager

@@ -4,12 +4,12 @@ import io
 import random
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import DecodeError
-from energon_lite.storage.samples.image_size import IMAGE_HEAD_BYTES, image_size
+from energon_lite.extras.balance.image_size import IMAGE_HEAD_BYTES, image_size
+from tests.effort import examples
 
 Image = pytest.importorskip("PIL.Image")
 FORMATS = ["JPEG", "PNG", "GIF", "WEBP", "BMP"]

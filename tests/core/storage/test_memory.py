@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import struct
-import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -14,18 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from private_memory import private_growth
 
 from energon_lite.storage.files.array_file import ALIGN, BLOCK
-from energon_lite.storage.index.column_file import write_column_file
-from energon_lite.storage.index.columns import column_path
+from energon_lite.storage.index.column_file import column_path, write_column_file
 from energon_lite.storage.index.nv_meta import write_info
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import scan_shard
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from memory_work import LENGTHS, open_huge, read_everything, use_huge
+from tests.core.storage.memory_work import LENGTHS, open_huge, read_everything, use_huge
+from tests.private_memory import private_growth
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
 
@@ -101,7 +96,7 @@ def test_an_index_of_a_hundred_million_samples(huge: Path, monkeypatch: pytest.M
     block = np.zeros(PER_SHARD, dtype=np.uint8)
     block[::3] = 1
     column = column_path(str(huge / ".nv-meta/energon_lite.columns"), "skip")
-    write_column_file(column, "skip", index, (block for _ in range(SHARDS)), dtype="|u1", maker={})
+    write_column_file(column, "skip", index, lambda: (block for _ in range(SHARDS)), dtype="|u1", maker={})
     numbers = np.random.default_rng(0).integers(0, 66_660_000, 300).tolist()
     growth = private_growth(use_huge, path, str(huge), numbers, False, workers=2)
     assert max(growth) < 50 << 20

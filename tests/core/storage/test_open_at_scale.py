@@ -14,18 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_time import in_time
-from private_memory import private_growth
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import MissingShardError
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.tar.tar_scan import ShardScan
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from memory_work import look_up
+from tests.core.storage.memory_work import look_up
+from tests.in_time import in_time
+from tests.private_memory import private_growth
 
 SCRIPT = Path(__file__).parents[3] / "tools/bench/open_at_scale.py"
 

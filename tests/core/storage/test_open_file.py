@@ -7,16 +7,17 @@ import os
 from pathlib import Path
 
 import pytest
-from in_time import in_time
 
 from energon_lite.errors import DatasetError, MissingShardError
 from energon_lite.extras.tools.packed_list import PackedList
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore
-from energon_lite.storage.index.columns import column_path, stored_columns, write_column
+from energon_lite.storage.index.column_file import ColumnFile, column_path
+from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.in_time import in_time
 
 
 @pytest.fixture
@@ -59,10 +60,10 @@ def test_an_index_that_is_a_pipe_is_made_again(prepared: Path) -> None:
 
 def test_a_column_that_is_a_pipe_is_none(prepared: Path) -> None:
     write_column(prepared, "length", range(10))
-    (column,) = stored_columns(str(prepared), "length")
+    (column,) = ColumnFile.stored(str(prepared), "length")
     assert column.path == column_path(os.path.dirname(column.path), "length")
     into_pipe(column.path)
-    assert in_time(lambda: stored_columns(str(prepared), "length")) == []
+    assert in_time(lambda: ColumnFile.stored(str(prepared), "length")) == []
 
 
 def test_a_result_file_that_is_a_pipe_is_none(prepared: Path) -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from damage import damaged
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +13,8 @@ from energon_lite.errors import DataIndexError
 from energon_lite.storage.files import stored_array
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import ShardScan
+from tests.damage import damaged
+from tests.effort import examples
 
 Samples = list[tuple[str, list[tuple[int, int, str]]]]
 

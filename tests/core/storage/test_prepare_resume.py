@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from damage import damaged
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,8 +23,10 @@ from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
 from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from energon_lite.storage.sharded_job import helpers
+from energon_lite.storage.sharded_job import job as helpers
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
+from tests.damage import damaged
+from tests.effort import examples
 
 Scanned = list[str]
 OPTIONS = {"split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}, "force_overwrite": True}

@@ -14,16 +14,16 @@ from typing import Any
 import av
 import fsspec
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from media_files import long_film
 
 from energon_lite.errors import DatasetError, MissingShardError, UsageError
 from energon_lite.extras.media import AVDecoder
 from energon_lite.storage import open_stream
 from energon_lite.storage.read import range_stream
 from energon_lite.storage.read.range_stream import RangeStream
+from tests.effort import examples
+from tests.media_files import long_film
 
 
 @settings(max_examples=examples(60))

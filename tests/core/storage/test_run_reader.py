@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from energon_lite.storage.read.range_cache import RangeCache, ReadAhead
 from energon_lite.storage.read.run_reader import RunReader, read_in_runs
 from energon_lite.storage.read.sample_reader import SampleReader, fetch_samples
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
+from tests.effort import examples
 
 
 @pytest.fixture

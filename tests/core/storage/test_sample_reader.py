@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from energon_lite.errors import MissingShardError
 from energon_lite.storage.read import run_reader, sample_reader
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
+from tests.effort import examples
 
 FOREVER = 10**9
 

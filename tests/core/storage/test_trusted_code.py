@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from energon_lite.errors import ConfigError
-from energon_lite.storage.samples.trusted_code import load_function
+from energon_lite.trust import load_function
 
 
 def test_a_function_of_the_file(tmp_path: Path) -> None:

@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kill_steps import killed_at_every_step
 
 from energon_lite import TaskEncoder
 from energon_lite.config.leaf_spec import LeafSpec
@@ -28,6 +26,8 @@ from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.loading.measuring.values import columns_of
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.effort import examples
+from tests.kill_steps import killed_at_every_step
 
 PATCHES = ImageColumns(ImagePatches(10))
 

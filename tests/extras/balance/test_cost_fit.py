@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +9,7 @@ from energon_lite.errors import ConfigError, UsageError
 from energon_lite.extras.balance.cost_file import read_cost_model, write_cost_model
 from energon_lite.extras.balance.cost_fit import _non_negative, fit_costs, relative_errors
 from energon_lite.extras.balance.cost_model import CostModel, Quadratic
+from tests.effort import examples
 
 TRUE = CostModel(Quadratic(3 * 10**9, 2 * 10**12, 10**14), Quadratic(5 * 10**9, 10**12, 10**15), 10**11, 4 * 10**15)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import TopologyError, UsageError
 from energon_lite.extras.balance.encoder_plan import EncoderPlan
+from tests.effort import examples
 
 
 def travelled(plan: EncoderPlan, images: np.ndarray) -> list[list[int]]:

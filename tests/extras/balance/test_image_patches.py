@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance.image_columns import ImagePatches
+from tests.effort import examples
 
 SIZES = st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 5000)), min_size=1, max_size=5)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.packing import BestFit
 from energon_lite.extras.balance.movable_samples import MovableSamples
 from energon_lite.extras.balance.rank_columns import UNIT, shares_of
+from tests.effort import examples
 
 LIMIT = 2000
 

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
-from in_time import in_time
 
 from energon_lite.cli.main import main
 from energon_lite.cli.text import parse_bytes
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance import CostModel, Quadratic, capacity_trial, read_cost_model, write_cost_model
 from energon_lite.extras.balance.capacity_trial import Outcome, Trial, run_trial
+from tests.in_time import in_time
 
 #: A step that takes one MiB for each token, and others.
 MODULE = """

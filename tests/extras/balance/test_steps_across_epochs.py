@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from energon_lite.batching.token_plan import Span, TokenPlan
 from energon_lite.extras.balance.cost_model import CostModel
 from energon_lite.order import BlendOrder
 from energon_lite.order.shuffle import LeafOrder
+from tests.effort import examples
 
 CAPACITY = 2048
 MODEL = CostModel.from_features(dict.fromkeys(("tokens", "patches", "loss_tokens"), 10**9))

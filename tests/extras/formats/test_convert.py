@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader, get_val_dataset
 from energon_lite.cli.main import main
 from energon_lite.errors import DatasetError, UsageError
-from energon_lite.extras.formats.converting.command import DONE_FILE, convert_dataset
+from energon_lite.extras.formats.convert_command import DONE_FILE, convert_dataset
 from energon_lite.storage.sharded_job.ranks import Ranks
+from tests.effort import examples
 
 pytest.importorskip("pyarrow")
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
@@ -209,7 +209,7 @@ def test_images_of_hugging_face_become_files(tmp_path: Path) -> None:
 
 
 def test_killed_and_run_again(tmp_path: Path, tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from energon_lite.extras.formats.converting import command
+    from energon_lite.extras.formats import convert_command as command
 
     target, options = tmp_path / "new", {"samples_per_shard": 7, "workers": 1}
     whole = tmp_path / "whole"

@@ -12,7 +12,6 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +35,7 @@ from energon_lite import (
 )
 from energon_lite.errors import ConfigError
 from energon_lite.storage.read import source as sources
+from tests.effort import examples
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402 -- behind the skip
@@ -254,7 +254,7 @@ def test_a_jsonl_file_with_an_index_beside_it_is_one(tmp_path: Path) -> None:
 
 
 def test_what_two_files_begin_with(tmp_path: Path) -> None:
-    from tables_by_hand import write_megatron
+    from tests.tables_by_hand import write_megatron
 
     path = write_megatron(tmp_path / "text_document", [[[1, 2]], [[3], [4, 5]]])
     (batch,) = batches(path, batch_size=None, batching=BestFit(Capacity(9)))

@@ -14,11 +14,11 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from tables_by_hand import write_mds
 
 from energon_lite.errors import EmptyDatasetError, MissingShardError, ShardFormatError, UsageError
 from energon_lite.extras.formats.mds import MdsSource, open_source
 from energon_lite.extras.formats.mds_values import decoder_of, fixed_size, ndarray_bytes
+from tests.tables_by_hand import write_mds
 
 COLUMNS: dict[str, tuple[str, int | None]] = {"text": ("str", None), "n": ("int", 8), "x": ("ndarray:int16:2", 4)}
 

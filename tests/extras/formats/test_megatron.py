@@ -10,14 +10,14 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables_by_hand import write_megatron
 
 from energon_lite import EnergonLiteError
 from energon_lite.errors import DataIndexError, MissingShardError, ShardChangedError, ShardFormatError
 from energon_lite.extras.formats.megatron import MegatronSource, open_sequences, open_source
+from tests.effort import examples
+from tests.tables_by_hand import write_megatron
 
 DOCUMENTS = [[[1, 2, 3]], [[4], [5, 6]], [], [[7, 8, 9, 10]]]
 

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables_by_hand import write_table
 
 from energon_lite import EnergonLiteError
 from energon_lite.errors import (
@@ -25,6 +23,8 @@ from energon_lite.errors import (
 )
 from energon_lite.extras.formats import held_tables
 from energon_lite.extras.formats.tables import open_source
+from tests.effort import examples
+from tests.tables_by_hand import write_table
 
 pa = pytest.importorskip("pyarrow")
 KINDS = ("parquet", "arrow", "stream.arrow")

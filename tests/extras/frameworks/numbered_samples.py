@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from framework_ranks import logged
 from torch import nn
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
 from energon_lite.loading.iterators.dataset import SavableDataset
+from tests.extras.frameworks.framework_ranks import logged
 
 SAMPLES = 26
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import ray
-from keyed_prompts import digest
 
 from energon_lite.extras.frameworks.ray import SampleKey, SampleKeys, fetch, fetch_batch
+from tests.extras.frameworks.keyed_prompts import digest
 
 
 @ray.remote(num_cpus=0)
@@ -26,7 +26,7 @@ class Worker:
 def main(address: str, blend: str, folder: Path, workers: int, size: int, steps: int, die_at: int = -1) -> None:
     ray.init(address=address, log_to_driver=False)
     actors = [Worker.remote() for _ in range(workers)]
-    keys = SampleKeys("keyed_prompts:open_prompts", blend)
+    keys = SampleKeys("tests.extras.frameworks.keyed_prompts:open_prompts", blend)
     if (folder / "state.json").exists():
         keys.load_state_dict(json.loads((folder / "state.json").read_text()))
     for step, batch in zip(range(steps), keys.batches(size), strict=False):

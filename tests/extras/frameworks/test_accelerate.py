@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,18 +9,25 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
 pytest.importorskip("accelerate")
 
 from accelerate import Accelerator
 from accelerate.data_loader import skip_first_batches
 from accelerate.utils import DataLoaderConfiguration
-from framework_ranks import log_line, logged, run_processes
-from numbered_samples import SAMPLES, Model, expected, micro_batches, numbers_of, train_data, val_data
 
 from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks.accelerate import AccelerateLoader
+from tests.extras.frameworks.framework_ranks import log_line, logged, run_processes
+from tests.extras.frameworks.numbered_samples import (
+    SAMPLES,
+    Model,
+    expected,
+    micro_batches,
+    numbers_of,
+    train_data,
+    val_data,
+)
 
 Leaf = Callable[[int, str], Path]
 

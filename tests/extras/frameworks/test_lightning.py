@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,17 +10,24 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
 pytest.importorskip("lightning")
 pytest.importorskip("accelerate")
 
-from framework_ranks import log_line, logged, run_processes
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from numbered_samples import SAMPLES, Model, expected, micro_batches, numbers_of, train_data, val_data
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks.lightning import EnergonDataModule
+from tests.extras.frameworks.framework_ranks import log_line, logged, run_processes
+from tests.extras.frameworks.numbered_samples import (
+    SAMPLES,
+    Model,
+    expected,
+    micro_batches,
+    numbers_of,
+    train_data,
+    val_data,
+)
 
 Leaf = Callable[[int, str], Path]
 

@@ -20,13 +20,11 @@ import pytest
 from energon_lite import get_savable_loader
 from energon_lite.errors import SampleError, StateMismatchError, UsageError
 from energon_lite.extras.frameworks.ray import SampleKey, SampleKeys, fetch, fetch_batch
-
-sys.path.insert(0, str(Path(__file__).parent))  # workers import it by this name, too
-
-import keyed_prompts
-from keyed_prompts import digest, write_blend
+from tests.extras.frameworks import keyed_prompts
+from tests.extras.frameworks.keyed_prompts import digest, write_blend
 
 FORK = multiprocessing.get_context("fork")
+PROMPTS = f"{keyed_prompts.__name__}:open_prompts"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +79,7 @@ def actors() -> Iterator[Callable[[int], list[Actor]]]:
 
 
 def test_keys_are_small_and_in_the_loader_s_order(blend: str) -> None:
-    keys = SampleKeys("keyed_prompts:open_prompts", blend)
+    keys = SampleKeys(PROMPTS, blend)
     taken = keys.take(256)
     assert len(pickle.dumps(taken)) <= 24 * 256
     assert len(pickle.dumps(taken[0].address)) < 100
@@ -93,7 +91,7 @@ def test_keys_are_small_and_in_the_loader_s_order(blend: str) -> None:
 
 
 def test_every_worker_makes_the_same_tensors(blend: str, actors: Callable[[int], list[Actor]]) -> None:
-    keys = SampleKeys("keyed_prompts:open_prompts", blend)
+    keys = SampleKeys(PROMPTS, blend)
     taken = keys.take(12)
     workers = actors(3)
     sent = [worker.ask(taken) for worker in workers]
@@ -107,7 +105,7 @@ def test_every_worker_makes_the_same_tensors(blend: str, actors: Callable[[int],
 
 def _drive(blend: str, workers: list[Actor], folder: Path, size: int, steps: int, die_at: int = -1) -> None:
     """A training: batches of keys dealt to workers; keys are written down, then the state, after each step."""
-    keys = SampleKeys("keyed_prompts:open_prompts", blend)
+    keys = SampleKeys(PROMPTS, blend)
     if (folder / "state.json").exists():
         keys.load_state_dict(json.loads((folder / "state.json").read_text()))
     for step, batch in zip(range(steps), keys.batches(size), strict=False):
@@ -132,11 +130,11 @@ def test_a_killed_driver_goes_on_exactly_with_other_workers_and_batches(
     _drive(blend, actors(3), tmp_path, size=6, steps=3)
     _drive(blend, actors(1), tmp_path, size=5, steps=2)
     seen = (tmp_path / "seen.txt").read_text().split()
-    assert seen == [one["__key__"] for one in fetch(SampleKeys("keyed_prompts:open_prompts", blend).take(3 * 8 + 28))]
+    assert seen == [one["__key__"] for one in fetch(SampleKeys(PROMPTS, blend).take(3 * 8 + 28))]
 
 
 def test_states_are_those_of_a_loader(blend: str) -> None:
-    keys = SampleKeys("keyed_prompts:open_prompts", blend)
+    keys = SampleKeys(PROMPTS, blend)
     keys.take(10)
     loader = get_savable_loader(keyed_prompts.open_prompts(blend)).with_restored_state_rank(keys.state_dict())
     assert next(iter(loader))["__key__"] == keys.take(1)[0].fetch()["__key__"]
@@ -144,26 +142,26 @@ def test_states_are_those_of_a_loader(blend: str) -> None:
     batches = get_savable_loader(keyed_prompts.open_batches(blend))
     next(iter(batches))
     keys.load_state_dict(batches.state_dict())
-    assert keys.take(4) == SampleKeys("keyed_prompts:open_prompts", blend).take(8)[4:]
+    assert keys.take(4) == SampleKeys(PROMPTS, blend).take(8)[4:]
 
 
 @pytest.mark.parametrize("opened", ["open_once", "open_validation"])
 def test_finite_data_is_dealt_pass_by_pass(leaf_of: Callable[..., Path], opened: str) -> None:
-    keys = SampleKeys(f"keyed_prompts:{opened}", str(leaf_of(8, "b")))
+    keys = SampleKeys(f"{keyed_prompts.__name__}:{opened}", str(leaf_of(8, "b")))
     passes = [[key for batch in keys.batches(3) for key in batch] for _ in range(2)]
     assert [sorted(key.address[1] for key in one) for one in passes] == [list(range(8))] * 2
     for delivered in range(9):
-        keys = SampleKeys(f"keyed_prompts:{opened}", str(leaf_of(8, "b")))
+        keys = SampleKeys(f"{keyed_prompts.__name__}:{opened}", str(leaf_of(8, "b")))
         if delivered:
             keys.take(delivered)
-        again = SampleKeys(f"keyed_prompts:{opened}", str(leaf_of(8, "b")))
+        again = SampleKeys(f"{keyed_prompts.__name__}:{opened}", str(leaf_of(8, "b")))
         again.load_state_dict(json.loads(json.dumps(keys.state_dict())))
         rest = [key for batch in again.batches(2) for key in batch]
         assert rest == (passes[0][delivered:] or passes[1])
 
 
 def test_validation_has_no_replacements(leaf_of: Callable[..., Path]) -> None:
-    keys = SampleKeys("keyed_prompts:open_validation", str(leaf_of(8, "b")))
+    keys = SampleKeys(f"{keyed_prompts.__name__}:open_validation", str(leaf_of(8, "b")))
     with pytest.raises(SampleError, match="ends with 3"):
         keys.key(3).fetch()
     with pytest.raises(SampleError, match="ends with 3"):
@@ -176,10 +174,10 @@ def test_validation_has_no_replacements(leaf_of: Callable[..., Path]) -> None:
 def test_what_cannot_be_addressed_is_refused(blend: str) -> None:
     for opened in ("open_batches", "open_rank", "open_nothing"):
         with pytest.raises(UsageError, match="single samples"):
-            SampleKeys(f"keyed_prompts:{opened}", blend)
+            SampleKeys(f"{keyed_prompts.__name__}:{opened}", blend)
     with pytest.raises(UsageError, match="open_prompts"):
-        SampleKeys("keyed_prompts:open_promts", blend)
-    keys = SampleKeys("keyed_prompts:open_prompts", blend)
+        SampleKeys(f"{keyed_prompts.__name__}:open_promts", blend)
+    keys = SampleKeys(PROMPTS, blend)
     with pytest.raises(UsageError, match="0 keys"):
         keys.take(0)
     with pytest.raises(UsageError, match="0 data sets"):
@@ -196,12 +194,17 @@ def test_what_cannot_be_addressed_is_refused(blend: str) -> None:
 def test_ray_s_actors_and_a_killed_driver(blend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray", reason="needs Ray: pip install ray")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    here = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (here, here.parents[1], here.parents[2]))))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as short:  # the names of sockets have to be
         address = ray.init(num_cpus=2, include_dashboard=False, _temp_dir=short, log_to_driver=False).address_info
         try:
-            command = [sys.executable, str(here / "ray_driver.py"), address["gcs_address"], blend, str(tmp_path)]
+            command = [
+                sys.executable,
+                str(Path(__file__).with_name("ray_driver.py")),
+                address["gcs_address"],
+                blend,
+                str(tmp_path),
+            ]
             ended = [
                 subprocess.run([*command, *map(str, numbers)], timeout=120).returncode
                 for numbers in ((2, 8, 9, 3), (3, 6, 3), (1, 5, 2))  # workers, batch, steps, and the step of its death
@@ -210,4 +213,4 @@ def test_ray_s_actors_and_a_killed_driver(blend: str, tmp_path: Path, monkeypatc
             ray.shutdown()
     assert ended == [-signal.SIGKILL, 0, 0]
     seen = (tmp_path / "seen.txt").read_text().split()
-    assert seen == [one["__key__"] for one in fetch(SampleKeys("keyed_prompts:open_prompts", blend).take(3 * 8 + 28))]
+    assert seen == [one["__key__"] for one in fetch(SampleKeys(PROMPTS, blend).take(3 * 8 + 28))]

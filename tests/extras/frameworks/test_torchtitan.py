@@ -14,15 +14,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "trainer" / "parallel"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from rank_processes import run_ranks
-from titan_data import Encoder, train, train_unmeasured, validate
 
 from energon_lite import WorkerConfig, get_processing_dataset, get_savable_loader, pack_sequences, pad_sequences
 from energon_lite.batching import PackedBatch, TokenSequence
@@ -36,6 +29,9 @@ from energon_lite.extras.frameworks.torchtitan import (
     data_loader,
     model_inputs,
 )
+from tests.effort import examples
+from tests.extras.frameworks.titan_data import Encoder, train, train_unmeasured, validate
+from tests.trainer.parallel.rank_processes import run_ranks
 
 #: Micro-batches of a step, over all ranks; its divisors are the worlds.
 STEP = 24

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -16,15 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "trainer" / "parallel"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-import titan_trainer
-from rank_processes import RankFailure, run_ranks
-from titan_data import train, train_unmeasured, validate
-from titan_trainer import Run, run
-
 from energon_lite.extras.frameworks.torchtitan import TitanLoader, data_loader
+from tests.extras.frameworks import titan_trainer
+from tests.extras.frameworks.titan_data import train, train_unmeasured, validate
+from tests.extras.frameworks.titan_trainer import Run, run
+from tests.trainer.parallel.rank_processes import RankFailure, run_ranks
 
 pytestmark = pytest.mark.slow
 

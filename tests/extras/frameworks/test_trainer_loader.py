@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,17 +11,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numbered_samples import expected, numbers_of, train_data, val_data
 
 from energon_lite import WorkerConfig, get_val_dataset
 from energon_lite.errors import TopologyError
 from energon_lite.extras.frameworks.trainer_loader import TrainerLoader, _repeated
+from tests.effort import examples
+from tests.extras.frameworks.numbered_samples import expected, numbers_of, train_data, val_data
 
 
 @dataclass

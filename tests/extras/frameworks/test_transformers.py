@@ -6,7 +6,6 @@ import os
 import random
 import runpy
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,18 +16,25 @@ import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent))
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
 
-from framework_ranks import log_line, logged, run_processes
-from numbered_samples import SAMPLES, Model, expected, micro_batches, numbers_of, train_data, val_data
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from energon_lite import WorkerConfig, get_savable_loader
 from energon_lite.errors import StateError, TopologyError, UsageError
 from energon_lite.extras.frameworks import transformers as adapter
 from energon_lite.extras.frameworks.transformers import EnergonTrainerMixin, newest_checkpoint, use_loaders
+from tests.extras.frameworks.framework_ranks import log_line, logged, run_processes
+from tests.extras.frameworks.numbered_samples import (
+    SAMPLES,
+    Model,
+    expected,
+    micro_batches,
+    numbers_of,
+    train_data,
+    val_data,
+)
 
 Leaf = Callable[[int, str], Path]
 

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,10 +21,7 @@ from torch.utils.data import DataLoader
 from energon_lite.errors import UsageError
 from energon_lite.extras.frameworks.ray import SampleKeys, fetch
 from energon_lite.extras.frameworks.verl import AddressDataset
-
-sys.path.insert(0, str(Path(__file__).parent))  # workers import it by this name, too
-
-from keyed_prompts import digest, write_blend
+from tests.extras.frameworks.keyed_prompts import digest, write_blend
 
 FORK = multiprocessing.get_context("fork")
 
@@ -39,12 +35,12 @@ def data(leaf_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory)
         "val_files": str(leaf_of(8, "b")),
         "shuffle": False,
         "custom_cls": {"path": "pkg://energon_lite.extras.frameworks.verl", "name": "AddressDataset"},
-        "energon_lite": {"open": "keyed_prompts:open_prompts"},
+        "energon_lite": {"open": "tests.extras.frameworks.keyed_prompts:open_prompts"},
     }
 
 
 def expected(data: dict[str, Any], count: int) -> list[str]:
-    keys = SampleKeys("keyed_prompts:open_prompts", data["train_files"])
+    keys = SampleKeys("tests.extras.frameworks.keyed_prompts:open_prompts", data["train_files"])
     return [sample["__key__"] for sample in fetch(keys.take(count))]
 
 
@@ -77,7 +73,7 @@ def test_numpy_takes_a_field_for_one_thing(data: dict[str, Any]) -> None:
 
 
 def test_a_finite_set_has_its_samples_by_number(data: dict[str, Any]) -> None:
-    config = data | {"energon_lite": {"open": "keyed_prompts:open_once", "columns": ["pixels"]}}
+    config = data | {"energon_lite": {"open": "tests.extras.frameworks.keyed_prompts:open_once", "columns": ["pixels"]}}
     dataset = AddressDataset([data["val_files"]], config=config)
     rows = [row for batch in DataLoader(dataset, batch_size=3, shuffle=True, collate_fn=list) for row in batch]
     assert sorted(row["index"] for row in rows) == list(range(8))

@@ -25,8 +25,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from titan_data import PICTURE
 from torch.distributed.fsdp import FSDPModule
+
+from tests.extras.frameworks.titan_data import PICTURE
 
 try:
     from torch.nn.attention.flex_attention import AuxOutput, create_block_mask, create_mask

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_set import FIELDS, KINDS, write_broken_set
 from click.testing import CliRunner
-from shards_by_hand import write_tar
 
 from energon_lite.cli.main import main
-from energon_lite.storage.sharded_job import helpers
+from energon_lite.storage.sharded_job import job as helpers
 from energon_lite.storage.tar.tar_headers import TarHeaders
+from tests.broken_set import FIELDS, KINDS, write_broken_set
 from tests.conftest import TEXT_YAML, text_dataset, write_dataset
+from tests.shards_by_hand import write_tar
 
 CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from energon_lite.extras.inspect.plan_metrics import (
     measure_plan,
     rank_loads,
 )
+from tests.effort import examples
 
 
 def test_by_hand() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from effort import nightly_but
 
 from energon_lite import (
     Capacity,
@@ -29,6 +28,7 @@ from energon_lite.cli.main import main
 from energon_lite.extras.inspect.tracing.command import chrome_events, read_runs
 from energon_lite.loading.makers import observers
 from energon_lite.storage.index.columns import write_column
+from tests.effort import nightly_but
 
 
 class Slow(TaskEncoder):

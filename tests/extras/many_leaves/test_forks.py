@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.extras.many_leaves import forks
 from energon_lite.extras.many_leaves.forks import done_by_forks
+from tests.effort import examples
 
 
 @settings(max_examples=examples(25))

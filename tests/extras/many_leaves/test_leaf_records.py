@@ -5,13 +5,13 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.config.leaf_spec import AuxReference, LeafSpec, Step, Subset, WeightUnit
 from energon_lite.config.weight_schedule import Segment
 from energon_lite.extras.many_leaves.leaf_records import LeafRecords
+from tests.effort import examples
 
 _NUMBERS = st.floats(1e-300, 1.0)
 _PLAIN = st.recursive(

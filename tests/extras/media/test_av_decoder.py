@@ -11,14 +11,14 @@ import av
 import numpy as np
 import pytest
 import torch
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from media_files import BEEP, CONTAINERS, FPS, LEFT_OUT, RATE, SECONDS, SOUNDS, film, frame, media, sound
 
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError
 from energon_lite.extras.media import AVDecoder, get_clips_uniform, get_single_frames_uniform
 from energon_lite.storage import open_stream
+from tests.effort import examples
+from tests.media_files import BEEP, CONTAINERS, FPS, LEFT_OUT, RATE, SECONDS, SOUNDS, film, frame, media, sound
 
 KINDS = [*CONTAINERS, *SOUNDS]
 FAST_START = ("movflags=+faststart",)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite.storage.read.file_view import FileView
+from energon_lite.extras.media.mount_command import FileView
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ import fsspec
 import pytest
 import torch
 from click.testing import CliRunner
-from media_files import FPS, film, long_film, sound
 
 from energon_lite import TaskEncoder, TextSample, WorkerConfig, cooker, get_savable_loader, get_train_dataset, stateless
 from energon_lite.cli.main import main
@@ -21,6 +20,7 @@ from energon_lite.samples import ChatSample, VidQASample
 from energon_lite.storage import SampleDecoder
 from energon_lite.storage.prepare.prepare import index_again
 from energon_lite.storage.read.range_stream import RangeStream
+from tests.media_files import FPS, film, long_film, sound
 
 FILMS = """\
 __module__: megatron.energon

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from media_files import film, sound
+from PIL import Image
 
 from energon_lite.errors import DataIndexError, EmptyDatasetError, MissingEntryError, ShardChangedError, UsageError
 from energon_lite.extras.media import AVMetadata, ImageMetadata, MediaFilterConfig, media_scan
@@ -18,6 +19,7 @@ from energon_lite.extras.media.stores.media_table import MediaTable
 from energon_lite.storage.files.shard_store import shared_store
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.sharded_job.ranks import Ranks
+from tests.media_files import film, sound
 
 BY_NAME = MediaFilterConfig.parse(None, False, True)
 BY_CONTENT = MediaFilterConfig.parse(None, True, False)
@@ -106,6 +108,21 @@ def test_shards_and_ranks(tmp_path: Path, make_tar: Any) -> None:
     shared_store().close()
     with pytest.raises(ShardChangedError):
         prepare_media(root, BY_NAME, workers=1)
+
+
+def test_a_corrected_shard_is_read_again(tmp_path: Path, make_tar: Any) -> None:
+    """Its size and its first block are those of the shard before."""
+    root = tmp_path / "pictures"
+    for number, (width, height) in enumerate([(4, 8), (8, 4)]):
+        file = io.BytesIO()
+        Image.new("RGB", (width, height)).save(file, "png")
+        make_tar(f"new/{number}.tar", [("0.png", file.getvalue().ljust(200, b"\0"))])
+        root.mkdir(exist_ok=True)
+        (tmp_path / "new" / f"{number}.tar").replace(root / "a.tar")
+        prepare_dataset(root, split_ratio="1,0,0", force_overwrite=True)
+        prepare_media(root, BY_NAME, workers=1)
+        found = MediaTable(str(root)).get("0.png")
+        assert isinstance(found, ImageMetadata) and (found.width, found.height) == (width, height)
 
 
 def test_what_cannot_be_read(folder: Path) -> None:

@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from energon_lite.cli.main import main
-from energon_lite.extras.media.mount_command import FileOperations
-from energon_lite.storage.read.file_view import FileView
+from energon_lite.extras.media.mount_command import FileOperations, FileView
 from tests.conftest import text_dataset, write_dataset
 
 

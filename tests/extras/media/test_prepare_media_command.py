@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from media_files import film, sound
 
 from energon_lite.cli.main import main
 from energon_lite.extras.media.stores.media_table import MediaTable
+from tests.media_files import film, sound
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from energon_lite import (
 from energon_lite.batching.positions import mrope_positions
 from energon_lite.extras.tools.image_text_packing import ImageTextRow, ImageTextTaskEncoder
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.effort import examples
 
 IMAGE, END = 9, 8
 SIZES = [(2, 2), (4, 2), (6, 4), (3, 7)]

@@ -17,18 +17,15 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from damage import damaged
 from hypothesis import given
 from hypothesis import strategies as st
-from private_memory import private_growth
 
 from energon_lite.errors import DatasetError, TrustError, UsageError
 from energon_lite.extras.tools import PackedList, packed_list
 from energon_lite.storage.files.array_file import read_arrays, write_arrays
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from list_work import read_packed, read_plain, record
+from tests.damage import damaged
+from tests.extras.tools.list_work import read_packed, read_plain, record
+from tests.private_memory import private_growth
 
 scalars = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()

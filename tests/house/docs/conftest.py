@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +12,6 @@ import torch
 from PIL import Image
 
 from energon_lite.storage.prepare.prepare import prepare_dataset
-
-sys.path.insert(0, str(Path(__file__).parent))  # for pages and fresh_environment
 
 BLEND = """\
 __module__: megatron.energon

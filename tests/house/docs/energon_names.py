@@ -1,19 +1,16 @@
 """Lists of Energon's names in the guide, made of the table that the imports are made of.
 
-python tests/house/docs/energon_names.py      # writes them into docs/from-energon.md
+python -m tests.house.docs.energon_names      # writes them into docs/from-energon.md
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from energon_lite.extras.energon.compat.modules import MODULES, PARTLY
+from energon_lite.extras.energon.compat.names import meaning
+
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT))
-
-from energon_lite.extras.energon.compat.modules import MODULES, PARTLY  # noqa: E402
-from energon_lite.extras.energon.compat.names import meaning  # noqa: E402
-
 PAGE = ROOT / "docs" / "from-energon.md"
 BEGIN, END = "<!-- made by tests/house/docs/energon_names.py -->", "<!-- made until here -->"
 

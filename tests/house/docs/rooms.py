@@ -1,6 +1,6 @@
 """List of the rooms of the library, each with the first paragraph of its docstring.
 
-python tests/house/docs/rooms.py      # writes it into docs/architecture.md
+python -m tests.house.docs.rooms      # writes it into docs/architecture.md
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from pages import DOCS, ROOT
+from tests.house.docs.pages import DOCS, ROOT
 
 PACKAGE = ROOT / "energon_lite"
 BEGIN = "<!-- made by tests/house/docs/rooms.py -->\n"

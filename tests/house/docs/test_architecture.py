@@ -6,9 +6,10 @@ import sys
 from itertools import pairwise
 
 import pytest
-from pages import DOCS, ROOT, blocks
-from rooms import rooms, table
-from tour import files, stops
+
+from tests.house.docs.pages import DOCS, ROOT, blocks
+from tests.house.docs.rooms import rooms, table
+from tests.house.docs.tour import files, stops
 
 PAGE = DOCS / "architecture.md"
 

@@ -26,7 +26,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pages import BLOCK, DOCS, PRINTS, ROOT, Block, blocks
+
+from tests.house.docs.pages import BLOCK, DOCS, PRINTS, ROOT, Block, blocks
 
 PAGES = sorted(DOCS.rglob("*.md"))
 LINKING = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]

@@ -6,7 +6,8 @@ import importlib
 import sys
 
 import pytest
-from pages import DOCS
+
+from tests.house.docs.pages import DOCS
 
 FIGURES = DOCS / "figures"
 

@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fresh_environment import fresh_environment, run
-from pages import DOCS, PRINTS, ROOT, Block, blocks
+
+from tests.house.docs.fresh_environment import fresh_environment, run
+from tests.house.docs.pages import DOCS, PRINTS, ROOT, Block, blocks
 
 README, QUICKSTART = ROOT / "README.md", DOCS / "quickstart.md"
 _INSTALL = re.compile(r"^pip install .*$", re.M)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from energon_names import PAGE, tables, written
+from tests.house.docs.energon_names import PAGE, tables, written
 
 
 def test_the_tables_of_names_are_those_of_the_imports() -> None:
-    assert written() == tables(), "run python tests/house/docs/energon_names.py"
+    assert written() == tables(), "run python -m tests.house.docs.energon_names"
 
 
 def test_keywords_of_the_calls_are_told() -> None:

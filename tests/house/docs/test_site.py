@@ -12,7 +12,8 @@ from types import ModuleType
 
 import pytest
 import yaml
-from pages import DOCS, ROOT
+
+from tests.house.docs.pages import DOCS, ROOT
 
 TOOLS = ROOT / "tools" / "site"
 

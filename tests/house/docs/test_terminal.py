@@ -6,7 +6,7 @@ import json
 from importlib.util import module_from_spec, spec_from_file_location
 from xml.etree import ElementTree
 
-from pages import DOCS
+from tests.house.docs.pages import DOCS
 
 
 def test_the_picture_is_that_of_the_recording() -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from pages import DOCS, blocks
 
 from energon_lite import WorkerConfig
 from energon_lite.cli.main import main
 from energon_lite.extras.frameworks.torchtitan import LoaderRequest, TitanLoader
+from tests.house.docs.pages import DOCS, blocks
 from tests.trainer.tokenizing.conftest import tokenizer_folder as tokenizer_folder
 
 PAGE = DOCS / "with_torchtitan.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pages import DOCS, ROOT
+from tests.house.docs.pages import DOCS, ROOT
 
 TRAINER = ROOT / "energon_lite" / "trainer"
 ROOMS = ("parallel", "optimizer", "checkpointing", "models", "data", "training")

@@ -11,9 +11,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for notebooks
-
-from notebooks import printed, run, stored
+from tests.house.examples.notebooks import printed, run, stored
 
 ROOT = Path(__file__).parents[3]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-# Test folders are no packages; helpers are imported by their plain names.
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "parallel"))
+from tests.trainer.conversion.small_models import SaveModel, make_model
 
-from rank_processes import RunRanks
-from rank_processes import run_ranks as run
-from small_models import SaveModel, make_model
+# Test folders are no packages; helpers are imported by their plain names.
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.rank_processes import run_ranks as run
 
 # As for the tests of parallelism: what a forked process cannot do, or not quickly, is done before.
 torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])

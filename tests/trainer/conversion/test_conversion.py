@@ -12,7 +12,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
-from small_models import SCALING, SaveModel, change_config, make_model
 
 from energon_lite.cli.main import main
 from energon_lite.errors import ConfigError, EnergonLiteError, StateError, StateMismatchError, UsageError
@@ -28,6 +27,7 @@ from energon_lite.trainer.conversion.weight_files import native_to_file
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.generate import generate, load_model
+from tests.trainer.conversion.small_models import SCALING, SaveModel, change_config, make_model
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "grouped heads": {"num_key_value_heads": 2},

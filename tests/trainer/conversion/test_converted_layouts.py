@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from rank_processes import RankFailure, RunRanks
 from safetensors.torch import load_file
-from small_models import SCALING, SaveModel, make_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -38,6 +36,8 @@ from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
 from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.config_file import model_config_of
+from tests.trainer.conversion.small_models import SCALING, SaveModel, make_model
+from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 
 WriteDataset = Callable[..., Path]
 LAYOUTS = [

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -33,6 +32,7 @@ from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
+from tests.effort import examples
 
 SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 24}
 

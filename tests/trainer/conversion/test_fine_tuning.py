@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from rank_processes import RankFailure, RunRanks
-from small_models import SCALING, SaveModel, change_config
 
 from energon_lite.cli.main import main
 from energon_lite.errors import ConfigError
@@ -33,6 +31,8 @@ from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistri
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.starting_weights import load_starting_weights
 from examples.toy_data import chat, write_lines, write_model, write_tokenizer
+from tests.trainer.conversion.small_models import SCALING, SaveModel, change_config
+from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -10,9 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
-from rank_processes import RunRanks
-from small_models import SaveModel, change_config, make_model
-from small_vision_models import IMAGE, SHAPE, make_encoder, make_llava
 
 from energon_lite.cli.main import main
 from energon_lite.errors import ConfigError, StateError, StateMismatchError, UsageError
@@ -28,6 +25,9 @@ from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.generate import load_model
+from tests.trainer.conversion.small_models import SaveModel, change_config, make_model
+from tests.trainer.conversion.small_vision_models import IMAGE, SHAPE, make_encoder, make_llava
+from tests.trainer.parallel.rank_processes import RunRanks
 
 KINDS = ["siglip", "clip"]
 PIXELS = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}

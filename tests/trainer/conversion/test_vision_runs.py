@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rank_processes import RunRanks
-from small_models import SaveModel
-from small_vision_models import IMAGE, make_encoder, make_llava
 
 from energon_lite.trainer import Trainer, config_from_dict
 from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
+from tests.trainer.conversion.small_models import SaveModel
+from tests.trainer.conversion.small_vision_models import IMAGE, make_encoder, make_llava
+from tests.trainer.parallel.rank_processes import RunRanks
 
 CAPTIONED = (
     "sample_type: {__module__: megatron.energon, __class__: CaptioningSample}\nfield_map: {image: png, caption: txt}\n"

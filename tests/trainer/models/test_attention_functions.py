@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from energon_lite.trainer.models.attention_functions import (
 )
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.sequence import Run
+from tests.effort import examples
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -10,11 +9,8 @@ import pytest
 import torch
 
 # Test folders are no packages; the helpers beside this file are imported by their plain names.
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from rank_processes import RunRanks
-from rank_processes import run_ranks as run
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.rank_processes import run_ranks as run
 
 # The first optimizer of a process imports torch's compiler, which takes a second or more: here once, not in each rank.
 torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])

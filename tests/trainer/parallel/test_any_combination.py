@@ -7,13 +7,22 @@ import math
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from rank_processes import RunRanks
-from test_parity import ALL_KINDS, BASE, LAST, Layout, assert_same, make_steps, plain_run_in_child, train_on
 
 from energon_lite.trainer.models.config import RopeScaling
+from tests.effort import examples
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_parity import (
+    ALL_KINDS,
+    BASE,
+    LAST,
+    Layout,
+    assert_same,
+    make_steps,
+    plain_run_in_child,
+    train_on,
+)
 
 
 @st.composite

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from rank_processes import RunRanks
 
 from energon_lite.batching.digests import AddressList
 from energon_lite.cli.main import main
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.trainer import Trainer, TrainerConfig, config_from_dict, latest_checkpoint, read_state
+from tests.trainer.parallel.rank_processes import RunRanks
 
 SAMPLES = 30
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_processes import RankFailure, RunRanks
-from test_parity import Layout
-from training_part import STATE, Part
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing import checkpoint
 from energon_lite.trainer.checkpointing import files as checkpoint_files
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint, read_state
+from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.test_parity import Layout
+from tests.trainer.parallel.training_part import STATE, Part
 
 
 def kill_instead(*args: Any, **kwargs: Any) -> Any:

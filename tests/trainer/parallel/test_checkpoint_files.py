@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from effort import nightly_but
-from rank_processes import RunRanks
-from test_parity import Layout
-from training_part import STATE, Part
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, find_checkpoint, latest_checkpoint
+from tests.effort import nightly_but
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_parity import Layout
+from tests.trainer.parallel.training_part import STATE, Part
 
 
 @pytest.mark.parametrize("layout", [Layout(dp=2), Layout(pp=2, virtual=2, tp=2)], ids=str)

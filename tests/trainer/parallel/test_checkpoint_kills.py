@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from copying_store import CopyingStore
-from kill_steps import die_at
-from rank_processes import RankFailure, RunRanks
-from test_parity import Layout
-from training_part import Part
 
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, find_checkpoint, save_checkpoint
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
+from tests.kill_steps import die_at
+from tests.trainer.parallel.copying_store import CopyingStore
+from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.test_parity import Layout
+from tests.trainer.parallel.training_part import Part
 
 LAYOUTS = [Layout(dp=2), Layout(tp=2)]
 

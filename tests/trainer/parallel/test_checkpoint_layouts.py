@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from effort import nightly_but
-from late_collectives import watched_collectives
-from rank_processes import RunRanks
-from test_parity import Layout
-from training_part import STATE, Part
 
 from energon_lite.errors import StateMismatchError
 from energon_lite.trainer.checkpointing import checkpoint
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint, read_state
+from tests.effort import nightly_but
+from tests.trainer.parallel.late_collectives import watched_collectives
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_parity import Layout
+from tests.trainer.parallel.training_part import STATE, Part
 
 LAYOUTS = [
     Layout(tp=4),

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from copying_store import CopyingStore
-from effort import nightly_but
-from rank_processes import RankFailure, RunRanks
-from test_checkpoint_crashes import kill_instead, sabotage
-from test_parity import Layout
-from training_part import STATE, Part
 
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, find_checkpoint, read_state, save_checkpoint
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
+from tests.effort import nightly_but
+from tests.trainer.parallel.copying_store import CopyingStore
+from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.test_checkpoint_crashes import kill_instead, sabotage
+from tests.trainer.parallel.test_parity import Layout
+from tests.trainer.parallel.training_part import STATE, Part
 
 
 @pytest.fixture(scope="module")

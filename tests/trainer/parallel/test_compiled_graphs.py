@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from plain_llama import Rows
-from rank_processes import RunRanks
-from test_parity import BASE, Layout
 
 from energon_lite.trainer.models.config import VisionConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.pipeline import run_pipeline
+from tests.trainer.parallel.plain_llama import Rows
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_parity import BASE, Layout
 
 CONFIG = dataclasses.replace(BASE, num_layers=3, image_size=0, compile=True)
 

@@ -13,19 +13,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from copying_store import CopyingStore
-from effort import examples
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from rank_processes import RankFailure, RunRanks
-from test_checkpoint_crashes import kill_instead, sabotage
-from test_checkpoint_files import cut, flip
-from test_parity import Layout
-from test_trainer_runs import WriteDataset, blend, make_config, train  # noqa: F401
-from training_part import Part
 
 from energon_lite.errors import StateError
 from energon_lite.trainer import Trainer, find_checkpoint, find_weights, latest_checkpoint
+from tests.effort import examples
+from tests.trainer.parallel.copying_store import CopyingStore
+from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.test_checkpoint_crashes import kill_instead, sabotage
+from tests.trainer.parallel.test_checkpoint_files import cut, flip
+from tests.trainer.parallel.test_parity import Layout
+from tests.trainer.parallel.test_trainer_runs import WriteDataset, blend, make_config, train  # noqa: F401
+from tests.trainer.parallel.training_part import Part
 
 NAMES = ["step-00000002", "step-00000004", "step-00000006"]
 LOGGER = logging.getLogger("energon_lite")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rank_processes import RunRanks
-
 from examples.frameworks.with_distributed_checkpoint import train
+from tests.trainer.parallel.rank_processes import RunRanks
 
 
 def test_a_run_goes_on_with_other_ranks(tmp_path: Path, leaf_of: Callable[..., Path], run_ranks: RunRanks) -> None:

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from rank_processes import RunRanks
 
 from energon_lite.trainer import Trainer, load_config
 from examples.toy_data import make_toy_data
+from tests.trainer.parallel.rank_processes import RunRanks
 
 CONFIGS = Path(__file__).parents[3] / "examples/configs"
 #: With a layout for each: what is planned by tokens goes over stages, too.

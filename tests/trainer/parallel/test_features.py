@@ -9,9 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from plain_llama import PlainRun, Rows
-from rank_processes import RankFailure, RunRanks
-from test_parity import (
+
+from energon_lite.errors import UsageError
+from energon_lite.trainer.models.attention_functions import document_segments, sdpa
+from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.models.registry import adopt_norm, register_attention, register_norm
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
+from energon_lite.trainer.parallel.mesh import build_mesh
+from energon_lite.trainer.training.config import OptimizerConfig
+from energon_lite.trainer.training.pipeline import run_pipeline
+from energon_lite.trainer.training.step import train_step
+from tests.trainer.parallel.plain_llama import PlainRun, Rows
+from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.test_parity import (
     BASE,
     EVERY,
     LAST,
@@ -24,17 +35,6 @@ from test_parity import (
     plain_run_in_child,
     train_on,
 )
-
-from energon_lite.errors import UsageError
-from energon_lite.trainer.models.attention_functions import document_segments, sdpa
-from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.registry import adopt_norm, register_attention, register_norm
-from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
-from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training.config import OptimizerConfig
-from energon_lite.trainer.training.pipeline import run_pipeline
-from energon_lite.trainer.training.step import train_step
 
 PACKED = ("packed", "packed image", "packed", "text")
 TEXT = ("text", "text", "nothing", "packed")

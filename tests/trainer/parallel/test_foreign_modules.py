@@ -7,12 +7,12 @@ import functools
 import itertools
 
 import pytest
-from effort import nightly_but
-from foreign_nets import CONFIG, NETS, Found, make_net, serial, train, unlike
-from rank_processes import RunRanks
 
 from energon_lite.trainer.optimizer.config import ParameterGroup
 from energon_lite.trainer.parallel.mesh import build_mesh
+from tests.effort import nightly_but
+from tests.trainer.parallel.foreign_nets import CONFIG, NETS, Found, make_net, serial, train, unlike
+from tests.trainer.parallel.rank_processes import RunRanks
 
 STEPS, MICRO_BATCHES = 4, 4
 GROUPS = (ParameterGroup("*1*", weight_decay=0.3, lr_scale=0.5), ParameterGroup("*w*", lr_scale=2.0))

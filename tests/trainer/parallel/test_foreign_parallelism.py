@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from effort import nightly_but
-from foreign_nets import CONFIG, Found, make_net, run_steps, serial, train, unlike
-from rank_processes import RunRanks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -28,6 +25,9 @@ from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint, loa
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
+from tests.effort import nightly_but
+from tests.trainer.parallel.foreign_nets import CONFIG, Found, make_net, run_steps, serial, train, unlike
+from tests.trainer.parallel.rank_processes import RunRanks
 
 MICRO_BATCHES = 4
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rank_processes import RunRanks
-from test_parity import Layout
-from training_part import STATE, Part
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, latest_checkpoint, save_checkpoint
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_parity import Layout
+from tests.trainer.parallel.training_part import STATE, Part
 
 
 @pytest.fixture

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rank_processes import RankFailure, RunRanks
-from test_parity import BASE, Layout
 
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.generate import Sampling, choose, generate
+from tests.effort import examples
+from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.test_parity import BASE, Layout
 
 TEXT = dataclasses.replace(BASE, image_size=0)
 LAYOUTS = [

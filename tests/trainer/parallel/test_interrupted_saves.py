@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_processes import RankFailure, RunRanks
-from test_parity import Layout
-from test_trainer_runs import blend, make_config, train  # noqa: F401
-from training_part import STATE, Part
 
 from energon_lite.errors import StateError
 from energon_lite.trainer import Trainer
 from energon_lite.trainer.checkpointing import checkpoint
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
+from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.test_parity import Layout
+from tests.trainer.parallel.test_trainer_runs import blend, make_config, train  # noqa: F401
+from tests.trainer.parallel.training_part import STATE, Part
 
 
 class Spoilt(Exception):

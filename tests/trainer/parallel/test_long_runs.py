@@ -7,14 +7,23 @@ import itertools
 from typing import NamedTuple
 
 import pytest
-from effort import nightly_but
-from plain_llama import PlainRun
-from rank_processes import RunRanks
-from test_parity import BASE, LAYOUTS, OPTIMIZER, Layout, assert_same, make_steps, plain_run_in_child, train_on
-from test_parity import Run as LlamaRun
 
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.training.config import OptimizerConfig
+from tests.effort import nightly_but
+from tests.trainer.parallel.plain_llama import PlainRun
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_parity import (
+    BASE,
+    LAYOUTS,
+    OPTIMIZER,
+    Layout,
+    assert_same,
+    make_steps,
+    plain_run_in_child,
+    train_on,
+)
+from tests.trainer.parallel.test_parity import Run as LlamaRun
 
 STEPS = 20
 #: What makes the micro-batches of a replica, in turn.

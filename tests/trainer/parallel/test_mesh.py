@@ -7,12 +7,12 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import RankFailure, RunRanks
 
 from energon_lite.errors import TopologyError
 from energon_lite.loading.iterators.collectives import device_of
 from energon_lite.trainer.parallel.mesh import build_mesh, start_process_group
 from energon_lite.trainer.parallel.rank_grid import AXES, RankGrid, fit_sizes
+from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 
 
 def test_tensor_parallel_peers_are_neighbours(run_ranks: RunRanks) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from rank_processes import RunRanks
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance import read_cost_model, read_micro_batches
@@ -23,6 +22,7 @@ from energon_lite.trainer.training.config_file import config_from_dict
 from energon_lite.trainer.training.loop import Trainer
 from energon_lite.trainer.training.pipeline import run_pipeline
 from energon_lite.trainer.training.throughput import training_flops
+from tests.trainer.parallel.rank_processes import RunRanks
 
 SHAPE = ModelConfig(hidden_size=8, num_layers=2, num_heads=2, ffn_size=16, vocab_size=300, image_size=8, patch_size=2)
 

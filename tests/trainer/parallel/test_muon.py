@@ -7,10 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from foreign_nets import CONFIG, Found, make_net, run_steps, serial, train, unlike
-from rank_processes import RunRanks
-from test_parity import BASE, Layout, PlainRun, assert_same, make_steps, train_on
-from test_parity import Run as LlamaRun
 
 from energon_lite.errors import ConfigError
 from energon_lite.trainer.checkpointing.checkpoint import load_checkpoint, save_checkpoint
@@ -18,6 +14,10 @@ from energon_lite.trainer.optimizer.config import OptimizerConfig, ParameterGrou
 from energon_lite.trainer.optimizer.muon import orthogonalize
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
+from tests.trainer.parallel.foreign_nets import CONFIG, Found, make_net, run_steps, serial, train, unlike
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_parity import BASE, Layout, PlainRun, assert_same, make_steps, train_on
+from tests.trainer.parallel.test_parity import Run as LlamaRun
 
 STEPS, MICRO_BATCHES = 3, 4
 LAST = dataclasses.replace(CONFIG, algorithm="muon", momentum=0.95, bucket_size=1500)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import chain, pairwise
 
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.trainer.parallel.neighbours import neighbours
+from tests.effort import examples
 
 
 @settings(max_examples=examples(200))

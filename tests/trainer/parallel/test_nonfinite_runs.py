@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from effort import nightly_but
-from rank_processes import RankFailure, RunRanks
-from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 from energon_lite.errors import NonFiniteError
 from energon_lite.trainer import Trainer, config_to_dict, read_state
 from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from energon_lite.trainer.training.step import evaluate_each
+from tests.effort import nightly_but
+from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 Disturb = Callable[[Trainer, int], None]
 

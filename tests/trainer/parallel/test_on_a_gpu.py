@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_processes import RunRanks
-from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 from energon_lite.trainer import Trainer
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; pytest -m gpu")]
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from effort import nightly_but
-from rank_processes import RunRanks
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -18,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
+from tests.effort import nightly_but
+from tests.trainer.parallel.rank_processes import RunRanks
 
 WIDTH = 64
 

@@ -10,13 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from awkward_net import CONFIG, F64, AwkwardNet, Batch, Run, make, make_steps, train
-from effort import nightly_but
-from late_collectives import watched_collectives
-from rank_processes import RunRanks
-from test_parity import BASE, EVERY, LAST, Layout, assert_same, plain_run_in_child, train_on
-from test_parity import Run as LlamaRun
-from test_parity import make_steps as make_llama_steps
 
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
@@ -24,6 +17,13 @@ from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.step import train_step
+from tests.effort import nightly_but
+from tests.trainer.parallel.awkward_net import CONFIG, F64, AwkwardNet, Batch, Run, make, make_steps, train
+from tests.trainer.parallel.late_collectives import watched_collectives
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_parity import BASE, EVERY, LAST, Layout, assert_same, plain_run_in_child, train_on
+from tests.trainer.parallel.test_parity import Run as LlamaRun
+from tests.trainer.parallel.test_parity import make_steps as make_llama_steps
 
 # -- when collectives happen -------------------------------------------------------------------------------------------
 

@@ -10,11 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from awkward_net import AwkwardNet, make_steps, train
-from late_collectives import watched_collectives
-from rank_processes import RunRanks
-from test_parity import BASE
-from test_parity import make_steps as make_llama_steps
 
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.config import OptimizerConfig
@@ -23,6 +18,11 @@ from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout
 from energon_lite.trainer.training.step import train_step
+from tests.trainer.parallel.awkward_net import AwkwardNet, make_steps, train
+from tests.trainer.parallel.late_collectives import watched_collectives
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_parity import BASE
+from tests.trainer.parallel.test_parity import make_steps as make_llama_steps
 
 CONFIG = OptimizerConfig(bucket_size=60)
 BOTH = pytest.mark.parametrize("reduce", ["last", "every"])

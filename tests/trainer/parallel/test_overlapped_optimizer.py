@@ -9,13 +9,26 @@ import weakref
 
 import pytest
 import torch
-from awkward_net import CONFIG, F32, F64, AwkwardNet, Batch, Run, config, make, make_steps, serial_run, train, unlike
-from effort import nightly_but
-from rank_processes import RunRanks
 
 from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
+from tests.effort import nightly_but
+from tests.trainer.parallel.awkward_net import (
+    CONFIG,
+    F32,
+    F64,
+    AwkwardNet,
+    Batch,
+    Run,
+    config,
+    make,
+    make_steps,
+    serial_run,
+    train,
+    unlike,
+)
+from tests.trainer.parallel.rank_processes import RunRanks
 
 STEPS = 20
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import RunRanks
-from test_parity import Layout
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear, project
 from energon_lite.trainer.parallel import collectives
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_parity import Layout
 
 
 class Noted(TorchDispatchMode):

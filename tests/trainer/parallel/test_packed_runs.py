@@ -11,10 +11,6 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from effort import nightly_but
-from rank_processes import RankFailure, RunRanks
-from test_parity import BASE, Layout, gathered
-from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 from energon_lite import CaptioningSample, TextSample
 from energon_lite.cli.measure import command as measure
@@ -26,6 +22,10 @@ from energon_lite.trainer.optimizer.config import learning_rate
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
 from energon_lite.trainer.training.pipeline import run_pipeline
+from tests.effort import nightly_but
+from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.test_parity import BASE, Layout, gathered
+from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 CONFIG = dataclasses.replace(BASE, vocab_size=259, vocab_multiple=64)
 Loss = tuple[float, dict[str, torch.Tensor]]

@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from rank_processes import RunRanks
-from test_trainer_runs import blend, make_config, metrics, train  # noqa: F401
 
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.trainer import TrainerConfig
 from energon_lite.trainer.training.config_file import config_from_dict, config_to_dict
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, train  # noqa: F401
 
 GROUPS = [{"match": "*norm*", "weight_decay": 0.1, "lr_scale": 0.5}, {"match": "vision.*", "lr_scale": 0.0}]
 

@@ -6,13 +6,9 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 
-import plain_llama
 import pytest
 import torch
 import torch.distributed as dist
-from effort import nightly_but
-from plain_llama import PlainRun, Rows, Shape, Weights
-from rank_processes import RunRanks
 
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
@@ -22,6 +18,10 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
 from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.step import train_step
+from tests.effort import nightly_but
+from tests.trainer.parallel import plain_llama
+from tests.trainer.parallel.plain_llama import PlainRun, Rows, Shape, Weights
+from tests.trainer.parallel.rank_processes import RunRanks
 
 BASE = ModelConfig(
     hidden_size=32,

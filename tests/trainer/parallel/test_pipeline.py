@@ -9,10 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from effort import nightly_but
-from host_reads import host_reads
-from rank_processes import RankFailure, RunRanks
-from test_parity import BASE, Layout, make_rows, make_steps, own, plain_run_in_child
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 from energon_lite.trainer.models.llama import LlamaModel, Stream
@@ -20,6 +16,10 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.pipeline import run_pipeline
 from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_order
 from energon_lite.trainer.training.step import evaluate
+from tests.effort import nightly_but
+from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.test_parity import BASE, Layout, make_rows, make_steps, own, plain_run_in_child
+from tests.trainer.training.host_reads import host_reads
 
 TEXT = dataclasses.replace(BASE, image_size=0)
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import nightly_but
-from rank_processes import RunRanks
-from test_trainer_runs import blend, make_config, metrics, train  # noqa: F401
 
 from energon_lite.errors import ConfigError
 from energon_lite.trainer import TrainConfig
+from tests.effort import nightly_but
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, train  # noqa: F401
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from awkward_net import make, make_steps
-from rank_processes import RunRanks
 
 from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
+from tests.trainer.parallel.awkward_net import make, make_steps
+from tests.trainer.parallel.rank_processes import RunRanks
 
 
 @pytest.mark.parametrize(("at", "fewer"), [(2, 1), (3, 0)])

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import nightly_but
-from rank_processes import RunRanks
-from test_packed_runs import BATCHING, measured  # noqa: F401
-from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 from energon_lite.trainer import TrainerConfig
+from tests.effort import nightly_but
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_packed_runs import BATCHING, measured  # noqa: F401
+from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 #: World size and mesh. All share two micro-batches and more; four layers fit two stages with two chunks.
 LAYOUTS: list[tuple[int, dict[str, Any]]] = [
@@ -131,7 +131,7 @@ def test_torchrun_starts_a_killed_run_again_where_it_was(
         textwrap.dedent(
             """
             import dataclasses, os, signal, sys
-            from test_trainer_runs import Path, Trainer, make_config
+            from tests.trainer.parallel.test_trainer_runs import Path, Trainer, make_config
 
             blend, output = map(Path, sys.argv[1:])
             settings = {"steps": 5, "save_every": 2, "async_save": False}
@@ -150,7 +150,7 @@ def test_torchrun_starts_a_killed_run_again_where_it_was(
         )
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    path = os.pathsep.join(sys.path)
     done = subprocess.run(
         [*command, str(program), str(blend), str(tmp_path / "restarted")],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},

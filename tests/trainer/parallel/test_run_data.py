@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import nightly_but
-from rank_processes import RankFailure, RunRanks
-from test_trainer_runs import train
 
 from energon_lite.trainer import Trainer, TrainerConfig, config_from_dict
+from tests.effort import nightly_but
+from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.test_trainer_runs import train
 
 #: A user's module. Its encoder returns what the library makes of sequences; a mistake is made where a test says so.
 MODULE = """

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from copying_store import CopyingStore
-from rank_processes import RunRanks
-from test_checkpoint_stores import make_bucket, s3  # noqa: F401
-from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 from energon_lite.errors import ConfigError
 from energon_lite.trainer import Trainer, read_state
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from energon_lite.trainer.optimizer.config import ParameterGroup
 from energon_lite.trainer.training.metrics import StepMetrics
+from tests.trainer.parallel.copying_store import CopyingStore
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_checkpoint_stores import make_bucket, s3  # noqa: F401
+from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 
 def test_a_sink_of_the_users_gets_the_numbers_on_the_main_rank(

@@ -8,10 +8,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from plain_llama import PlainRun
-from rank_processes import RunRanks
-from test_parity import BASE, EVERY, LAST, OPTIMIZER, Layout, Run, assert_same
-from test_vision_layouts import CLIP, POOLED, SIGLIP, train
 
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
@@ -20,6 +16,10 @@ from energon_lite.trainer.models.vision_transformer import VisionTransformer
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.pipeline import run_pipeline
+from tests.trainer.parallel.plain_llama import PlainRun
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_parity import BASE, EVERY, LAST, OPTIMIZER, Layout, Run, assert_same
+from tests.trainer.parallel.test_vision_layouts import CLIP, POOLED, SIGLIP, train
 
 
 @dataclass(frozen=True)

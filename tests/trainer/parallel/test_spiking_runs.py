@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from rank_processes import RunRanks
-from test_nonfinite_runs import LAYOUTS
-from test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 from energon_lite.trainer import Trainer, read_state
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_nonfinite_runs import LAYOUTS
+from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 
 def spoil(*at: int) -> Callable[[Trainer, int], None]:

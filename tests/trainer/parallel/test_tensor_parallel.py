@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from rank_processes import RunRanks
-from test_parity import BASE, make_steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from energon_lite.errors import TopologyError
@@ -25,6 +23,8 @@ from energon_lite.trainer.models.tensor_parallel import (
 )
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import initialize_parameters, layout_of
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_parity import BASE, make_steps
 
 X = torch.linspace(-1, 1, 3 * 8, dtype=torch.float64).view(3, 8)
 F64: Any = {"dtype": torch.float64, "std": 0.5}

@@ -17,9 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from effort import nightly_but
 from PIL import Image
-from rank_processes import RankFailure, RunRanks
 
 from energon_lite.errors import StateMismatchError, TopologyError, UsageError
 from energon_lite.trainer import (
@@ -32,6 +30,8 @@ from energon_lite.trainer import (
 )
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.trainer.training.throughput import image_flops, training_flops
+from tests.effort import nightly_but
+from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 
 WriteDataset = Callable[..., Path]
 WORDS = ["black", "grey", "white"]

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from plain_llama import PlainRun, Rows, Weights, image_tokens
-from rank_processes import RunRanks
-from test_parity import BASE, OPTIMIZER, Layout, Run, make_steps, train_on
 
 from energon_lite.trainer.conversion.language_config import huggingface_config
 from energon_lite.trainer.conversion.tensor_names import huggingface_name
 from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.optimizer.config import OptimizerConfig, learning_rate
+from tests.trainer.parallel.plain_llama import PlainRun, Rows, Weights, image_tokens
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_parity import BASE, OPTIMIZER, Layout, Run, make_steps, train_on
 
 CASES = 200
 #: Of these, what is run at any time: three of each kind, all axes with each.

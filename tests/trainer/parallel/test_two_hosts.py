@@ -14,10 +14,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from rank_processes import RunRanks
-from test_trainer_runs import blend, make_config, metrics, train
 
 from energon_lite.trainer.training.config_file import config_to_dict
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, train
 
 __all__ = ["blend"]  # a fixture
 

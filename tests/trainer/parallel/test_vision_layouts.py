@@ -8,13 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from effort import examples, nightly_but
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from plain_llama import PlainRun, Rows
-from rank_processes import RunRanks
-from test_any_combination import layouts
-from test_parity import BASE, EVERY, LAST, OPTIMIZER, Layout, Run, assert_same, make_rows, train_on
 
 from energon_lite.errors import TopologyError
 from energon_lite.trainer.models.config import ModelConfig, VisionConfig
@@ -24,6 +19,21 @@ from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.pipeline import run_pipeline
+from tests.effort import examples, nightly_but
+from tests.trainer.parallel.plain_llama import PlainRun, Rows
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.test_any_combination import layouts
+from tests.trainer.parallel.test_parity import (
+    BASE,
+    EVERY,
+    LAST,
+    OPTIMIZER,
+    Layout,
+    Run,
+    assert_same,
+    make_rows,
+    train_on,
+)
 
 SIGLIP = VisionConfig(hidden_size=16, num_layers=3, num_heads=4, ffn_size=20, feature_layer=-2, head=True)
 CLIP = VisionConfig(

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from test_parity import BASE, OPTIMIZER, Layout, gathered, make_steps, own
 
 from energon_lite.trainer.checkpointing.checkpoint import load_checkpoint, save_checkpoint
 from energon_lite.trainer.models.llama import LlamaModel
@@ -17,6 +16,7 @@ from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistri
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.shards import whole_tensors
 from energon_lite.trainer.training.step import train_step
+from tests.trainer.parallel.test_parity import BASE, OPTIMIZER, Layout, gathered, make_steps, own
 
 STATE = {"loader": {"position": 17, "leaves": ["a", "ß"]}, "config": {"lr": 0.1}}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
+from tests.effort import examples
 
 MARK = "<image>"
 CHAT = (

@@ -18,8 +18,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from effort import nightly_but
-from kill_steps import killed_at, killed_at_every_step
 
 from energon_lite import WorkerConfig, get_loader, get_val_dataset
 from energon_lite.cli.main import main
@@ -30,6 +28,8 @@ from energon_lite.trainer.commands.tokenize import read_metadata
 from energon_lite.trainer.tokenizing import run
 from energon_lite.trainer.tokenizing.run import Input, tokenize_files
 from energon_lite.trainer.tokenizing.tasks import Task
+from tests.effort import nightly_but
+from tests.kill_steps import killed_at, killed_at_every_step
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 

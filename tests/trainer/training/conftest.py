@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 # Test folders are no packages; the helpers beside this file are imported by their plain names.
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture

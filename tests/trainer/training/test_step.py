@@ -6,8 +6,6 @@ import dataclasses
 import math
 
 import torch
-from counted_operations import Operations
-from host_reads import host_reads
 
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
@@ -16,6 +14,8 @@ from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.step import launch_step, train_step
+from tests.trainer.training.counted_operations import Operations
+from tests.trainer.training.host_reads import host_reads
 
 MODEL = ModelConfig(hidden_size=16, num_layers=2, num_heads=2, ffn_size=24, vocab_size=29, vocab_multiple=1)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +33,7 @@ from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.tokenizing.task_encoder import TokenizedSample
 from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer
+from tests.effort import examples
 
 BASE: dict[str, Any] = {"__key__": "k", "__restore_key__": ("sample", 0, 0, 0, 0)}
 BOS, EOS, PAD = ByteTokenizer.bos, ByteTokenizer.eos, ByteTokenizer.pad

@@ -16,9 +16,8 @@ from typing import ClassVar
 import numpy as np
 
 from energon_lite.batching.capacity import Ints, at_least_one
-from energon_lite.batching.chunks import ChunkPlan
 from energon_lite.batching.digests import AddressList
-from energon_lite.batching.plan import FixedPlan, Place
+from energon_lite.batching.plan import ChunkPlan, FixedPlan, Place
 
 __all__ = ["DealtChunkPlan", "DealtPlan", "Shares"]
 
@@ -144,7 +143,7 @@ class DealtChunkPlan(ChunkPlan):
         return len(self.shares.sizes) * -(-int(self.shares.sizes.max()) // self.chunk)
 
     def order_positions(self, pass_number: int, number: int) -> Ints:
-        """See :class:`~energon_lite.batching.chunks.ChunkPlan`."""
+        """See :class:`~energon_lite.batching.plan.ChunkPlan`."""
         chunk, turn = divmod(number, len(self.shares.sizes))
         return self.shares.positions(self.shares.share_of(turn), chunk * self.chunk, (chunk + 1) * self.chunk)
 

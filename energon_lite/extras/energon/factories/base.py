@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, cast
 
@@ -21,9 +22,10 @@ from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.order.hashing import HashDomain, hash_ints, hash_text
 from energon_lite.order.orders import BlendOrder, ConcatOrder, Order
 from energon_lite.order.shuffle import LeafOrder
+from energon_lite.samples import CrudeSample, Sample
 from energon_lite.storage.files.epath import EPath
-from energon_lite.storage.read.data_digest import data_digest
-from energon_lite.storage.read.opened_source import AnySource
+from energon_lite.storage.read.opened_source import AnySource, data_digest
+from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
@@ -31,6 +33,7 @@ from energon_lite.worker_config import WorkerConfig
 __all__ = [
     "BaseCoreDatasetFactory",
     "DatasetFactory",
+    "FactoryLoader",
     "JoinedWebdatasetFactory",
     "LeafFactory",
     "SampleT",
@@ -248,3 +251,32 @@ class JoinedWebdatasetFactory(BaseCoreDatasetFactory[SampleT]):
 
     def __len__(self) -> int:
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FactoryLoader(SampleLoader):
+    """Loader that passes the parts, as bytes, to a function that makes the sample.
+
+    Args:
+        load_sample: ``(parts) -> sample``; the parts include __key__, __shard__, __restore_key__ and __sources__.
+    """
+
+    load_sample: Callable[[dict[str, Any]], Any] = dict
+
+    def load(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Sample | CrudeSample:
+        base = {
+            "__key__": raw.key,
+            "__shard__": raw.source.shard_name,
+            "__restore_key__": restore_key,
+            "__sources__": (raw.source,),
+        }
+        sample = self.load_sample(CrudeSample(raw.parts, **base))
+        own = {"__restore_key__": restore_key, "__sources__": (raw.source,)}
+        if isinstance(sample, dict):
+            labels = {**(sample.get("__subflavors__") or {}), **self.subflavors}
+            return CrudeSample({**base, **sample, **own, "__subflavors__": labels})
+        sample.__subflavors__ = {**(getattr(sample, "__subflavors__", None) or {}), **self.subflavors}
+        for name, value in own.items():
+            setattr(sample, name, value)
+        made: Sample = sample
+        return made

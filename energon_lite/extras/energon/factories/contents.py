@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator
 from energon_lite.errors import DatasetError, NotPreparedError, ShardFormatError
 from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.index.jsonl import BOM, PART
-from energon_lite.storage.tar.sample_columns import split_member_name
+from energon_lite.storage.tar.tar_scan import split_member_name
 
 __all__ = ["iter_jsonl_contents", "iter_tar_contents"]
 

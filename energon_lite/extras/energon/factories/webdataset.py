@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from energon_lite.documents.paths import expand_braces
 from energon_lite.errors import UsageError
-from energon_lite.extras.energon.factories.base import DatasetFactory, SampleT
+from energon_lite.extras.energon.factories.base import DatasetFactory, FactoryLoader, SampleT
 from energon_lite.extras.energon.factories.contents import iter_tar_contents
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.samples.decoding import SampleDecoder
-from energon_lite.storage.samples.factory_loader import FactoryLoader
 from energon_lite.storage.samples.field_map import compile_field_map
 from energon_lite.storage.samples.sample_loader import SampleLoader
-from energon_lite.storage.samples.trusted_code import load_function
+from energon_lite.trust import load_function
 
 if TYPE_CHECKING:
     from energon_lite.extras.media import MediaFilterConfig

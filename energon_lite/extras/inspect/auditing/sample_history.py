@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from energon_lite.batching.chunks import ChunkPlan
-from energon_lite.batching.plan import FixedPlan, Place
+from energon_lite.batching.plan import ChunkPlan, FixedPlan, Place
 from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect.auditing.occurrences import Occurrences

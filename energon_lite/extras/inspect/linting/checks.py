@@ -38,9 +38,8 @@ from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.part_decoder import MediaFile
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.storage.tar.members import Member, MemberColumns
-from energon_lite.storage.tar.sample_columns import SampleColumns
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders, is_header
-from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard, unchanged_file
+from energon_lite.storage.tar.tar_scan import SampleColumns, ShardScan, scan_shard, unchanged_file
 
 __all__ = ["SampleExaminer", "ShardState", "examine_shard"]
 

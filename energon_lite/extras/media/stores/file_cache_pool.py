@@ -19,9 +19,8 @@ from energon_lite.extras.media.stores.daemon_threads import DaemonThreads
 from energon_lite.extras.media.stores.kept_lazy import CacheEntry, CacheFileLazy, FileCacheLazy
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.atomic_file import remove_if_there, write_bytes
-from energon_lite.storage.stores.cache_pool import CachePool
 from energon_lite.storage.stores.file_store import FileStore
-from energon_lite.storage.stores.lazy import Lazy
+from energon_lite.storage.stores.lazy import CachePool, Lazy
 
 __all__ = ["FileStoreCachePool"]
 

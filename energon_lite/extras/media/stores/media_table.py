@@ -6,6 +6,7 @@ import hashlib
 import os
 import threading
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from energon_lite.errors import DataIndexError, MissingEntryError, UsageError
 from energon_lite.extras.media.metadata import MediaMetadataBase, deserialize_media_metadata
@@ -14,7 +15,6 @@ from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.remote_files import copy_file, is_remote, list_files
 from energon_lite.storage.index.index_cache import cache_folder
 from energon_lite.storage.index.nv_meta import META_FOLDER, SQLITE_INDEX
-from energon_lite.storage.index.sqlite_index import open_read_only
 
 if TYPE_CHECKING:
     import sqlite3
@@ -68,7 +68,11 @@ class MediaTable:
         path = _local_copy(self._root) if is_remote(self._root) else os.path.join(self._root, META_FOLDER, SQLITE_INDEX)
         if not os.path.isfile(path):
             raise UsageError("there is no media metadata", where=self._root, fix=_FIX)
-        connection = open_read_only(path)
+        import sqlite3
+
+        # No process writes to the file now; its views and triggers run no functions.
+        connection = sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)
+        connection.execute("PRAGMA trusted_schema = OFF")
         query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'media_metadata'"
         if connection.execute(query).fetchone() is None:
             connection.close()

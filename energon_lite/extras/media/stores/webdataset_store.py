@@ -17,7 +17,7 @@ from energon_lite.storage.index.jsonl import PART
 from energon_lite.storage.index.key_index import KeyIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.stores.file_store import FileStore
-from energon_lite.storage.tar.sample_columns import split_member_name
+from energon_lite.storage.tar.tar_scan import split_member_name
 
 __all__ = ["JsonlFileStore", "WebdatasetFileStore"]
 

@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 import pytest
-from in_time import in_time
 
 from energon_lite import (
     ReadAhead,
@@ -23,6 +22,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.errors import FatalSampleError, UsageError, WorkerError
+from tests.in_time import in_time
 
 
 def _loader(path: Any, workers: int, *, encoder: TaskEncoder | None = None, **kwargs: Any) -> SavableDataLoader:

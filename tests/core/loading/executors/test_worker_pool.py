@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from effort import nightly_but
 
 from energon_lite import Capacity, Greedy, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError, WorkerError
 from energon_lite.loading.executors import torch_worker_info, worker_handle, worker_process
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.effort import nightly_but
 
 
 def _loader(

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from energon_lite.loading.makers.batch_runner import BatchRunner, Failure, Job
 from energon_lite.loading.makers.columns import has_default_hooks
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.storage import SampleDecoder
+from tests.effort import examples
 
 Same = Callable[[Any, Any], bool]
 

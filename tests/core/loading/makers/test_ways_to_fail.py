@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import FatalSampleError, UnlikeError
 from energon_lite.loading.makers import user_frames
+from tests.effort import examples
 
 #: Hooks, and what a data set is given so that they are called.
 HOOKS: dict[str, dict[str, Any]] = {

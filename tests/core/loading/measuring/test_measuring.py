@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kill_steps import killed_at_every_step
 
 from energon_lite import SkipSample, TaskEncoder
 from energon_lite.config.leaf_spec import LeafSpec
@@ -25,10 +24,12 @@ from energon_lite.loading.measuring import chunks
 from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.runner import MeasuringRunner
-from energon_lite.storage.index.columns import column_path, stored_columns, write_column
+from energon_lite.storage.index.column_file import ColumnFile, column_path
+from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.ranks import Ranks
+from tests.kill_steps import killed_at_every_step
 
 MakeTar = Callable[..., Path]
 MAKER = Maker({"by": "test"})
@@ -164,7 +165,7 @@ class TestWhatIsKnown:
             Encoder.seen = []
             run(data, maker=other)
             assert len(Encoder.seen) == seen
-        assert stored_columns(str(data), "length")[0].code == "code 3"
+        assert ColumnFile.stored(str(data), "length")[0].code == "code 3"
 
     def test_some_shards(self, data: Path) -> None:
         report = run(data, shards=["b.tar"])

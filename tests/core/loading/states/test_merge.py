@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, rebase_state
-from energon_lite.batching.chunks import worlds_for
+from energon_lite.batching.plan import worlds_for
 from energon_lite.errors import StateError, StateMismatchError, TopologyError
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.state import Numbers, make_state

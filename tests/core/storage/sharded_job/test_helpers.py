@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from in_time import in_time
 
 from energon_lite.errors import EnergonLiteError, ShardFormatError, WorkerError
 from energon_lite.storage.prepare.shard_scans import Shards
-from energon_lite.storage.sharded_job import helpers
-from energon_lite.storage.sharded_job.helpers import Outcome, run_units
+from energon_lite.storage.sharded_job import job as helpers
+from energon_lite.storage.sharded_job.job import Outcome, run_units
 from energon_lite.storage.tar.tar_scan import ShardScan
+from tests.in_time import in_time
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_an_unexpected_error_costs_one_unit_and_has_its_traceback(
 SCRIPT = """
 import sys
 from energon_lite.storage.prepare.shard_scans import Shards
-from energon_lite.storage.sharded_job import helpers
+from energon_lite.storage.sharded_job import job as helpers
 helpers._WORK_HERE = False
 folder = sys.argv[1]
 names = [f"{i:02d}.tar" for i in range(12)]

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from in_time import in_time
-from kill_steps import killed_at_every_step
-from number_units import Squares, done, write_inputs
 
 from energon_lite.errors import DatasetError, EnergonLiteError, UsageError
-from energon_lite.storage.sharded_job import helpers
+from energon_lite.storage.sharded_job import job as helpers
 from energon_lite.storage.sharded_job.job import ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
+from tests.in_time import in_time
+from tests.kill_steps import killed_at_every_step
+from tests.number_units import Squares, done, write_inputs
 
 
 def job_of(root: Path, units: int, ranks: Ranks | None = None, workers: int = 1, **more: object) -> ShardedJob:

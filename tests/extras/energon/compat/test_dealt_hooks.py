@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,10 +21,8 @@ from energon_lite.extras import energon as mine
 from energon_lite.extras.energon.compat import recipes
 from energon_lite.extras.energon.compat.task_encoder import DefaultTaskEncoder
 from energon_lite.loading.iterators import lane_iterator
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "core" / "laws"))
-
-from content_encoders import Content, contents
+from tests.core.laws.content_encoders import Content, contents
+from tests.effort import examples
 
 LAWS = Path(__file__).parents[3] / "core" / "laws"
 energon = pytest.importorskip("megatron.energon")

@@ -17,10 +17,7 @@ import torch
 from energon_lite.config import load_metadataset
 from energon_lite.errors import EnergonLiteError
 from energon_lite.storage.files.remote_files import read_file
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from declarations import JOINERS, cookers, declaration, make_data, written
+from tests.extras.energon.compat.declarations import JOINERS, cookers, declaration, make_data, written
 
 pytest.importorskip("megatron.energon")
 

@@ -13,7 +13,6 @@ from typing import Any
 import filetype
 import pytest
 import torch
-from media_files import CONTAINERS, RATE, SECONDS, SOUNDS, film, media
 
 import energon_lite.extras.media
 from energon_lite.cli.main import main
@@ -21,6 +20,7 @@ from energon_lite.extras.media import AVDecoder, get_clips_uniform, get_single_f
 from energon_lite.extras.media.stores.media_table import MediaTable
 from energon_lite.storage import SampleDecoder
 from energon_lite.storage.samples.content import guess_extension
+from tests.media_files import CONTAINERS, RATE, SECONDS, SOUNDS, film, media
 from tests.shards_by_hand import write_tar
 
 energon = pytest.importorskip("megatron.energon.av")

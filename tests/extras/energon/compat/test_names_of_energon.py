@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import subprocess
+import sys
 import tarfile
 import types
 import typing
@@ -138,7 +140,8 @@ def test_what_takes_types_there_takes_them_here(name: str, theirs: Any) -> None:
     if found.ours is None:
         return
     ours, variables = resolve(name), tuple(typing.TypeVar(f"T{at}") for at in range(len(theirs.__parameters__)))
-    assert typing.get_origin(ours[variables]) is ours
+    for kind in (ours, getattr(energon_lite, name, ours)):  # with the import changed, too
+        assert typing.get_origin(kind[variables]) is kind
 
     class Derived(ours[variables], typing.Generic[variables]):  # type: ignore[misc, valid-type]
         """As a program for Energon derives it."""
@@ -161,6 +164,18 @@ def parameters(value: Any) -> list[inspect.Parameter] | None:
 def test_all_of_its_top_level_is_ours() -> None:
     for name in set(megatron.energon.__all__) - {"__version__"}:
         assert hasattr(energon_lite.extras.energon, name), name
+
+
+@pytest.mark.slow
+def test_names_at_the_top_of_programs_can_be_imported() -> None:
+    """From modules that are internal otherwise, in a process where Energon's names are this library's."""
+    wanted = {module: MODULES.get(module, "").split() for module in ("media.extractor", "media.filesystem_prepare")}
+    wanted |= {module: names.split() for module, names in PARTLY.items()}
+    assert len(wanted) == 5 and all(wanted.values())
+    lines = [f"from {PACKAGE}.{module} import {', '.join(names)}" for module, names in wanted.items()]
+    program = "\n".join(["import energon_lite.extras.energon", "energon_lite.extras.energon.install()", *lines])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("module", COMMANDS)

@@ -33,6 +33,7 @@ from energon_lite.extras.energon import (
     MetadatasetV2,
     StandardWebdatasetFactory,
     TextWebdataset,
+    build_filter_index,
     load_dataset,
     prepare_metadataset,
     traverse_metadataset,
@@ -40,7 +41,6 @@ from energon_lite.extras.energon import (
 from energon_lite.extras.energon.factories.kinds import EnergonDatasetType, WebdatasetMeta, get_dataset_type
 from energon_lite.extras.energon.factories.loaders import DatasetBlendMode, DatasetSubset, get_dataset_from_config
 from energon_lite.extras.energon.factories.nodes import MetadatasetNode
-from energon_lite.storage import build_filter_index
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +37,7 @@ from energon_lite.extras.energon import (
     RepeatDataset,
     ShuffleBufferDataset,
 )
+from tests.effort import examples
 
 
 class Names(TaskEncoder):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from energon_lite.extras.inspect.auditing.occurrences import Occurrences, Stream
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, Rebase
 from energon_lite.order.shuffle import LeafOrder, Leaves
 from energon_lite.order.stages import WeightStage
+from tests.effort import examples
 
 #: Positions that are gone through.
 STOP = 20_000

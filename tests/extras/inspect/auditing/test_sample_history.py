@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ from energon_lite import (
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect import find_samples, sample_history
 from energon_lite.storage.read.webdataset import WebdatasetSource
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "core" / "laws"))
 
 WriteDataset = Callable[..., Path]
 ALONE = WorkerConfig(rank=0, world_size=1)
@@ -105,7 +102,7 @@ def test_of_validation(blend: Any) -> None:
 @pytest.mark.usefixtures("lengths")
 @pytest.mark.parametrize("step", [None, 6])
 def test_by_tokens(blend: Any, step: int | None) -> None:
-    from token_data import Tokens
+    from tests.core.laws.token_data import Tokens
 
     batching = BestFit(Capacity(70), oversize="error")
     dataset = get_train_dataset(
@@ -116,7 +113,7 @@ def test_by_tokens(blend: Any, step: int | None) -> None:
 
 @pytest.mark.usefixtures("lengths")
 def test_what_the_plan_leaves_out_was_never_trained_on(blend: Any) -> None:
-    from token_data import Tokens
+    from tests.core.laws.token_data import Tokens
 
     batching = BestFit(Capacity(30), oversize="drop")
     dataset = get_train_dataset(blend, batching=batching, plan_chunk=50, task_encoder=Tokens(), worker_config=ALONE)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from damage import damaged
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +19,8 @@ from energon_lite.extras.inspect.linting.run import lint, spans_of
 from energon_lite.extras.inspect.linting.work import Span, Target
 from energon_lite.storage.prepare.prepare import index_again
 from tests.conftest import write_dataset
+from tests.damage import damaged
+from tests.effort import examples
 
 SAMPLES = [(f"{number:02d}", {"txt": b"text %d" % number, "cls": b"%d" % number}) for number in range(12)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -15,10 +14,7 @@ import pytest
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect import MetricsFile, PrometheusEndpoint, TensorBoardFolder
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "trainer" / "parallel"))
-
-from rank_processes import run_ranks
+from tests.trainer.parallel.rank_processes import run_ranks
 
 
 class Sleeps(TaskEncoder):

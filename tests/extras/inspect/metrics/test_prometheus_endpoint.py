@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from in_time import in_time
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect import PrometheusEndpoint
 from energon_lite.extras.inspect.metrics.prometheus_endpoint import exposition
+from tests.in_time import in_time
 
 #: The grammar of the text format, for what we write: comments, and a name, labels, and a number.
 _LINE = re.compile(

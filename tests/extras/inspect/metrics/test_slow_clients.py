@@ -11,13 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from in_time import in_time
 
 from energon_lite.extras.inspect import PrometheusEndpoint
 from energon_lite.extras.inspect.metrics import bounded_server
 from energon_lite.extras.inspect.preview.server import PreviewServer
 from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
+from tests.in_time import in_time
 
 #: Connections of each client.
 MANY = 500

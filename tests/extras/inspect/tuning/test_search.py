@@ -6,12 +6,12 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect.tuning.search import Bounds, Setting, Speed, Tuning, tune
+from tests.effort import examples
 
 GIB = 1 << 30
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 # Test folders are no packages; helpers are imported by their plain names.
-sys.path.insert(0, str(Path(__file__).parents[3] / "trainer" / "parallel"))
-
-from rank_processes import RunRanks
-from rank_processes import run_ranks as run
+from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.rank_processes import run_ranks as run
 
 torch.set_num_threads(1)
 

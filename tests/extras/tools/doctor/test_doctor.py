@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from click.testing import CliRunner
-from rank_processes import RunRanks
 
 from energon_lite.cli.main import main
 from energon_lite.extras.tools.doctor import links
@@ -31,6 +30,7 @@ from energon_lite.extras.tools.doctor.machine import (
     shared_memory,
     software,
 )
+from tests.trainer.parallel.rank_processes import RunRanks
 
 GIB = 2**30
 TORCHRUN = {

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,10 +23,11 @@ from energon_lite import (
     register_source,
 )
 from energon_lite.errors import DataIndexError, EmptyDatasetError, StateMismatchError, UsageError
-from energon_lite.storage import build_filter_index, build_filter_index_from_shard_indexes
+from energon_lite.extras.energon import build_filter_index, build_filter_index_from_shard_indexes
+from energon_lite.extras.energon.sample_filters import SampleFilter
 from energon_lite.storage.index.columns import write_column
-from energon_lite.storage.index.sample_filter import SampleFilter
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.effort import examples
 
 CONFIG = WorkerConfig(rank=0, world_size=1)
 VALUES = {"length": np.array([3, 900, 4096, 5000, 0]), "q.a": np.array([0.5, 1.5, -2.0, 0.0, 3.0])}

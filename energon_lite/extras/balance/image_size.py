@@ -1,14 +1,13 @@
-"""Size of an image from the first bytes of its file, for JPEG, PNG, WebP, GIF and BMP; of others by Pillow."""
+"""Size of an image from the first bytes of its file, for JPEG, PNG, WebP, GIF and BMP."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import BinaryIO, NamedTuple
 
-from energon_lite.errors import DecodeError, FatalSampleError
+from energon_lite.errors import DecodeError
 
-__all__ = ["IMAGE_HEAD_BYTES", "ImageHeader", "image_size", "read_image_header"]
+__all__ = ["IMAGE_HEAD_BYTES", "image_size"]
 
 #: Bytes that suffice for nearly all images; a JPEG may have a thumbnail and a color profile before its size.
 IMAGE_HEAD_BYTES = 1024
@@ -16,11 +15,6 @@ IMAGE_HEAD_BYTES = 1024
 _MORE = 256
 #: Markers and fill bytes that are skipped before the size of a JPEG, at most.
 _MOST_MARKERS = 1 << 12
-
-#: Formats whose size and mode Pillow knows from the header; in other formats they may change when the image is loaded.
-_KNOWN_BY_HEADER = frozenset(["JPEG", "PNG", "WEBP", "BMP", "GIF"])
-#: Formats that Pillow tries; PostScript is excluded, because Pillow starts a program for it.
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "ICO", "JPEG2000")
 
 #: Markers of JPEG segments that begin a frame.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -84,44 +78,6 @@ def image_size(head: bytes, read: Read | None = None) -> tuple[int, int] | None:
     except (struct.error, IndexError):
         raise _damaged("it ends in its header") from None
     return None
-
-
-class ImageHeader(NamedTuple):
-    """Properties of an image.
-
-    Attributes:
-        width, height: size in pixels.
-        format, mode: Pillow's names.
-    """
-
-    width: int
-    height: int
-    format: str
-    mode: str
-
-
-def read_image_header(stream: BinaryIO) -> ImageHeader:
-    """Return the properties of an image, by Pillow.
-
-    Raises:
-        DecodeError: the image is damaged, or has an unknown format.
-        FatalSampleError: Pillow is not installed.
-    """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        fix = "pip install 'energon-lite[image]'"
-        raise FatalSampleError(f"the metadata of pictures needs Pillow: {error}", fix=fix) from error
-    stream.seek(0)
-    try:
-        with Image.open(stream, formats=_FORMATS) as image:
-            if image.format not in _KNOWN_BY_HEADER:
-                image.load()
-            return ImageHeader(image.width, image.height, image.format or "UNKNOWN", image.mode or "UNKNOWN")
-    except Exception as error:  # decoders raise exceptions of all kinds
-        raise DecodeError(
-            f"the picture cannot be read: {type(error).__name__}: {error}", fix="repair or remove it"
-        ) from error
 
 
 def _of_jpeg(head: bytes, read: Read | None) -> tuple[int, int]:

@@ -23,23 +23,19 @@ from numpy.typing import NDArray
 from energon_lite.documents import load_yaml
 from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.storage.files.atomic_file import write_bytes
-from energon_lite.storage.index.columns import LENGTH, check_column_name
+from energon_lite.storage.index.column_file import check_column_name
+from energon_lite.storage.index.columns import length_column
 from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = [
-    *("SampleFilter", "build_filter_index", "build_filter_index_from_shard_indexes", "length_column"),
-    *("read_filter_index",),
-]
+__all__ = ["SampleFilter", "build_filter_index", "build_filter_index_from_shard_indexes", "read_filter_index"]
 
 Values = Mapping[str, NDArray[Any]]
 _Computed = Callable[[Values], Any]
 
-#: Other names of the column of lengths.
-_LENGTHS = ("tokens", "num_tokens")
 _INDEX = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z")
 #: Characters of a filter, at most.
 _LONGEST = 1000
@@ -67,11 +63,6 @@ _COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 }
 #: Version of the files of filter indexes.
 _INDEX_VERSION = 1
-
-
-def length_column(name: str) -> str:
-    """Return the column that a name stands for: ``tokens`` and ``num_tokens`` are aliases of the measured length."""
-    return LENGTH if name in _LENGTHS else name
 
 
 @dataclass(frozen=True)
@@ -121,6 +112,36 @@ class SampleFilter:
         if kept.dtype != bool or kept.ndim != 1:
             raise UsageError(f"the filter {self.text!r} is no condition on each sample", fix=_FIX)
         return kept
+
+    def opened(
+        self, path: str, index: PackedIndex | None, column: Callable[[str], Any]
+    ) -> Callable[[int, int], NDArray[np.bool_]]:
+        """Return a mask of samples; see :class:`~energon_lite.storage.read.sample_choice.SampleFilter`."""
+        if self.index is None:
+            columns = {name: column(name) for name in self.columns}
+
+            def compared(first: int, stop: int) -> NDArray[np.bool_]:
+                values = {name: np.asarray(every[first:stop]) for name, every in columns.items()}
+                # Products of small integer types would overflow.
+                return self.keep(
+                    {name: here.astype(np.int64) if here.dtype.kind in "iu" else here for name, here in values.items()}
+                )
+
+            return compared
+        if index is None:
+            raise UsageError(
+                f"a source of your own has no filter index {self.index!r}",
+                where=path,
+                fix="write a comparison of its columns, such as tokens <= 4096",
+            )
+        numbers = read_filter_index(path, index, self.index)
+
+        def listed(first: int, stop: int) -> NDArray[np.bool_]:
+            mask = np.zeros(stop - first, dtype=bool)
+            mask[numbers[np.searchsorted(numbers, first) : np.searchsorted(numbers, stop)] - first] = True
+            return mask
+
+        return listed
 
     @cached_property
     def _parsed(self) -> tuple[_Computed, tuple[str, ...]]:
@@ -326,8 +347,8 @@ def read_filter_index(root: str, index: PackedIndex, name: str) -> Int64:
         raise DataIndexError(
             f"the data set has no filter index {name!r}",
             where=json_path,
-            fix="make it with energon_lite.storage.build_filter_index, correct the name, or write a comparison of "
-            "columns (tokens <= 4096)",
+            fix="make it with energon_lite.extras.energon.build_filter_index, correct the name, or write a comparison "
+            "of columns (tokens <= 4096)",
         )
     counts = _counts(json_path)
     kept = np.fromfile(index_path, dtype="<u8")
@@ -342,7 +363,7 @@ def read_filter_index(root: str, index: PackedIndex, name: str) -> Int64:
         raise DataIndexError(
             f"the filter index {name!r} is damaged, or was made for another state of the data set",
             where=index_path,
-            fix="make it again: energon_lite.storage.build_filter_index(..., overwrite=True)",
+            fix="make it again: energon_lite.extras.energon.build_filter_index(..., overwrite=True)",
         )
     return numbers
 

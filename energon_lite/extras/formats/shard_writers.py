@@ -14,7 +14,7 @@ import numpy as np
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.formats.arrow_files import import_arrow
-from energon_lite.extras.formats.converting.samples import (
+from energon_lite.extras.formats.convert_samples import (
     Sample,
     as_file,
     as_json,

@@ -1,6 +1,6 @@
 """``index.sqlite``: samples by key, in the form of Megatron-Energon 7.4.
 
-This library does not read these tables. They serve Energon's functions (auxiliary stores, joins, mounting), so that a
+The core does not read these tables. They serve Energon's functions (auxiliary stores, joins, mounting), so that a
 data set prepared here can be used there in full. Energon demands unique keys in a data set; this library does not.
 
 Other programs may keep tables of their own in the file, such as Energon's metadata of pictures and videos, which may
@@ -10,7 +10,7 @@ take hours to collect. They are carried over when the file is made again.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import repeat
 from typing import TYPE_CHECKING
@@ -20,13 +20,15 @@ import numpy as np
 
 from energon_lite.errors import DatasetError, listed
 from energon_lite.storage.files.atomic_file import flush_files, remove_if_there, temporary_path
-from energon_lite.storage.index.nv_meta import SQLITE_INDEX, SQLITE_KEPT
-from energon_lite.storage.tar.tar_scan import ShardScan
+from energon_lite.storage.files.shard_store import head_checksum
+from energon_lite.storage.index.nv_meta import SQLITE_INDEX, SQLITE_KEPT, KeyDatabase, RemoteShard
+from energon_lite.storage.tar.tar_headers import BLOCK
+from energon_lite.storage.tar.tar_scan import ShardScan, split_member_name
 
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["build_sqlite_index", "find_duplicate_keys", "made_database", "open_read_only", "tables_of_others"]
+__all__ = ["DATABASE", "build_sqlite_index", "find_duplicate_keys", "made_database", "tables_of_others"]
 
 #: The tables that this module writes.
 _OURS = ("samples", "sample_parts")
@@ -43,6 +45,8 @@ CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, con
 CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset,
                                                    content_byte_size);
 """
+#: Bytes behind the last sample, at most: the zeros that tar writers append, and members that are no samples.
+_TRAILER = 1 << 20
 #: Duplicate keys that are named; further ones are only counted.
 _NAMED = 1000
 
@@ -56,19 +60,6 @@ def find_duplicate_keys(scans: Sequence[ShardScan]) -> Iterator[tuple[str, str, 
                 yield key, seen[key], scan.name
             else:
                 seen[key] = scan.name
-
-
-def open_read_only(path: str) -> sqlite3.Connection:
-    """Open a database of another program that no process writes to now. Its views and triggers run no functions.
-
-    Raises:
-        sqlite3.Error: it does not exist, or is damaged (also raised later, when it is read).
-    """
-    import sqlite3
-
-    connection = sqlite3.connect(f"{_read_only(path)}&immutable=1", uri=True)
-    connection.execute("PRAGMA trusted_schema = OFF")
-    return connection
 
 
 def build_sqlite_index(path: str, scans: Sequence[ShardScan]) -> bool:
@@ -262,3 +253,109 @@ def _why_no_database(scans: Sequence[ShardScan]) -> list[str]:
         f"no index.sqlite: key {key!r} appears twice, in {place}. Loading works, here and in Energon; only Energon's "
         "look-ups by key (auxiliary data, joins) need unique keys",
     ]
+
+
+# -- places of samples from ``index.sqlite`` ------------------------------------------------------------------------
+#
+# For remote data sets that Energon prepared: they save reading the headers of the shards. All contents of the database
+# are checked: a shard with impossible entries, or with entries that do not fit its size, its first block or its number
+# of samples, is left out, and its headers are read instead.
+
+
+def energon_scans(path: str, shards: Mapping[str, RemoteShard]) -> Iterator[ShardScan]:
+    """Make the scans of the shards that the database describes completely and plausibly, in order.
+
+    Args:
+        path: a local copy of ``index.sqlite``.
+        shards: all shards of the data set by name, in the order of ``.info.json``.
+
+    Example:
+        >>> scans = {scan.name: scan for scan in energon_scans("index.sqlite", shards)}
+    """
+    import sqlite3
+
+    try:
+        with closing(sqlite3.connect(f"{_read_only(path)}&immutable=1", uri=True)) as connection:
+            connection.execute("PRAGMA trusted_schema = OFF")  # its views and triggers run no functions
+            kinds = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
+            for name in ("samples", "sample_parts"):
+                if not str(kinds.get(name, "")).upper().startswith("CREATE TABLE"):
+                    return
+            for number, (name, shard) in enumerate(shards.items()):
+                scan = _scan(connection, number, name, shard)
+                if scan is not None:
+                    yield scan
+    except (sqlite3.Error, UnicodeError):
+        return
+
+
+def _scan(connection: sqlite3.Connection, number: int, name: str, shard: RemoteShard) -> ShardScan | None:
+    samples = connection.execute(
+        "SELECT sample_key, sample_index, byte_offset, byte_size FROM samples WHERE tar_file_id = ? "
+        "ORDER BY sample_index LIMIT ?",
+        (number, shard.samples + 1),
+    ).fetchall()
+    parts = connection.execute(
+        "SELECT sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts WHERE "
+        "tar_file_id = ? ORDER BY sample_index, content_byte_offset",
+        (number,),
+    ).fetchall()
+    if len(samples) != shard.samples or not samples or not parts:
+        return None
+    try:
+        keys = [key.encode() for key, *_ in samples]
+        table = np.array([row[1:] for row in samples], dtype=np.int64)
+        numbers: dict[str, int] = {}
+        rows = np.array(
+            [(index, offset, size, numbers.setdefault(part, len(numbers))) for index, part, offset, size in parts],
+            dtype=np.int64,
+        )
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None
+    if not all(isinstance(part, str) and part for part in numbers):
+        return None
+    counts = np.bincount(np.clip(rows[:, 0], 0, len(samples)), minlength=len(samples))
+    headers, stops = table[:, 1], table[:, 1] + table[:, 2]
+    owner = np.clip(rows[:, 0], 0, len(samples) - 1)
+    starts, ends = rows[:, 1], rows[:, 1] + rows[:, 2]
+    end = int(stops[-1])
+    is_sound = (
+        np.array_equal(table[:, 0], np.arange(len(samples)))
+        and rows[:, 0].min() >= 0
+        and len(counts) == len(samples)
+        and (counts > 0).all()
+        and headers[0] >= 0
+        and (headers % BLOCK == 0).all()
+        and (headers[1:] >= stops[:-1]).all()
+        and (rows[:, 2] >= 0).all()
+        and (starts >= headers[owner] + BLOCK).all()
+        and (starts % BLOCK == 0).all()
+        and (ends <= stops[owner]).all()
+        and end <= shard.size <= end + _TRAILER
+        and _is_first(shard.block, (keys[0].decode(), parts[0][1]), int(headers[0]))
+    )
+    if not is_sound:
+        return None
+    return ShardScan(
+        name=name,
+        size=shard.size,
+        head=head_checksum(shard.block),
+        end=end,
+        headers=headers.copy(),
+        first_part=np.append(0, np.cumsum(counts)).astype(np.int64),
+        parts=rows[:, 1:].copy(),
+        part_names=tuple(numbers),
+        key_offsets=np.append(0, np.cumsum([len(key) for key in keys])).astype(np.int64),
+        keys=b"".join(keys),
+    )
+
+
+def _is_first(block: bytes, member: tuple[str, str], header: int) -> bool:
+    """Return False if the first block of a shard contradicts its first member (key, part) at offset ``header``."""
+    if header or len(block) < BLOCK or block[156:157] not in (b"0", b"\0") or block[345]:
+        return len(block) == BLOCK
+    name = block[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
+    return split_member_name(name) == member
+
+
+DATABASE = KeyDatabase(tables_of_others, made_database, energon_scans)

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import MissingShardError, ShardChangedError, ShardFormatError
+from energon_lite.extras.energon import index_sqlite
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read import remote as making
 from energon_lite.storage.read.sample_reader import SampleReader
@@ -223,7 +224,8 @@ def test_many_processes_make_it_once(
 def test_killed_half_way(upload: object, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(making, "energon_scans", lambda *_: time.sleep(60))  # the database has been copied
+        slow = index_sqlite.DATABASE._replace(scans=lambda *_: time.sleep(60))
+        patch.setattr(index_sqlite, "DATABASE", slow)  # the database has been copied
         process = multiprocessing.get_context("fork").Process(target=_open, args=(None,))
         process.start()
         folder, deadline = tmp_path / "cache/index", time.monotonic() + 30

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,13 +29,14 @@ from energon_lite.storage.files.remote_files import (
     tried,
 )
 from energon_lite.storage.index import nv_meta
-from energon_lite.storage.index.index_cache import cache_folder
+from energon_lite.storage.index.index_cache import cache_folder, check_count
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.prepare.dataset_scan import DatasetScan, chosen_shards, dataset_scan
+from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, chosen_shards, dataset_scan
+from energon_lite.storage.prepare.prepare import PrepareReport, already_prepared, write_prepared
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, scan_remote_shard
 
-__all__ = ["RemoteFolder", "check_writable", "put_bytes", "put_file", "remote_folder", "remove_file"]
+__all__ = ["PREPARER", "RemoteFolder", "check_writable", "put_bytes", "put_file", "remote_folder", "remove_file"]
 
 #: Shards whose headers are read, and files that are uploaded, at the same time.
 _TOGETHER = 32
@@ -196,6 +197,46 @@ def remote_folder(url: str, tmp_path: str | None = None) -> Iterator[RemoteFolde
                         remove_file(url, mark)  # nothing was changed there
             raise
         shutil.rmtree(root, ignore_errors=True)
+
+
+class _Preparer:
+    """Preparation of a data set at a URL; see :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`."""
+
+    def prepare(
+        self,
+        url: str,
+        choose: Callable[[DatasetScan], Choice],
+        *,
+        exclude: str | None,
+        force_overwrite: bool,
+        sqlite: bool,
+        rescan: bool,
+        progress: Progress | None,
+        tmp_path: str | None,
+    ) -> PrepareReport:
+        with remote_folder(url, tmp_path) as remote:
+            if remote.is_prepared and not force_overwrite:
+                raise already_prepared(url)
+            shards = remote.find_shards(exclude)
+            remote.begin()
+            scan = remote.scan(shards, rescan=rescan, progress=progress)
+            report = write_prepared(remote.local(scan), choose(scan), sqlite)
+            remote.publish(scan)
+            return replace(report, path=remote.url)
+
+    def index_again(self, url: str, *, sqlite: bool, progress: Progress | None, tmp_path: str | None) -> PrepareReport:
+        with remote_folder(url, tmp_path) as remote:
+            counts = nv_meta.read_info(remote.root)
+            remote.begin()
+            scan = remote.scan([name for name in counts if counts[name]], rescan=True, progress=progress)
+            for name in counts:
+                check_count(url, name, scan.index.shard_counts.get(name, 0), counts[name])
+            report = write_prepared(remote.local(scan), None, sqlite)
+            remote.publish(scan)
+            return replace(report, path=remote.url)
+
+
+PREPARER = _Preparer()
 
 
 # -- files in the store, each written atomically --------------------------------------------------------------------

@@ -16,13 +16,12 @@ import click
 
 from energon_lite.cli import job_options, parse_bytes, progress
 from energon_lite.errors import DatasetError, UsageError, check_choice, counted
-from energon_lite.extras.formats.converting.samples import Sample, open_samples, read_samples
-from energon_lite.extras.formats.converting.writers import WRITERS, Mds, ShardWriter
+from energon_lite.extras.formats.convert_samples import Sample, open_samples, read_samples
+from energon_lite.extras.formats.shard_writers import WRITERS, Mds, ShardWriter
 from energon_lite.storage.files.atomic_file import remove_if_there, replacing, write_bytes
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.read.data_digest import data_digest
-from energon_lite.storage.read.opened_source import SingleSource
+from energon_lite.storage.read.opened_source import SingleSource, data_digest
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work

@@ -1,1 +1,0 @@
-"""Conversion of data sets between tar, MDS, Parquet, JSONL and other formats, as by ``energon-lite convert``."""
