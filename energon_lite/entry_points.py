@@ -223,8 +223,8 @@ def metadataset_keys() -> dict[str, str]:
 def blend_openers() -> dict[str, str]:
     """Return the functions of guests that open blends in a way of their own, by name. Table ``BLEND_OPENERS``.
 
-    A value is ``module:function``, called with a :class:`~energon_lite.loading.opened_blend.BlendRequest`; returns an
-    :class:`~energon_lite.loading.opened_blend.OpenedBlend`, or None if the leaves are to be opened as usual.
+    A value is ``module:function``, called with a :class:`~energon_lite.loading.assembly.BlendRequest`; returns an
+    :class:`~energon_lite.loading.assembly.OpenedBlend`, or None if the leaves are to be opened as usual.
     """
     return _merged("BLEND_OPENERS")
 

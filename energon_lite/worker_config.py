@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from energon_lite.errors import TopologyError, UsageError
+from energon_lite.errors import TopologyError, UsageError, check_choice
 from energon_lite.launcher import place_without_group
 
 if TYPE_CHECKING:
@@ -351,9 +351,8 @@ class WorkerConfig:
             >>> mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
             >>> config = WorkerConfig.from_mesh(mesh, num_workers=2)
         """
-        for name, value, choices in (("share", share, get_args(Share)), ("stages", stages, get_args(Stages))):
-            if value not in choices:
-                raise UsageError(f"{name} is {value!r}", fix=f"give one of {', '.join(map(repr, choices))}")
+        check_choice("share", share, get_args(Share))
+        check_choice("stages", stages, get_args(Stages))
         names = mesh.mesh_dim_names or ()
         unknown = [name for name in names if name not in _MESH_DIMENSIONS]
         if unknown or not names:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ import torch
 
 from energon_lite.errors import UnlikeError, UsageError, field_of, listed
 from energon_lite.samples import BASE_FIELDS, Batch
+from energon_lite.samples.sample import BASE_COLLATIONS
 from energon_lite.tensors import pad_stack
 
 __all__ = [
@@ -33,15 +33,6 @@ Padding = None | float | Literal["list"] | Mapping[str, float | Literal["list"]]
 
 #: Types that always become a list; tested first because they are common and the test is cheap.
 _SCALARS = frozenset({bytes, str, int, float, bool, type(None)})
-
-
-#: Collation of the base fields of every sample.
-_OF_BASE_FIELDS: dict[str, Callable[[list[Any]], Any]] = {
-    "__key__": list,
-    "__restore_key__": tuple,
-    "__sources__": lambda values: tuple(chain.from_iterable(filter(None, values))),
-    "__subflavors__": list,
-}
 
 
 def check_padding(padding: Any) -> None:
@@ -128,7 +119,7 @@ def collate_entry(name: str, values: list[Any], padding: Padding = None, path: t
     Args:
         path: names of the enclosing fields, outermost first.
     """
-    of_base = _OF_BASE_FIELDS.get(name)
+    of_base = BASE_COLLATIONS.get(name)
     return of_base(values) if of_base else _collate(values, padding, (*path, name))
 
 

@@ -15,12 +15,13 @@ import click
 from energon_lite.cli.arguments import open_dataset, split_config_option, split_part_option
 from energon_lite.cli.text import aligned, byte_size
 from energon_lite.config.dataset import load_dataset_config
-from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec, WeightUnit
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_url, local_path
 from energon_lite.errors import EnergonLiteError, TrustError, counted
-from energon_lite.loading.blend_weights import LeafFacts, by_samples, find_stages, leaf_facts, mean_of
+from energon_lite.loading.blend_weights import LeafFacts, by_samples, find_stages, leaf_facts
+from energon_lite.loading.makers.metadataset_keys import weight_guest
 from energon_lite.order.stages import WeightStage
 from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.index.index_cache import find_index
@@ -100,9 +101,9 @@ def command(
             click.echo(line)
         return
     facts = leaf_facts(specs, [len(source) for source in sources], samples or 0)
-    unit = next((blend.unit for spec in specs for blend in spec.units), None)
-    if unit is not None and not once:
-        facts = _measured(facts, sources, unit)
+    blend = next((blend for spec in specs for blend in spec.units), None)
+    if blend is not None and not once:
+        facts = _measured(facts, sources, blend)
     base = os.path.abspath(local_path(path))
     folder, blended = os.path.dirname(base), len(facts) > 1 or specs[0].repetitions is not None
     click.echo(_title(base, split_part, facts, once))
@@ -159,9 +160,10 @@ def _plain(specs: Sequence[LeafSpec], sources: Sequence[AnySource], samples: int
     ]
 
 
-def _measured(facts: Sequence[LeafFacts], sources: Sequence[AnySource], unit: str) -> list[LeafFacts]:
-    """Replace the shares by shares in a unit, computed with the mean of each data set."""
-    sizes = [leaf.share * float(mean_of(leaf.spec, source, unit)) for leaf, source in zip(facts, sources, strict=True)]
+def _measured(facts: Sequence[LeafFacts], sources: Sequence[AnySource], blend: WeightUnit) -> list[LeafFacts]:
+    """Replace the shares by shares in the unit of a blend, computed with the mean of each data set."""
+    mean, unit = weight_guest(blend.origin).mean, blend.unit
+    sizes = [leaf.share * float(mean(leaf.spec, source, unit)) for leaf, source in zip(facts, sources, strict=True)]
     return [replace(leaf, measured=size / sum(sizes), unit=unit) for leaf, size in zip(facts, sizes, strict=True)]
 
 

@@ -4,6 +4,7 @@ from .iterators.dataset import SavableDataset as SavableDataset
 from .iterators.lane_dataset import LaneDataset as LaneDataset
 from .iterators.planned_dataset import PlannedDataset as PlannedDataset
 from .loader import DataLoader as DataLoader
+from .makers.leaf import SampleAddress as SampleAddress
 from .options import ByTokens as ByTokens
 from .options import Chunks as Chunks
 from .options import Reading as Reading
@@ -15,7 +16,6 @@ from .recipes import get_savable_loader as get_savable_loader
 from .recipes import get_train_dataset as get_train_dataset
 from .recipes import get_val_dataset as get_val_dataset
 from .recipes import get_val_datasets as get_val_datasets
-from .sample_address import SampleAddress as SampleAddress
 from .savable_loader import SavableDataLoader as SavableDataLoader
 from .states.rebase import RebaseReport as RebaseReport
 from .states.rebase import rebase_state as rebase_state

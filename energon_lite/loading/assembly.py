@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.config.leaf_spec import LeafSpec
@@ -16,17 +19,17 @@ from energon_lite.config.metadataset import is_metadataset, multiply_epochs
 from energon_lite.entry_points import blend_openers, load
 from energon_lite.errors import EmptyDatasetError, UsageError
 from energon_lite.hooks import TaskEncoder, check_hooks, hooks_of
-from energon_lite.loading.blend_weights import StagedIdentity
+from energon_lite.loading.blend_weights import StagedIdentity, by_samples, find_stages
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
-from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
+from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
 from energon_lite.loading.leaves import PathOrDict, find_leaves, open_leaves
-from energon_lite.loading.makers.batch_runner import Leaf
-from energon_lite.loading.opened_blend import BlendRequest, OpenedBlend, blend_of_leaves
+from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.options import ByTokens, Chunking, Chunks, Reading
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.order.shuffle import LeafOrders
+from energon_lite.order.stages import WeightStage
 from energon_lite.storage.index.columns import SKIP
 from energon_lite.storage.read.run_reader import read_in_runs
 from energon_lite.trust import trusts
@@ -35,7 +38,7 @@ from energon_lite.worker_config import WorkerConfig
 if TYPE_CHECKING:
     from energon_lite.loading.token_batching import TokenBatching
 
-__all__ = ["DatasetRequest", "assembled", "find_specs"]
+__all__ = ["BlendRequest", "DatasetRequest", "OpenedBlend", "Settings", "assembled", "blend_of_leaves", "find_specs"]
 
 
 #: Tag that separates the hashes of this purpose from those of others.
@@ -94,7 +97,7 @@ def assembled(
     plan = FixedPlan(order, batch_size, drop_last=chunking.drop_last)
     dataset = PlannedDataset(plan=plan, identity=identity, batched=batch_size is not None, refill=refill, **common)
     _checked(dataset)
-    if dataset.step(Cursor(plan.start)) is None:
+    if dataset.step(PlanCursor(plan.start)) is None:
         raise EmptyDatasetError(
             f"{_samples(dataset)} samples do not fill one batch of {batch_size} on each of {config.world_size} ranks, "
             "and batch_drop_last leaves out the rest",
@@ -299,3 +302,71 @@ def _check_epoch(leaves: Sequence[Leaf], repetitions: Sequence[float]) -> None:
             where=", ".join(leaf.name for leaf in leaves[:3]),
             fix="write larger repetitions" if samples < 1 else "write smaller repetitions",
         )
+
+
+#: Function that returns the settings of a leaf for its identity, by its number.
+Settings = Callable[[int], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class OpenedBlend:
+    """Leaves of a blend, and the properties that its order depends on.
+
+    Args:
+        leaves: the leaves, ready for reading.
+        lengths, keys: ``[leaves]`` int64 and uint64, of each leaf.
+        multipliers: ``shuffle_over_epochs_multiplier`` of each leaf.
+        repetitions: repetitions of each leaf; empty in a blend by weight.
+        stages: stages with their shares of samples.
+        identities: returns the identity of each leaf, given their settings.
+    """
+
+    leaves: Sequence[Leaf]
+    lengths: NDArray[np.int64]
+    keys: NDArray[np.uint64]
+    multipliers: Sequence[int | None]
+    repetitions: tuple[float, ...]
+    stages: tuple[WeightStage, ...]
+    identities: Callable[[Settings], Sequence[LeafIdentity]]
+
+
+class BlendRequest(NamedTuple):
+    """Arguments of a guest that opens blends (table ``BLEND_OPENERS``).
+
+    Attributes:
+        path: path of the document, or another argument for leaves.
+        encoder: the user's hooks.
+        reading, split_part: settings that decide the leaves and their samples.
+        run, window: see :func:`~energon_lite.storage.read.run_reader.read_in_runs`.
+        find: function that finds the leaves; it reads the documents at its first call only.
+    """
+
+    path: PathOrDict
+    encoder: TaskEncoder
+    reading: Reading
+    split_part: str
+    run: int | None
+    window: int | None
+    find: Callable[[], Sequence[LeafSpec]]
+
+
+def blend_of_leaves(
+    specs: Sequence[LeafSpec], leaves: Sequence[Leaf], identities: Sequence[LeafIdentity]
+) -> OpenedBlend:
+    """Return the blend of open leaves.
+
+    Raises:
+        ConfigError, DataIndexError: as :func:`~energon_lite.loading.blend_weights.by_samples`.
+    """
+    specs = by_samples(specs, [leaf.source for leaf in leaves])
+    return OpenedBlend(
+        leaves,
+        np.array([leaf.length for leaf in leaves], dtype=np.int64),
+        np.array([leaf.key for leaf in leaves], dtype=np.uint64),
+        [spec.shuffle_over_epochs_multiplier for spec in specs],
+        tuple(spec.repetitions for spec in specs if spec.repetitions is not None),  # set for all leaves or none
+        find_stages(specs),
+        lambda settings: tuple(
+            replace(identity, settings=settings(number)) for number, identity in enumerate(identities)
+        ),
+    )

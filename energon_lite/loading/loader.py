@@ -24,8 +24,8 @@ from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.iterator import ForLoop, OneThread, checked_steps
 from energon_lite.loading.iterators.planned_iterator import iterator_class
 from energon_lite.loading.makers.batch_runner import Result
+from energon_lite.loading.makers.hook_errors import hide_own_frames
 from energon_lite.loading.makers.report import Report
-from energon_lite.loading.makers.user_frames import hide_own_frames
 from energon_lite.loading.progress import MetricsSink, Progress, ReportingOptions, gathered_stats, setup_of, tokens_of
 from energon_lite.storage.stores.lazy import CachePool, checked_pool
 from energon_lite.worker_config import WorkerConfig
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from energon_lite.loading.device import DevicePrefetcher
-    from energon_lite.loading.sample_address import SampleAddress
+    from energon_lite.loading.makers.leaf import SampleAddress
 
 __all__ = ["DataLoader"]
 
@@ -314,7 +314,7 @@ class DataLoader:
             >>> for sample in loader.samples_at(1200, all_ranks=True):
             ...     print(sample.rank, sample.dataset, sample.shard, sample.key)
         """
-        from energon_lite.loading.sample_address import sample_addresses
+        from energon_lite.loading.makers.leaf import sample_addresses
 
         ranks = range(self.worker_config.world_size) if all_ranks else [self.worker_config.rank]
         addresses = self._dataset_iterator.addresses_at(pass_number, step, ranks)

@@ -15,16 +15,16 @@ import torch
 
 from energon_lite.errors import UsageError
 from energon_lite.hooks import own_hooks
-from energon_lite.loading.bottleneck import (
+from energon_lite.loading.executors.executor_handle import ExecutorHandle
+from energon_lite.loading.executors.work_seconds import (
     LEAST_BATCHES,
     LoaderSetup,
     Stretch,
+    WorkSum,
     bottleneck,
     bottleneck_text,
     usable_cores,
 )
-from energon_lite.loading.executors.executor_handle import ExecutorHandle
-from energon_lite.loading.executors.work_seconds import WorkSum
 from energon_lite.loading.iterators.collectives import check_group, gather_plain, is_running
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import reads_ahead

@@ -14,7 +14,7 @@ from energon_lite.loading.energon_compat import called_as, grouped_keywords, loa
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.leaves import PathOrDict
 from energon_lite.loading.loader import DataLoader
-from energon_lite.loading.makers.user_frames import short_traceback
+from energon_lite.loading.makers.hook_errors import short_traceback
 from energon_lite.loading.options import Batching, ByTokens, Chunks, Reading
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.worker_config import WorkerConfig

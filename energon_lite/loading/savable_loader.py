@@ -15,7 +15,7 @@ from energon_lite.errors import StateError
 from energon_lite.loading.iterators.collectives import broadcast_plain, gather_states, is_running
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.loader import DataLoader
-from energon_lite.loading.makers.user_frames import short_traceback
+from energon_lite.loading.makers.hook_errors import short_traceback
 
 __all__ = ["SavableDataLoader", "State"]
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import Self, dataclass_transform
 
-from energon_lite.errors import UsageError
+from energon_lite.errors import UsageError, field_of
 from energon_lite.tensors import map_tensors, pad_stack
 
 if TYPE_CHECKING:
     import torch
 __all__ = [
+    "BASE_COLLATIONS",
     "BASE_FIELDS",
     "Batch",
     "CrudeSample",
@@ -180,8 +181,15 @@ def _joined_base(samples: Sequence[Sample]) -> dict[str, Any]:
     return base
 
 
-#: Names of the fields of every Sample and every Batch.
-BASE_FIELDS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(Sample))
+#: Collation of the fields of every Sample and every Batch.
+BASE_COLLATIONS: dict[str, Callable[[list[Any]], Any]] = {
+    "__key__": list,
+    "__restore_key__": tuple,
+    "__subflavors__": list,
+    "__sources__": lambda values: tuple(chain.from_iterable(filter(None, values))),
+}
+#: Names of these fields.
+BASE_FIELDS: tuple[str, ...] = tuple(BASE_COLLATIONS)
 
 
 @edataclass
@@ -236,16 +244,8 @@ def _stack(values: list[Any]) -> Any:
 
 def base_fields_of(samples: Iterable[Any]) -> dict[str, Any]:
     """Return the base fields of a batch of ``samples`` (instances of Sample, or dicts with the same entries)."""
-    bases = [
-        sample if isinstance(sample, dict) else {name: getattr(sample, name, None) for name in BASE_FIELDS}
-        for sample in samples
-    ]
-    return {
-        "__key__": [base.get("__key__") for base in bases],
-        "__restore_key__": tuple(base.get("__restore_key__") for base in bases),
-        "__subflavors__": [base.get("__subflavors__") for base in bases],
-        "__sources__": tuple(source for base in bases for source in base.get("__sources__") or ()),
-    }
+    every = list(samples)
+    return {name: collate([field_of(sample, name) for sample in every]) for name, collate in BASE_COLLATIONS.items()}
 
 
 class CrudeSample(dict[str, Any]):

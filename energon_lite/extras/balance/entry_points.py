@@ -25,4 +25,4 @@ COLUMNS = {
         },
     ),
 }
-COST_MODELS = {"transformer": "energon_lite.extras.balance.cost_file:cost_model"}
+COST_MODELS = {"transformer": "energon_lite.extras.balance.cost_fit:cost_model"}

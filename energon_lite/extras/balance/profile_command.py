@@ -13,8 +13,14 @@ from energon_lite.batching.capacity import largest_fitting
 from energon_lite.cli.text import parse_bytes
 from energon_lite.errors import UsageError, counted
 from energon_lite.extras.balance.capacity_trial import Outcome, Trial, device_memory, run_trial
-from energon_lite.extras.balance.cost_file import read_cost_model, read_micro_batches, write_cost_model
-from energon_lite.extras.balance.cost_fit import CostFit, fit_costs, relative_errors
+from energon_lite.extras.balance.cost_fit import (
+    CostFit,
+    fit_costs,
+    read_cost_model,
+    read_micro_batches,
+    relative_errors,
+    write_cost_model,
+)
 from energon_lite.extras.balance.cost_model import CostModel
 
 __all__ = ["command", "is_measured", "report_costs"]

@@ -8,15 +8,16 @@ that was killed resumes there.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from energon_lite.errors import DataIndexError, DatasetError, ShardFormatError, UsageError, counted
+from energon_lite.errors import DatasetError, ShardFormatError, UsageError
 from energon_lite.storage.files.atomic_file import remove_leftovers
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.file_versions import version_of
@@ -30,10 +31,11 @@ from energon_lite.storage.files.remote_files import (
 )
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import cache_folder, check_count
-from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, chosen_shards, dataset_scan
 from energon_lite.storage.prepare.prepare import PrepareReport, already_prepared, write_prepared
-from energon_lite.storage.sharded_job.job import Progress
+from energon_lite.storage.prepare.shard_scans import Shards
+from energon_lite.storage.sharded_job.job import Outcome, Progress, ShardedJob
+from energon_lite.storage.sharded_job.work import Table
 from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, scan_remote_shard
 
 __all__ = ["PREPARER", "RemoteFolder", "check_writable", "put_bytes", "put_file", "remote_folder", "remove_file"]
@@ -46,6 +48,55 @@ _MARK = "energon_lite.unfinished"
 _LAST = (nv_meta.SQLITE_INDEX, nv_meta.INFO_YAML, nv_meta.INFO_JSON)
 #: Schemes of servers that cannot be written to.
 _READ_ONLY = ("http", "https")
+
+
+class _Shards(Shards):
+    """The scanning of shards of a data set in a store.
+
+    Args:
+        url: URL of the data set.
+        folder: the local folder of the results.
+        there: the store's listing of the data set's files.
+    """
+
+    def __init__(self, url: str, folder: str, there: Listing):
+        super().__init__(url)
+        self.folder = folder
+        self._there = there
+
+    def inputs(self, unit: str) -> list[Any]:
+        """Return the version of the scan's rules, and size and version of the shard."""
+        return [SCAN_RULES, self._size(unit), list(version_of(self._there[unit]))]
+
+    def belongs(self, unit: str, inputs: Any) -> bool:
+        # A shard without a version may have changed unnoticed.
+        return any(version_of(self._there[unit])) and super().belongs(unit, inputs)
+
+    def do(self, unit: str) -> ShardScan:
+        return scan_remote_shard(self.root, unit, self._size(unit))
+
+    def _size(self, unit: str) -> int:
+        listed = self._there[unit].get("size")
+        return file_size(self.where(unit)) if listed is None else int(listed)
+
+    def outcome(self, unit: str) -> Outcome:
+        """Scan a shard, and keep the result; return its table, or the error of a damaged shard."""
+        try:
+            return self.write(unit, self.inputs(unit), self.do(unit))
+        except ShardFormatError as error:
+            return error
+
+
+def _in_threads(work: _Shards, units: Sequence[str]) -> Generator[tuple[str, Outcome], None, None]:
+    """Scan shards, many at the same time; yield each with its outcome."""
+    with ThreadPoolExecutor(_TOGETHER, "energon-lite-prepare") as pool:
+        try:
+            waiting = {pool.submit(work.outcome, unit): unit for unit in units}
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 @dataclass(frozen=True)
@@ -88,43 +139,17 @@ class RemoteFolder:
             ShardFormatError: shards cannot be indexed; the message names all of them with the reasons.
             EmptyDatasetError: no shard holds a sample.
         """
-        kept = os.path.join(self.root, "scans")
-        os.makedirs(kept, exist_ok=True)
-        scans, errors = dict[str, ShardScan](), dict[str, DatasetError]()
-        with ThreadPoolExecutor(_TOGETHER, "energon-lite-prepare") as pool:
-            work = {pool.submit(self._scan, kept, name, rescan): name for name in shards}
-            try:
-                for done in as_completed(work):
-                    try:
-                        scans[work[done]] = done.result()
-                    except ShardFormatError as error:
-                        errors[work[done]] = error
-                    if progress is not None:
-                        progress(len(scans) + len(errors), len(shards), "")
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        if errors:
-            reasons = "".join(f"\n    {name}: {error.what}" for name, error in sorted(errors.items()))
-            raise ShardFormatError(
-                f"{len(errors)} of {counted(len(shards), 'shard')} cannot be indexed:{reasons}",
-                where=self.url,
-                fix="write them again, or leave them out with --exclude",
-            )
-        return dataset_scan(self.url, [scans[name] for name in shards])
+        work = _Shards(self.url, os.path.join(self.root, "scans"), self.there)
 
-    def _scan(self, kept: str, name: str, rescan: bool) -> ShardScan:
-        info = self.there[name]
-        listed = info.get("size")
-        size = file_size(f"{self.url}/{name}") if listed is None else int(listed)
-        version = json.dumps([SCAN_RULES, name, size, version_of(info)])
-        path = os.path.join(kept, hashlib.sha256(version.encode()).hexdigest()[:32])
-        if not rescan and any(version_of(info)):
-            with suppress(FileNotFoundError, DataIndexError):
-                return PackedIndex.open(path).scan(0)
-        scan = scan_remote_shard(self.url, name, size)
-        PackedIndex.from_scans([scan]).write(path)
-        return scan
+        def tick(name: str, table: Table | None, done: int, of: int) -> None:
+            if progress is not None:
+                progress(done, of, "")
+
+        run = partial(_in_threads, work)
+        job = ShardedJob(work, shards, run=run, again=lambda table: rescan, where=self.url, tick=tick)
+        job.run()
+        job.raise_errors(ShardFormatError, "be indexed", "write them again, or leave them out with --exclude")
+        return dataset_scan(self.url, [job.read(name) for name in shards])
 
     def local(self, scan: DatasetScan) -> DatasetScan:
         """Write the ``.tar.idx`` files into the local folder; return the scan with that folder as its root."""

@@ -1,14 +1,30 @@
-"""Sums of the workers' time by stage, and of their reads, added up in the process that gets the batches."""
+"""Sums of the workers' time by stage, and of their reads, added up in the process that gets the batches; and the
+bottleneck of a run that these sums show: storage, decoding, hooks, transport, or the trainer.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from energon_lite.loading.makers.observers import Times
 from energon_lite.storage.files.read_counts import Reads
 
-__all__ = ["STAGES", "WorkSeconds", "WorkSum"]
+__all__ = [
+    "LEAST_BATCHES",
+    "STAGES",
+    "LoaderSetup",
+    "Stretch",
+    "WorkSeconds",
+    "WorkSum",
+    "bottleneck",
+    "bottleneck_text",
+    "usable_cores",
+]
 
 #: Stages of a job, see :func:`~energon_lite.loading.makers.observers.stage_of`; "other" is time outside of them.
 STAGES = ("read", "decode", "hooks", "batch", "other")
@@ -94,3 +110,162 @@ class WorkSeconds:
                 own = leaves.setdefault(leaf, {"dataset": leaf, "read": 0.0, "decode": 0.0, "hooks": 0.0})
                 own[stage] = seconds * scale
         return list(leaves.values())
+
+
+#: Share of the time spent waiting below which the loader is not the bottleneck.
+_WAITED = 0.1
+#: Smallest number of batches in a stretch for a decision.
+LEAST_BATCHES = 5
+#: Share of CPU time in the work from which on it needs more cores, not only more workers.
+_ON_CPU = 0.5
+#: Safety factor for the variation between batches.
+_ROOM = 1.1
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class LoaderSetup:
+    """Properties of a loader that the advice depends on.
+
+    Args:
+        workers: number of processes, or of threads; 0: the trainer process does the work.
+        start_method: start method of the workers.
+        cores: number of cores that this process may use.
+        reads_ahead: samples are read through :class:`~energon_lite.ReadAhead`.
+        can_read_ahead: samples could be read that way.
+        own_batch: the user's code makes batches.
+        seeded: hooks use the global random generators: threads run such hooks one at a time.
+    """
+
+    workers: int
+    start_method: str = "fork"
+    cores: int = 1
+    reads_ahead: bool = False
+    can_read_ahead: bool = False
+    own_batch: bool = False
+    seeded: bool = False
+
+    @property
+    def has_processes(self) -> bool:
+        """True if batches come from other processes."""
+        return self.workers > 0 and self.start_method != "thread"
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Measurements of a stretch of a run.
+
+    Args:
+        batches: number of batches delivered.
+        seconds: duration.
+        waited: the part of ``seconds`` that was spent in ``next()``.
+        work: work of the workers in that time.
+    """
+
+    batches: int
+    seconds: float
+    waited: float
+    work: WorkSum
+
+
+def bottleneck(stretch: Stretch, setup: LoaderSetup) -> dict[str, object] | None:
+    """Return the bottleneck of a run, as plain data; None: too little is known yet.
+
+    ``limit``: ``storage``, ``decoding``, ``hooks``, ``transport`` (batches are put together, pickled, and copied), or
+    ``trainer``; ``waited``: the share of the time that was spent in ``next()``; ``shares``: the share of each of these
+    in the loader's work; ``advice``: the setting to change.
+
+    Example:
+        >>> bottleneck(stretch, LoaderSetup(workers=2, cores=8))["limit"]
+        'decoding'
+    """
+    if stretch.batches < LEAST_BATCHES or stretch.seconds <= 0.0:
+        return None
+    waited = min(1.0, stretch.waited / stretch.seconds)
+    costs = _costs(stretch, setup)
+    total = sum(costs.values())
+    shares = {name: round(seconds / total, 4) if total > 0 else 0.0 for name, seconds in costs.items()}
+    limits: dict[str, object] = {"limit": "trainer", "waited": round(waited, 4), "shares": shares}
+    if waited < _WAITED:
+        return limits | {"advice": "nothing: the trainer is the limit"}
+    del costs["other"]
+    if sum(costs.values()) <= 0:
+        return None  # no worker has reported yet
+    limit = max(costs, key=lambda name: costs[name])
+    return limits | {"limit": limit, "advice": _advice(limit, stretch, setup)}
+
+
+def bottleneck_text(found: Mapping[str, object]) -> str:
+    """Return the bottleneck as one line of text, without the share of waiting."""
+    limit = str(found["limit"])
+    shares = found["shares"]
+    if limit == "trainer":
+        return str(found["advice"])
+    assert isinstance(shares, dict)
+    return f"the limit is {limit} ({100 * shares[limit]:.0f} % of the loader's work): {found['advice']}"
+
+
+def _costs(stretch: Stretch, setup: LoaderSetup) -> dict[str, float]:
+    """Return worker seconds by limit; seconds of the trainer process count for each worker, because all wait for it."""
+    work = stretch.work
+    stages = stretch.work.by_stage()
+    moved = work.sent + work.received * max(1, setup.workers)
+    costs = {"storage": stages["read"], "decoding": stages["decode"], "hooks": stages["hooks"], "transport": moved}
+    costs["hooks" if setup.own_batch else "transport"] += stages["batch"]
+    return costs | {"other": stages["other"]}
+
+
+def _advice(limit: str, stretch: Stretch, setup: LoaderSetup) -> str:
+    more = _more_workers(stretch, setup)
+    if limit == "transport":
+        return _transport_advice(setup)
+    if limit == "storage":
+        choices = [more]
+        if setup.reads_ahead:
+            choices = ["a folder on a local disk for what is read, read_ahead=ReadAhead(folder=...)", more]
+        elif setup.can_read_ahead and setup.start_method != "thread":
+            choices = [more, "read_ahead=ReadAhead() if the files are on a network"]
+        return ", or ".join(filter(None, choices)) or "quicker storage"
+    if setup.workers and setup.start_method == "thread":
+        if limit == "hooks" and setup.seeded:
+            return (
+                "start_method='fork', or @stateless(restore_seeds=False) at the hooks: threads run those that use "
+                "the global generators one at a time"
+            )
+        if _on_cpu(stretch) and limit == "hooks":
+            return "start_method='fork': Python code in hooks runs in one thread at a time"
+    if more:
+        return more
+    cheaper = "smaller pictures, fewer parts" if limit == "decoding" else "`energon-lite trace` names the slow samples"
+    return f"less work ({cheaper}), or more cores: all {setup.cores} are at it"
+
+
+def _transport_advice(setup: LoaderSetup) -> str:
+    smaller = "smaller batches, or smaller types in them (bytes for pixels)"
+    if not setup.workers:
+        return f"num_workers: 0 -> 1, which puts batches together beside the trainer, or {smaller}"
+    if setup.has_processes:
+        return f"{smaller}, or start_method='thread', which shares memory"
+    return smaller
+
+
+def _more_workers(stretch: Stretch, setup: LoaderSetup) -> str:
+    """Return the advice for the number of workers that keeps up with the trainer; "" if there are no cores for more."""
+    now = setup.workers
+    trainer = stretch.seconds - stretch.waited
+    work = stretch.work.busy + stretch.work.sent
+    most = max(2, 2 * now)  # in steps: with more workers, the bottleneck may be another one
+    wanted = most if trainer * most < work else min(most, max(now + 1, math.ceil(_ROOM * work / trainer)))
+    if _on_cpu(stretch):
+        wanted = min(wanted, max(1, setup.cores))
+    if wanted <= now:
+        return ""
+    return f"num_workers: 0 -> {wanted}" if not now else f"more workers: {now} -> {wanted}"
+
+
+def _on_cpu(stretch: Stretch) -> bool:
+    return stretch.work.cpu >= _ON_CPU * stretch.work.timed

@@ -29,9 +29,9 @@ from energon_lite.loading.executors.observation import WorkerCrashLog
 from energon_lite.loading.executors.segments import Segments, SegmentWriter
 from energon_lite.loading.executors.transport import Channel, Message, WholeMessages, pack, receive, send, unsendable
 from energon_lite.loading.makers.batch_runner import Job
+from energon_lite.loading.makers.hook_errors import hook_traceback, shows_more
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import JobTimer, Observer, StageTimer, Times
-from energon_lite.loading.makers.user_frames import hook_traceback, shows_more
 from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.worker_config import set_worker_number
 

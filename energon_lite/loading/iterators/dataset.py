@@ -13,14 +13,14 @@ from typing_extensions import Self
 from energon_lite.errors import UsageError, counted
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.identity import Identity
-from energon_lite.loading.iterators.state import Numbers, State, damaged, make_state, read_rebase
+from energon_lite.loading.iterators.state import CursorFields, State, damaged, make_state, read_rebase
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.order.orders import Rebase
 from energon_lite.order.stages import WeightStage
 from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["Loop", "Moved", "SavableDataset"]
+__all__ = ["Loop", "MovedCursor", "SavableDataset"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Moved:
+class MovedCursor:
     """A cursor that was advanced to a position at which another blend can begin.
 
     Args:
@@ -149,11 +149,11 @@ class SavableDataset:
             fix="restore a state that was saved there",
         )
 
-    def _make_state(self, kind: str, cursor: Numbers, place: Mapping[str, Any], identity: Identity) -> State:
+    def _make_state(self, kind: str, cursor: CursorFields, place: Mapping[str, Any], identity: Identity) -> State:
         ranks = None if self.limit is None else cursor.ranks or self.worker_config.world_size
         return make_state(kind, cursor, place, identity, self.rebase, ranks)
 
-    def next_chunk_boundary(self, state: State) -> Moved:
+    def next_chunk_boundary(self, state: State) -> MovedCursor:
         """Return the first position from a state's on at which another blend can begin: after all begun chunks."""
         raise NotImplementedError
 

@@ -12,7 +12,7 @@ from typing import Any
 from energon_lite.errors import UsageError
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.iterators.state import State
-from energon_lite.loading.makers.batch_runner import Address, Result
+from energon_lite.loading.makers.outcomes import Address, Failure, Mark, Result
 from energon_lite.loading.makers.report import Report
 
 __all__ = ["DatasetIterator", "ForLoop", "OneThread", "checked_steps"]
@@ -121,9 +121,19 @@ class DatasetIterator(ABC):
     def is_over(self) -> bool:
         """Return whether the loop is over; only valid if ``knows_end``."""
 
-    @abstractmethod
     def take(self) -> Result | None:
         """Return the next result of this rank; None: the loop is over. After an error, it is the same result again."""
+        while (result := self._take()) is not None and self._is_skipped(*self.step):
+            # The samples of the step are not delivered, but failures of other samples in its jobs are counted.
+            self._report.add(
+                [outcome for outcome in result.outcomes if isinstance(outcome, (Failure, Mark))], batches=0
+            )
+            self.advance()
+        return result
+
+    def _take(self) -> Result | None:
+        """Return the result of the next step, which may be one that is skipped; None: the loop is over."""
+        raise NotImplementedError
 
     def follow(self, step: tuple[int, int] | None) -> None:
         """Move to the ``step`` that a peer has taken; None: the peer's loop is over. Only used if not ``knows_end``."""

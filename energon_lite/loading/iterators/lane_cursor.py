@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from energon_lite.batching.plan import worlds_for
 from energon_lite.errors import TopologyError
-from energon_lite.loading.iterators.state import MAX_LANES, Numbers, damaged, is_count
-from energon_lite.loading.makers.chunk_job import START, Place, Tail
+from energon_lite.loading.iterators.state import MAX_LANES, CursorFields, damaged, is_count
+from energon_lite.loading.makers.chunk_job import START, ChunkPlace, Tail
 
 __all__ = [
     "LaneCursor",
@@ -44,7 +44,7 @@ class LanePlace(NamedTuple):
     """
 
     chunk: int
-    place: Place = START
+    place: ChunkPlace = START
     tails: tuple[Tail, ...] = ()
     begins: tuple[Tail, ...] = ()
 
@@ -55,18 +55,18 @@ class LanePlace(NamedTuple):
         return LanePlace(chunk, begin_of_chunk(chunk, begins), tails, later)
 
 
-def begin_of_chunk(chunk: int, begins: Sequence[Tail]) -> Place:
+def begin_of_chunk(chunk: int, begins: Sequence[Tail]) -> ChunkPlace:
     """Return the place at which a chunk begins, given the chunks that do not begin at their first position."""
     return next((begin.place for begin in begins if begin.chunk == chunk), START)
 
 
 @dataclass(frozen=True)
-class LaneCursor(Numbers):
+class LaneCursor(CursorFields):
     """A position in the run. It is replaced as a whole, so an interrupted loader has the old position or the next one.
 
     Args:
         lanes: number of lanes of the run.
-        pass_number, position, loop_start, ranks: see :class:`~energon_lite.loading.iterators.state.Numbers`; also,
+        pass_number, position, loop_start, ranks: see :class:`~energon_lite.loading.iterators.state.CursorFields`; also,
             ``position`` counts the micro-batches that exhausted lanes did not have.
         at: the position of each lane of this rank.
     """
@@ -155,11 +155,11 @@ def _read_row(row: Any, lanes: int) -> tuple[int, LanePlace]:
         raise damaged("a lane", row)
     if not all(tail and _is_whole(tail[0]) and tail[0] for tail in tails):
         raise damaged("a lane", row)
-    ends = [Tail(chunk - before * lanes, Place(*numbers)) for before, *numbers in tails]
+    ends = [Tail(chunk - before * lanes, ChunkPlace(*numbers)) for before, *numbers in tails]
     tails_and_begins = tuple(end for end in ends if end.chunk < chunk), tuple(end for end in ends if end.chunk > chunk)
     if any(end.chunk < 0 for end in ends) or any(begin.place.unit >= 0 for begin in tails_and_begins[1]):
         raise damaged("a lane", row)
-    return lane, LanePlace(chunk, Place(*place), *tails_and_begins)
+    return lane, LanePlace(chunk, ChunkPlace(*place), *tails_and_begins)
 
 
 def _is_place(value: Any) -> bool:

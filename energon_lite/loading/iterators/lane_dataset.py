@@ -12,12 +12,11 @@ from energon_lite.batching.plan import ChunkPlan, default_lanes
 from energon_lite.batching.strategy import describe
 from energon_lite.errors import SampleError, StateError, StateMismatchError, UnknownLengthError, counted, listed
 from energon_lite.hooks import Hooks, hooks_of
-from energon_lite.loading.iterators.batch_size import BATCH_SIZE, saved_batch_size
-from energon_lite.loading.iterators.dataset import Moved, SavableDataset
+from energon_lite.loading.iterators.dataset import MovedCursor, SavableDataset
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, LanePlace, check_topology, lanes_of, read_lanes
-from energon_lite.loading.iterators.state import State, checked, damaged, saved_settings
+from energon_lite.loading.iterators.state import BATCH_SIZE, State, checked, damaged, saved_batch_size, saved_settings
 from energon_lite.loading.makers.chunk_bundles import BundlesByTokens, TokenBundling
-from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Place
+from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, ChunkPlace
 from energon_lite.loading.makers.chunk_runner import ChunkRunner
 
 __all__ = ["PUSHBACK", "LaneDataset"]
@@ -69,7 +68,7 @@ class LaneDataset(SavableDataset):
         self,
         pass_number: int,
         number: int,
-        first: Place = START,
+        first: ChunkPlace = START,
         *,
         empty: bool = False,
         stride: int = 0,
@@ -168,7 +167,7 @@ class LaneDataset(SavableDataset):
         """Return the state of a cursor, as plain data."""
         return self._make_state("lanes", cursor, cursor.to_plain(), self.identity)
 
-    def next_chunk_boundary(self, state: State) -> Moved:
+    def next_chunk_boundary(self, state: State) -> MovedCursor:
         """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`. Lanes that lag behind skip the chunks
         before that position."""
         cursor = self.cursor(state, whole=True)
@@ -184,12 +183,12 @@ class LaneDataset(SavableDataset):
             given_up += left * size - (place.unit if left or place.unit < 0 else 0)
             given_up += sum(size - tail.place.unit for tail in tails) - sum(begin.place.unit for begin in begins)
             places[lane] = LanePlace(chunk + left * cursor.lanes)
-        return Moved(replace(cursor, at=places), first * size, given_up, up_to=True)
+        return MovedCursor(replace(cursor, at=places), first * size, given_up, up_to=True)
 
     def _restored(self, key: tuple[Any, ...], runner: ChunkRunner) -> list[Any]:
         match key:
-            case ("chunk", pass_number, number, *place) if 0 <= len(place) - len(Place._fields) <= 1:
-                if self.plan.is_behind(number, place[0], sum(place[len(Place._fields) :])):
+            case ("chunk", pass_number, number, *place) if 0 <= len(place) - len(ChunkPlace._fields) <= 1:
+                if self.plan.is_behind(number, place[0], sum(place[len(ChunkPlace._fields) :])):
                     return [self._batch_at(pass_number, number, place, runner)]
             case ("sample", leaf, index, epoch, 0, *sub) if len(sub) <= 1 and self.has(leaf, index):
                 return [runner.restore((leaf, index, epoch), 0, *sub)]
@@ -202,8 +201,8 @@ class LaneDataset(SavableDataset):
     def _batch_at(self, pass_number: int, number: int, numbers: list[int], runner: ChunkRunner) -> Any:
         """Make the batch that begins at a place of a chunk. The key of a batch that ends in another chunk also has the
         stride to that chunk."""
-        place = Place(*numbers[: len(Place._fields)])
-        stride = sum(numbers[len(Place._fields) :])
+        place = ChunkPlace(*numbers[: len(ChunkPlace._fields)])
+        stride = sum(numbers[len(ChunkPlace._fields) :])
         count = self.plan.count(pass_number)
         chunk = number
         first = place

@@ -20,7 +20,7 @@ from energon_lite.loading.iterators.iterator import DatasetIterator
 from energon_lite.loading.iterators.lane_cursor import LaneCursor, check_topology
 from energon_lite.loading.iterators.lane_prefetcher import LanePrefetcher
 from energon_lite.loading.iterators.state import State
-from energon_lite.loading.makers.batch_runner import Address, Failure, Mark, Outcome, Result
+from energon_lite.loading.makers.batch_runner import Address, Outcome, Result
 from energon_lite.loading.makers.chunk_job import Made
 
 __all__ = ["LaneIterator"]
@@ -72,15 +72,6 @@ class LaneIterator(DatasetIterator):
         elif not self._reads:
             self._step = step[1]
             self.cursor = replace(self.cursor, pass_number=step[0])
-
-    def take(self) -> Result | None:
-        while (result := self._take()) is not None and self._is_skipped(*self.step):
-            # The samples of the step are not delivered, but failures of other samples in its jobs are counted.
-            self._report.add(
-                [outcome for outcome in result.outcomes if isinstance(outcome, (Failure, Mark))], batches=0
-            )
-            self.advance()
-        return result
 
     def addresses_at(self, pass_number: int | None, step: int, ranks: Sequence[int]) -> list[Sequence[Address]]:
         raise UsageError(

@@ -14,7 +14,7 @@ from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.iterators.dataset import Loop
 from energon_lite.loading.iterators.iterator import DatasetIterator
 from energon_lite.loading.iterators.state import State, damaged, is_count
-from energon_lite.loading.makers.outcomes import Address, Failure, Mark, Result
+from energon_lite.loading.makers.outcomes import Address, Result
 from energon_lite.loading.makers.report import Report
 
 __all__ = ["LoopedIterator", "is_endless", "length_of"]
@@ -23,7 +23,7 @@ __all__ = ["LoopedIterator", "is_endless", "length_of"]
 _MOST = 1 << 60
 
 
-class _Place(NamedTuple):
+class _LoopsCursor(NamedTuple):
     """A position in loops.
 
     Attributes:
@@ -86,14 +86,6 @@ class LoopedIterator(DatasetIterator):
                 return False
             self._end(0)
         return True
-
-    def take(self) -> Result | None:
-        while (result := self._take()) is not None and self._is_skipped(*self.step):
-            self._report.add(
-                [outcome for outcome in result.outcomes if isinstance(outcome, (Failure, Mark))], batches=0
-            )
-            self.advance()
-        return result
 
     def _take(self) -> Result | None:
         while not self._has_ended():
@@ -170,7 +162,7 @@ class LoopedIterator(DatasetIterator):
 
     # -- the state ------------------------------------------------------------------------------------------------
 
-    def state(self, cursor: _Place | None = None) -> State:
+    def state(self, cursor: _LoopsCursor | None = None) -> State:
         inner, counts, ranks = cursor or self.cursor
         return {**self._inner.state(inner), "ranks": ranks, "loops": list(counts)}
 
@@ -203,7 +195,7 @@ class LoopedIterator(DatasetIterator):
         self._keep_place()
 
     def _keep_place(self) -> None:
-        self.cursor = _Place(self._inner.cursor, tuple(self._counts), self._ranks)
+        self.cursor = _LoopsCursor(self._inner.cursor, tuple(self._counts), self._ranks)
 
     # -- as the iterator inside -----------------------------------------------------------------------------------
 

@@ -11,15 +11,23 @@ from typing_extensions import Self
 
 from energon_lite.batching.plan import FixedPlan, Place, Plan
 from energon_lite.errors import StateMismatchError, UsageError
-from energon_lite.loading.iterators.batch_size import BATCH_SIZE, resized, saved_batch_size
-from energon_lite.loading.iterators.dataset import Moved, SavableDataset
+from energon_lite.loading.iterators.dataset import MovedCursor, SavableDataset
 from energon_lite.loading.iterators.identity import Identity
-from energon_lite.loading.iterators.state import Numbers, State, checked, damaged, is_count
+from energon_lite.loading.iterators.state import (
+    BATCH_SIZE,
+    CursorFields,
+    State,
+    checked,
+    damaged,
+    is_count,
+    resized,
+    saved_batch_size,
+)
 from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
 
-__all__ = ["Cursor", "PlannedDataset"]
+__all__ = ["PlanCursor", "PlannedDataset"]
 
 #: Chunks of an endless stream that are planned to estimate the steps of an epoch.
 _LOOKED_AT = 4
@@ -28,13 +36,13 @@ _MOST = 1 << 60
 
 
 @dataclass(frozen=True)
-class Cursor(Numbers):
+class PlanCursor(CursorFields):
     """A position in the run, the same on all ranks, so a state may be restored on any number of ranks. It is replaced
     as a whole, so an interrupted loader has the old position or the next one.
 
     Args:
         place: the place of the next micro-batch in the plan of its pass.
-        pass_number, position, loop_start, ranks: see :class:`~energon_lite.loading.iterators.state.Numbers`.
+        pass_number, position, loop_start, ranks: see :class:`~energon_lite.loading.iterators.state.CursorFields`.
     """
 
     place: Place
@@ -80,7 +88,7 @@ class PlannedDataset(SavableDataset):
         config = replace(self.worker_config, data_parallel_group=None, replica=None)
         return replace(self, plan=replace(self.plan), worker_config=config)  # type: ignore[type-var]
 
-    def step(self, cursor: Cursor) -> Cursor | None:
+    def step(self, cursor: PlanCursor) -> PlanCursor | None:
         """Return the cursor after one more micro-batch on every rank; None: the pass has no step left."""
         world = wanted = self.worker_config.world_size
         if self.limit is not None:
@@ -90,15 +98,17 @@ class PlannedDataset(SavableDataset):
             return None
         passes = cursor.pass_number
         position = cursor.position + moved
-        return Cursor(place, pass_number=passes, position=position, loop_start=cursor.loop_start, ranks=cursor.ranks)
+        return PlanCursor(
+            place, pass_number=passes, position=position, loop_start=cursor.loop_start, ranks=cursor.ranks
+        )
 
-    def takes(self, cursor: Cursor, after: Cursor, rank: int) -> bool:
+    def takes(self, cursor: PlanCursor, after: PlanCursor, rank: int) -> bool:
         """Return whether a rank has a micro-batch, perhaps an empty one, in the step between two cursors."""
         if not self.once:
             return True
         return self.plan.rank_slot(cursor.place, rank, self.worker_config.world_size) < after.position - cursor.position
 
-    def place(self, cursor: Cursor, rank: int) -> Place:
+    def place(self, cursor: PlanCursor, rank: int) -> Place:
         """Return the place of a rank's micro-batch in the step at a cursor; the end of the pass if it has none."""
         slot = self.plan.rank_slot(cursor.place, rank, self.worker_config.world_size)
         stop = self.stop(cursor.ranks)
@@ -113,7 +123,7 @@ class PlannedDataset(SavableDataset):
             for place, addresses in zip(places, self.plan.batches(places, pass_number), strict=True)
         ]
 
-    def state(self, cursor: Cursor) -> State:
+    def state(self, cursor: PlanCursor) -> State:
         """Return the state of a cursor, as plain data."""
         # With micro-batches of a fixed size, the position determines the place.
         place = {"place": list(cursor.place)} if self.plan.rows is None else {}
@@ -135,7 +145,7 @@ class PlannedDataset(SavableDataset):
         place, position = self.plan.ahead(passes, self.plan.start, position)
         loop = self.loop_length * world
         start = position - position % loop if loop else 0
-        return self.state(Cursor(place, pass_number=passes, position=position, loop_start=start))
+        return self.state(PlanCursor(place, pass_number=passes, position=position, loop_start=start))
 
     def _steps(self, pass_number: int) -> int:
         """Return the steps of a pass that ends, without the loops around it."""
@@ -145,7 +155,7 @@ class PlannedDataset(SavableDataset):
         steps = count // world if self.drop_last else -(-count // world)
         return steps if self.limit is None else min(steps, self.limit)
 
-    def cursor(self, state: State) -> Cursor:
+    def cursor(self, state: State) -> PlanCursor:
         """Return the cursor of a saved state, after checking that the state belongs to this run. The state may be of
         another fixed micro-batch size, if a micro-batch of this size begins at its position.
 
@@ -172,7 +182,7 @@ class PlannedDataset(SavableDataset):
             return self  # its check reports all differences
         return before
 
-    def resized(self, cursor: Cursor, before: PlannedDataset, *, give_up: bool = False) -> Cursor:
+    def resized(self, cursor: PlanCursor, before: PlannedDataset, *, give_up: bool = False) -> PlanCursor:
         """Convert a cursor of the same data set with another micro-batch size.
 
         Args:
@@ -193,7 +203,7 @@ class PlannedDataset(SavableDataset):
         moved = resized(cursor, old, new, ends, self.worker_config.world_size, give_up=give_up)
         return replace(moved, place=(moved.position,))
 
-    def _cursor(self, state: State) -> Cursor:
+    def _cursor(self, state: State) -> PlanCursor:
         numbers = checked(state, "planned")
         given = state.get("place", [numbers.position])
         if not isinstance(given, (list, tuple)) or not given or not all(is_count(number, _MOST) for number in given):
@@ -205,20 +215,22 @@ class PlannedDataset(SavableDataset):
         if self.plan.rows is not None and numbers.position != place[0]:
             raise damaged("position", numbers.position)
         self.check_rebase(place[0] * self.plan.chunk)
-        return Cursor(place, **vars(numbers))
+        return PlanCursor(place, **vars(numbers))
 
     def _identity_at(self, place: Place) -> Identity:
         """Return the identity at a place: of its samples, and of those before it in their plan chunks."""
         return self.identity.at((place[0] + any(place[1:])) * self.plan.chunk)
 
-    def next_chunk_boundary(self, state: State) -> Moved:
+    def next_chunk_boundary(self, state: State) -> MovedCursor:
         """See :class:`~energon_lite.loading.iterators.dataset.SavableDataset`."""
         cursor = self.cursor(state)
         chunk, *inside = cursor.place
         if not any(inside):
-            return Moved(cursor, chunk * self.plan.chunk)
+            return MovedCursor(cursor, chunk * self.plan.chunk)
         behind = replace(cursor, place=(chunk + 1, 0))
-        return Moved(behind, (chunk + 1) * self.plan.chunk, self.plan.undelivered(cursor.pass_number, cursor.place))
+        return MovedCursor(
+            behind, (chunk + 1) * self.plan.chunk, self.plan.undelivered(cursor.pass_number, cursor.place)
+        )
 
     def _restored(self, key: tuple[Any, ...], runner: JobRunner) -> list[Any]:
         match key:

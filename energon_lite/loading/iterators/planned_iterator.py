@@ -12,7 +12,7 @@ from energon_lite.batching.plan import Place
 from energon_lite.errors import UsageError
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.iterator import DatasetIterator
-from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
+from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.batch_runner import Address, Job, Result
 
@@ -25,11 +25,11 @@ class PlannedIterator(DatasetIterator):
     """Iterator of one rank over the plan. Every rank knows the whole plan, so ranks need not communicate."""
 
     knows_end = True
-    cursor: Cursor
+    cursor: PlanCursor
     counts = Counts()
     _results: Iterator[Result] = iter(())
-    _in_line: Cursor | None = None  # the cursor that the next result belongs to
-    _stepped: tuple[Cursor, Cursor | None] | None = None
+    _in_line: PlanCursor | None = None  # the cursor that the next result belongs to
+    _stepped: tuple[PlanCursor, PlanCursor | None] | None = None
 
     @cached_property
     def _by_tokens(self) -> bool:
@@ -42,10 +42,10 @@ class PlannedIterator(DatasetIterator):
         if self.dataset.is_endless:
             self._move(replace(at_end, loop_start=at_end.position))
         else:
-            self.cursor = Cursor(self.dataset.plan.start, pass_number=at_end.pass_number + 1)
+            self.cursor = PlanCursor(self.dataset.plan.start, pass_number=at_end.pass_number + 1)
 
     def rewind(self) -> None:
-        self.cursor = Cursor(self.dataset.plan.start)
+        self.cursor = PlanCursor(self.dataset.plan.start)
         self._counted = (0, 0)
 
     def is_over(self) -> bool:
@@ -93,7 +93,7 @@ class PlannedIterator(DatasetIterator):
         dataset = self.dataset
         number = near.pass_number if pass_number is None else pass_number
         if number != near.pass_number:
-            near = Cursor(dataset.plan.start, pass_number=number)
+            near = PlanCursor(dataset.plan.start, pass_number=number)
         # After a restore from another world size, steps may begin between the multiples of this one.
         between = 0 if dataset.step(self.cursor) is None else near.position % self._world
         if min(number, step) >= 0 and not (dataset.is_endless and number):
@@ -120,7 +120,7 @@ class PlannedIterator(DatasetIterator):
 
     def restore(self, state: State | None) -> None:
         dataset = self._unchanged.at(state)
-        cursor = Cursor(dataset.plan.start) if state is None else dataset.cursor(state)
+        cursor = PlanCursor(dataset.plan.start) if state is None else dataset.cursor(state)
         self.dataset = dataset
         self.cursor = cursor
         self._counted = cursor.pass_number, cursor.place[0]  # pass, and its first chunk that is not in `counts`
@@ -128,7 +128,7 @@ class PlannedIterator(DatasetIterator):
     def close(self) -> None:
         self._in_line = None
 
-    def _jobs_from(self, cursor: Cursor) -> Iterator[Job]:
+    def _jobs_from(self, cursor: PlanCursor) -> Iterator[Job]:
         """The jobs of this rank from a cursor to the end of its pass."""
         dataset = self.dataset
         following = self.dataset.step(cursor)
@@ -144,12 +144,12 @@ class PlannedIterator(DatasetIterator):
 
     def _pass_over(self) -> None:
         """Go to the next step that is not skipped, or to the end of a pass."""
-        cursor: Cursor | None = self.cursor
+        cursor: PlanCursor | None = self.cursor
         while cursor is not None and self._is_skipped(cursor.pass_number, cursor.position):
             if (cursor := self.dataset.step(cursor)) is not None:
                 self._move(cursor)
 
-    def _following(self) -> Cursor | None:
+    def _following(self) -> PlanCursor | None:
         """Return the cursor after the next step, which is kept for :meth:`advance`; None: the loop is over."""
         length = self.dataset.loop_length
         cursor = self.cursor
@@ -164,13 +164,13 @@ class PlannedIterator(DatasetIterator):
             self._stepped = cursor, after
         return self._stepped[1]
 
-    def _move(self, cursor: Cursor) -> None:
+    def _move(self, cursor: PlanCursor) -> None:
         """Go to a cursor; the next result, if it was for the old cursor, belongs to the new one."""
         in_line = self._in_line is self.cursor
         self.cursor = cursor
         self._in_line = cursor if in_line else None
 
-    def _count_left_out(self, after: Cursor) -> None:
+    def _count_left_out(self, after: PlanCursor) -> None:
         """Count the samples that the plan left out in the chunks up to a step, each chunk once; plan the next chunk.
 
         Args:

@@ -2,33 +2,43 @@
 
 A state can be stored by JSON, msgpack and ``torch.load(weights_only=True)``. It counts micro-batches *delivered to the
 user*, over all ranks together. It does not depend on prefetching, or on workers and their number.
+
+A run can be resumed with another micro-batch size at every position at which a micro-batch of that size begins: the
+sequence of samples does not depend on the size, which only decides where the sequence is cut. If ``micro_batch_size *
+world_size`` stays the same, or the global batch is split in any other way, each global batch has the same samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Any, TypeVar
 
-from energon_lite.errors import StateError, StateMismatchError
+from energon_lite.errors import StateError, StateMismatchError, counted
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.order import ORDER_VERSION
 from energon_lite.order.orders import Rebase
 from energon_lite.order.permutation import MAX_LENGTH
 
 __all__ = [
+    "BATCH_SIZE",
     "FORMAT",
     "KINDS",
     "MAX_LANES",
-    "Numbers",
+    "CursorFields",
     "State",
     "checked",
     "damaged",
     "is_count",
     "kind_of",
     "make_state",
+    "next_position",
     "read_rebase",
+    "resized",
+    "saved_batch_size",
     "saved_settings",
+    "steps_to",
 ]
 
 #: Plain data: dicts, lists, strings and integers.
@@ -62,7 +72,7 @@ _BITS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
+class CursorFields:
     """Fields that all cursors have.
 
     Args:
@@ -80,7 +90,12 @@ class Numbers:
 
 
 def make_state(
-    kind: str, cursor: Numbers, place: Mapping[str, Any], identity: Identity, rebase: Rebase | None, ranks: int | None
+    kind: str,
+    cursor: CursorFields,
+    place: Mapping[str, Any],
+    identity: Identity,
+    rebase: Rebase | None,
+    ranks: int | None,
 ) -> State:
     """Return the state of a cursor.
 
@@ -120,7 +135,7 @@ def saved_settings(state: Any) -> Mapping[str, Any] | None:
     return settings if isinstance(settings, Mapping) else None
 
 
-def checked(state: Any, kind: str | None = None) -> Numbers:
+def checked(state: Any, kind: str | None = None) -> CursorFields:
     """Check a state, except its identity and the entries that only its kind has.
 
     Args:
@@ -159,7 +174,7 @@ def checked(state: Any, kind: str | None = None) -> Numbers:
     for name, most in zip(given, (_MOST_PASSES, _MOST_BATCHES, _MOST_BATCHES), strict=True):
         if not is_count(given[name], most):
             raise damaged(name, given[name])
-    numbers = Numbers(**given, ranks=ranks if given["position"] else None)
+    numbers = CursorFields(**given, ranks=ranks if given["position"] else None)
     if numbers.loop_start > numbers.position:
         raise damaged("loop_start", numbers.loop_start)
     if ranks is not None and not (is_count(ranks, _MOST_RANKS) and ranks):
@@ -228,3 +243,79 @@ def _shown(value: Any, most: int) -> str:
     except ValueError:  # an integer of thousands of digits, which Python refuses to write
         text = f"a {type(value).__name__} that is too long to be shown"
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+N = TypeVar("N", bound=CursorFields)
+
+#: Name of the micro-batch size among the settings of a run.
+BATCH_SIZE = "batch_size"
+#: Exclusive upper bound of a valid micro-batch size, in samples.
+_MOST = 1 << 32
+
+
+def saved_batch_size(state: Any) -> Any:
+    """Return the ``batch_size`` that a state was saved with; None if batches are single samples or it is not stored."""
+    size = (saved_settings(state) or {}).get(BATCH_SIZE)
+    return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < _MOST else None
+
+
+def next_position(position: int, old: int, new: int) -> int:
+    """Return the first position from ``position`` on, in micro-batches of ``old`` samples, where one of ``new`` begins.
+
+    Example:
+        >>> next_position(3, old=2, new=4)
+        4
+    """
+    unit = new // gcd(old, new)
+    return -(-position // unit) * unit
+
+
+def steps_to(position: int, old: int, new: int, world_size: int) -> int | None:
+    """Return the number of steps after which a micro-batch of ``new`` samples begins; None if there is no such step.
+
+    A step is ``world_size`` micro-batches of ``old`` samples; ``position`` counts micro-batches of ``old`` samples.
+
+    Example:
+        >>> steps_to(3, old=2, new=4, world_size=3), steps_to(3, old=2, new=4, world_size=2)
+        (1, None)
+    """
+    unit = new // gcd(old, new)
+    return next((steps for steps in range(unit) if not (position + steps * world_size) % unit), None)
+
+
+def resized(
+    numbers: N, old: int, new: int, ends: tuple[int | None, int | None], world_size: int, *, give_up: bool = False
+) -> N:
+    """Convert a cursor to micro-batches of another size.
+
+    Args:
+        numbers: the cursor, in micro-batches of ``old`` samples.
+        old, new: samples in a micro-batch.
+        ends: positions at which the pass ends, with the old and the new size; None if it does not end.
+        world_size: number of ranks of the resumed run; only used in the error message.
+        give_up: skip the rest of a new micro-batch that begins before the position.
+
+    Raises:
+        StateMismatchError: the position is inside a new micro-batch; the message says where the next one begins.
+    """
+    position = numbers.position
+    end, new_end = ends
+    if end is not None and new_end is not None and position >= end:
+        return replace(numbers, position=new_end, loop_start=0)
+    samples = position * old
+    if samples % new and not give_up:
+        following = next_position(position, old, new)
+        following = following if end is None else min(following, end)
+        steps = steps_to(position, old, new, world_size)
+        ranks = counted(world_size, "rank")
+        way = f"{steps} on {ranks}" if steps is not None else f"{following - position} on 1 rank; on {ranks} none ends"
+        raise StateMismatchError(
+            f"batch_size: {old} in the state, {new} here, and no batch of {new} begins at micro-batch {position:,}, "
+            f"which is sample {samples:,}",
+            fix=f"go on with batch_size={old} to micro-batch {following:,} (steps: {way} there), save, and change it "
+            f"then; or take a state that was saved at a multiple of {new // gcd(old, new)} micro-batches",
+        )
+    # The samples delivered in the running loop stay the same; they are rounded up to whole new micro-batches.
+    in_loop = -(-(position - numbers.loop_start) * old // new)
+    here = -(-samples // new)
+    return replace(numbers, position=here, loop_start=max(0, here - in_loop))

@@ -19,7 +19,7 @@ from energon_lite.errors import UnlikeError
 from energon_lite.hooks import HookContext, TaskEncoder, failure_tolerances, hooks_of, returns_its_argument
 from energon_lite.loading.makers.columns import Rows, batch_of_rows, columns_of, has_default_hooks, in_order
 from energon_lite.loading.makers.job_runner import READ_TOGETHER, JobRunner
-from energon_lite.loading.makers.leaf import Leaf
+from energon_lite.loading.makers.leaf import Leaf, SampleNames
 from energon_lite.loading.makers.outcomes import (
     Address,
     Failure,
@@ -32,7 +32,6 @@ from energon_lite.loading.makers.outcomes import (
     set_restore_key,
     too_many_failures,
 )
-from energon_lite.loading.makers.sample_names import SampleNames
 from energon_lite.order.hashing import HashDomain
 from energon_lite.worker_config import ErrorHandler
 

@@ -13,7 +13,7 @@ from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.strategy import Strategy
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.hooks import TaskEncoder
-from energon_lite.loading.makers.chunk_job import Carried, Item, Place
+from energon_lite.loading.makers.chunk_job import Carried, ChunkPlace, Item
 from energon_lite.loading.makers.chunk_run import BEHIND, ChunkRun, dropped, origins_of
 from energon_lite.loading.makers.outcomes import Mark, Rejected
 from energon_lite.loading.makers.sample_length import SampleLength, as_planned
@@ -49,8 +49,8 @@ class Bundle:
 
     items: list[Item]
     chunk: int
-    begin: Place
-    following: Place | None
+    begin: ChunkPlace
+    following: ChunkPlace | None
     is_filled: bool = True
 
 
@@ -75,7 +75,7 @@ class BundlesByCount:
         for item in items:
             some.append(item)
             if len(some) == self.size:
-                following = Place(*item.after, begin.bundle + (tail is None))
+                following = ChunkPlace(*item.after, begin.bundle + (tail is None))
                 yield Bundle(some, *(tail or (job.number, begin)), following)
                 some = []
                 begin = following
@@ -116,7 +116,7 @@ class BundlesByGroup:
                 )
             some.append(item)
             if len(some) >= size:
-                yield Bundle(list(some), job.number, begin_of(number, run), Place(*item.after, number + 1))
+                yield Bundle(list(some), job.number, begin_of(number, run), ChunkPlace(*item.after, number + 1))
                 some.clear()
                 number += 1
         rest = [some for _, some in groups.values() if some]
@@ -146,13 +146,13 @@ class BundlesByGroup:
         return key, size
 
 
-def begin_of(number: int, run: ChunkRun) -> Place:
+def begin_of(number: int, run: ChunkRun) -> ChunkPlace:
     """Return the place at which a bundle begins, if whole chunks are needed."""
     first = run.job.first
-    return Place(bundle=number, sub=first.sub if number == first.bundle else 0)
+    return ChunkPlace(bundle=number, sub=first.sub if number == first.bundle else 0)
 
 
-def _remainder(rest: list[list[Item]], first: Place, run: ChunkRun, chunk: int) -> Iterator[Bundle]:
+def _remainder(rest: list[list[Item]], first: ChunkPlace, run: ChunkRun, chunk: int) -> Iterator[Bundle]:
     """Yield the remainder at the end of ``chunk`` as bundles, or drop it; the first bundle begins at ``first``."""
     run.at = BEHIND  # outcomes from here on have not been reported before
     if not run.keep_remainder:
@@ -163,7 +163,7 @@ def _remainder(rest: list[list[Item]], first: Place, run: ChunkRun, chunk: int) 
     for place, items in enumerate(rest):
         number = first.bundle + place
         begin = begin_of(number, run) if place else first
-        yield Bundle(items, chunk, begin, None if place + 1 == len(rest) else Place(*run.job.end, number + 1))
+        yield Bundle(items, chunk, begin, None if place + 1 == len(rest) else ChunkPlace(*run.job.end, number + 1))
 
 
 #: Samples that are encoded and then planned together. A worker holds them all in memory, and a run that is resumed in
@@ -220,7 +220,7 @@ class BundlesByTokens:
         for number in range(run.job.first.bundle, len(plan)):
             pieces = list(_pieces(plan, number, kept, lengths, run))
             if pieces:
-                following = None if number + 1 == len(plan) else Place(*run.job.end, number + 1)
+                following = None if number + 1 == len(plan) else ChunkPlace(*run.job.end, number + 1)
                 yield Bundle(pieces, run.job.number, begin_of(number, run), following)
 
     def _measured(self, item: Item, run: ChunkRun) -> tuple[int, int] | None:

@@ -22,9 +22,9 @@ from energon_lite.loading.makers.chunk_run import ChunkRun, dropped
 from energon_lite.loading.makers.columns import Rows
 from energon_lite.loading.makers.hook_errors import returned_nothing
 from energon_lite.loading.makers.job_runner import SAMPLE
+from energon_lite.loading.makers.leaf import SampleNames
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, set_restore_key
 from energon_lite.loading.makers.pack_selection import PackSelection
-from energon_lite.loading.makers.sample_names import SampleNames
 from energon_lite.order.hashing import HashDomain
 
 __all__ = ["ChunkItems"]

@@ -10,15 +10,15 @@ from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.loading.makers.outcomes import Address, Outcome
 from energon_lite.order.orders import Addresses
 
-__all__ = ["START", "Carried", "ChunkJob", "Item", "Made", "Origins", "Place", "Reading", "Tail"]
+__all__ = ["START", "Carried", "ChunkJob", "ChunkPlace", "Item", "Made", "Origins", "Reading", "Tail"]
 
 #: Addresses of samples, as far as they are known.
 Origins = Sequence[Address | None]
-#: Progress of reading a chunk: the first four numbers of a :class:`Place`.
+#: Progress of reading a chunk: the first four numbers of a :class:`ChunkPlace`.
 Reading = tuple[int, int, int, int]
 
 
-class Place(NamedTuple):
+class ChunkPlace(NamedTuple):
     """Place in a chunk at which a batch begins: the progress of reading, and the batches made of what was read.
 
     Attributes:
@@ -51,7 +51,7 @@ class Place(NamedTuple):
         return numbers
 
 
-START = Place()
+START = ChunkPlace()
 
 
 class Tail(NamedTuple):
@@ -63,7 +63,7 @@ class Tail(NamedTuple):
     """
 
     chunk: int
-    place: Place
+    place: ChunkPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ class Carried:
     samples: list[Item] = field(default_factory=list)
 
     @property
-    def begins_at(self) -> Place:
+    def begins_at(self) -> ChunkPlace:
         """The place at which the receiving chunk begins."""
-        return Place(*self.samples[0].start) if self.samples else START
+        return ChunkPlace(*self.samples[0].start) if self.samples else START
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class ChunkJob:
     number: int
     samples: Addresses
     offset: int = 0
-    first: Place = START
+    first: ChunkPlace = START
     empty: bool = False
     stride: int = 0
     is_last: bool = False
@@ -188,7 +188,7 @@ class Made:
 
     batch: Any
     outcomes: list[Outcome] = field(default_factory=list)
-    after: Place | None = None
+    after: ChunkPlace | None = None
     is_batch: bool = True
     rows: int = 1
     trace: dict[str, Any] | None = None

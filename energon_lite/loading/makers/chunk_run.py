@@ -11,8 +11,8 @@ from energon_lite.hooks import HookContext
 from energon_lite.loading.makers.chunk_job import Carried, ChunkJob, Item, Origins, Reading
 from energon_lite.loading.makers.hook_errors import returned_beside_yield, returned_nothing
 from energon_lite.loading.makers.job_runner import JobRunner
+from energon_lite.loading.makers.leaf import SampleNames
 from energon_lite.loading.makers.outcomes import Address, Failure, Mark, Outcome, Rejected, of_each
-from energon_lite.loading.makers.sample_names import SampleNames
 from energon_lite.order.hashing import MASK64
 
 __all__ = ["BEHIND", "ChunkRun", "dropped", "origins_of"]

@@ -4,9 +4,9 @@
 
 Any hook may make fewer or more results of its input. Items that do not fill a batch at a chunk's end are handed over to
 a later chunk (with groups, or by request, they become smaller batches, or are dropped). A batch can be made again from
-the number of the chunk and the :class:`Place` in it at which the batch begins. If neither packs nor groups mix samples,
-this reads no more than the samples of the batch; a pack needs the samples of its buffer (up to the selection), a batch
-of a group the whole chunk.
+the number of the chunk and the :class:`ChunkPlace` in it at which the batch begins. If neither packs nor groups mix
+samples, this reads no more than the samples of the batch; a pack needs the samples of its buffer (up to the selection),
+a batch of a group the whole chunk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.makers.chunk_bundles import Bundle, Bundler, BundlesByCount, BundlesByGroup
 from energon_lite.loading.makers.chunk_items import ChunkItems
-from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, Item, Made, Place, Tail
+from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, ChunkPlace, Item, Made, Tail
 from energon_lite.loading.makers.chunk_run import BEHIND, ChunkRun, origins_of
 from energon_lite.loading.makers.empty_batch import rows_of
 from energon_lite.loading.makers.job_runner import JobRunner
@@ -105,7 +105,7 @@ class ChunkRunner(JobRunner):
         return ChunkRun(job, self, keep_remainder=keeps)
 
     def _made(self, run: ChunkRun) -> Iterator[Made]:
-        after: Place | None = START
+        after: ChunkPlace | None = START
         for made in self._batched(run) if self.hooks.batched else self._single(run):
             yield made
             after = made.after
@@ -118,10 +118,10 @@ class ChunkRunner(JobRunner):
         """Yield each item as a batch."""
         for item in self._items.of(run):
             if self.hooks.packs:
-                key = ("chunk", run.job.pass_number, run.job.number, *Place(*item.start))
+                key = ("chunk", run.job.pass_number, run.job.number, *ChunkPlace(*item.start))
                 set_restore_key(item.value, key if item.start[0] >= 0 else (*key, run.job.stride))
             run.items = [item]
-            yield Made(item.value, run.take(item.origins), Place(*item.after), digest=run.digest([item]))
+            yield Made(item.value, run.take(item.origins), ChunkPlace(*item.after), digest=run.digest([item]))
         if run.left:
             yield self._handed_over(run)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from energon_lite.batching.collate import Padding, collate_entry
 from energon_lite.batching.digests import AddressList
 from energon_lite.hooks import TaskEncoder, is_overridden, returns_its_argument
-from energon_lite.loading.makers.failure_log import FailureLog
+from energon_lite.loading.makers.outcomes import FailureLog
 from energon_lite.samples import BASE_FIELDS, Sample, SourceInfo
 from energon_lite.samples.sample import SourceList
 from energon_lite.storage.read.sample_reader import Columns

@@ -32,17 +32,16 @@ from energon_lite.loading.makers.hook_errors import (
     NEVER_A_RESULT,
     as_infrastructure_error,
     failure_of,
+    hook_traceback,
     note_where,
     returned_nothing,
     sources_of,
     wrong_result,
 )
-from energon_lite.loading.makers.leaf import Leaf, largest_mean_bytes, reads_ahead
+from energon_lite.loading.makers.leaf import Leaf, SampleNames, largest_mean_bytes, reads_ahead
 from energon_lite.loading.makers.observers import Services
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, Result, set_restore_key, where_of
 from energon_lite.loading.makers.sample_length import as_planned
-from energon_lite.loading.makers.sample_names import SampleNames
-from energon_lite.loading.makers.user_frames import hook_traceback
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.storage.read.sample_reader import fetch_samples
 from energon_lite.worker_config import ErrorHandler

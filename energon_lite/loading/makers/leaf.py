@@ -1,4 +1,4 @@
-"""A data set of a blend, ready to be read."""
+"""A data set of a blend, ready to be read, and the names of its samples."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.errors import listed
 from energon_lite.hooks import Cooker
 from energon_lite.loading.makers.columns import LeafFields
+from energon_lite.loading.makers.outcomes import Address
 from energon_lite.order.hashing import HashDomain, hash_ints, hash_text
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
@@ -21,8 +23,16 @@ from energon_lite.storage.samples.sample_loader import Loader, SampleLoader
 from energon_lite.storage.stores.file_store import FileStore
 
 __all__ = [
-    *("Leaf", "largest_mean_bytes", "leaf_key", "leaf_name"),
-    *("leaves_apart", "measure_arguments", "reads_ahead"),
+    "Leaf",
+    "SampleAddress",
+    "SampleNames",
+    "largest_mean_bytes",
+    "leaf_key",
+    "leaf_name",
+    "leaves_apart",
+    "measure_arguments",
+    "reads_ahead",
+    "sample_addresses",
 ]
 
 #: Tag that separates the hashes of this purpose from those of others.
@@ -124,3 +134,102 @@ def leaves_apart(leaves: Sequence[Leaf]) -> Sequence[Leaf]:
     """Return the leaves for another thread; see :meth:`Leaf.apart`."""
     apart: Callable[[], Sequence[Leaf]] | None = getattr(leaves, "apart", None)
     return tuple(leaf.apart() for leaf in leaves) if apart is None else apart()
+
+
+#: Largest number of samples that a message names.
+_SHOWN = 4
+
+
+class SampleNames:
+    """Text with the number of samples, and, if an error needs them, their names, which are looked up on request.
+
+    Args:
+        text: text such as "4 samples"; the format "short" is this text alone.
+        addresses: addresses of the samples, as far as they are known.
+        leaves: the leaves, in the order's numbering.
+
+    Example:
+        >>> str(SampleNames("2 samples", [(0, 3, 0), (0, 5, 0)], leaves))
+        '2 samples (00003, 00005 of prose[train])'
+    """
+
+    def __init__(self, text: str, addresses: Sequence[Address | None], leaves: Sequence[Leaf]):
+        self._text = text
+        self._addresses = addresses
+        self._leaves = leaves
+
+    def __format__(self, how: str) -> str:
+        return self._text if how == "short" else str(self)
+
+    def __str__(self) -> str:
+        known = [address for address in self._addresses if address is not None and address[0] >= 0]
+        if not known:
+            return self._text
+        numbers = dict.fromkeys(address[0] for address in known)
+        more = len(known) - _SHOWN
+        if len(numbers) == 1:
+            (number,) = numbers
+            keys = [self.key(address) for address in known[:_SHOWN]]
+            return f"{self._text} ({listed(keys, _SHOWN, len(known))} of {self._leaves[number].name})"
+        keys = [f"{self.key(address)} of {self._leaves[address[0]].name}" for address in known[:_SHOWN]]
+        return f"{self._text} ({', '.join(keys)}" + (f" and {more:,} more)" if more > 0 else ")")
+
+    def key(self, address: Address) -> str:
+        """Return the key of a sample, or its index if its data set cannot be read."""
+        try:
+            return self._leaves[address[0]].source.key(address[1])
+        except Exception:
+            return f"sample {address[1]}"
+
+    @property
+    def keys(self) -> list[str] | None:
+        """Keys of all samples; None: some addresses are not known."""
+        known = [address for address in self._addresses if address is not None and address[0] >= 0]
+        return [self.key(address) for address in known] if len(known) == len(self._addresses) else None
+
+
+@dataclass(frozen=True)
+class SampleAddress:
+    """A sample of a micro-batch, as planned.
+
+    Args:
+        rank: data-parallel rank that gets the sample.
+        dataset: folder of its data set.
+        shard: name of its shard.
+        key: its ``__key__``.
+        index: its number in the data set.
+        epoch: epoch of the data set.
+        restore_key: key for :meth:`~energon_lite.DataLoader.restore_sample`, which makes the sample again.
+        start, length: the tokens of it that are used; None: all of them, or not planned by tokens.
+    """
+
+    rank: int
+    dataset: str
+    shard: str
+    key: str
+    index: int
+    epoch: int
+    restore_key: tuple[Any, ...]
+    start: int | None = None
+    length: int | None = None
+
+
+def sample_addresses(rank: int, addresses: Sequence[Address], leaves: Sequence[Leaf]) -> list[SampleAddress]:
+    """Return the addresses of a job, with the names of their data sets, shards and samples."""
+    return [_named(rank, leaves[leaf], leaf, index, epoch, piece) for leaf, index, epoch, *piece in addresses]
+
+
+def _named(rank: int, leaf: Leaf, number: int, index: int, epoch: int, piece: Sequence[int]) -> SampleAddress:
+    source = leaf.source
+    start, length = piece[:2] if piece and piece[2] else (None, None)
+    return SampleAddress(
+        rank,
+        source.path,
+        source.shard_names[source.locate(index)[0]],
+        source.key(index),
+        index,
+        epoch,
+        ("sample", number, index, epoch, 0),
+        start,
+        length,
+    )

@@ -1,9 +1,10 @@
-"""Keys of metadatasets that guests open: ``join``, joined data sets; ``aux``, the stores of files for a cooker; and
-``filter``, conditions on samples."""
+"""Keys of metadatasets that guests handle: ``join``, joined data sets; ``aux``, the stores of files for a cooker;
+``filter``, conditions on samples; and ``weight_unit``, weights that are shares of another unit than samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
 from energon_lite.config.leaf_spec import AuxReference, LeafSpec
@@ -15,13 +16,22 @@ from energon_lite.storage.read.sample_choice import SampleFilter
 from energon_lite.storage.samples.sample_loader import Loader
 from energon_lite.storage.stores.file_store import DecodeFileStore, FileStore
 
-__all__ = ["JoinGuest", "StoreGuest", "filters_of", "join_guest", "stores_of"]
+__all__ = [
+    "JoinGuest",
+    "StoreGuest",
+    "WeightGuest",
+    "filters_of",
+    "join_guest",
+    "stores_of",
+    "weight_guest",
+]
 
-#: By key: its objects, and the extra of this library that opens them, for messages.
+#: By key: the work of its guest, and the extra of this library that does it, for messages.
 _EXTRAS = {
-    "join": ("joined data sets", "energon"),
-    "aux": ("the stores of a cooker", "media"),
-    "filter": ("filters of samples", "energon"),
+    "join": ("joined data sets are opened", "energon"),
+    "aux": ("the stores of a cooker are opened", "media"),
+    "filter": ("filters of samples are opened", "energon"),
+    "weight_unit": ("weights in another unit than samples are converted", "blends"),
 }
 
 
@@ -53,6 +63,18 @@ class StoreGuest(Protocol):
         """
 
 
+class WeightGuest(NamedTuple):
+    """Guest that converts weights: entry ``weight_unit`` of the table ``METADATASET_KEYS``.
+
+    Attributes:
+        by_samples: ``(leaves, their sources)``: converts the weights of a blend to shares of samples.
+        mean: ``(leaf, its source, unit)``: exact mean of the unit over the samples of a leaf.
+    """
+
+    by_samples: Callable[[Sequence[LeafSpec], Sequence[AnySource]], list[LeafSpec]]
+    mean: Callable[[LeafSpec, AnySource, str], Fraction]
+
+
 def join_guest(spec: LeafSpec) -> JoinGuest:
     """Return the guest for a leaf of joined data sets.
 
@@ -60,6 +82,16 @@ def join_guest(spec: LeafSpec) -> JoinGuest:
         ConfigError: its extra is not installed.
     """
     guest: JoinGuest = _guest("join", spec.origin)
+    return guest
+
+
+def weight_guest(origin: str) -> WeightGuest:
+    """Return the guest for weights in another unit; ``origin`` is the place of the blend, for messages.
+
+    Raises:
+        ConfigError: its extra is not installed.
+    """
+    guest: WeightGuest = _guest("weight_unit", origin)
     return guest
 
 
@@ -114,7 +146,7 @@ def stores_of(
 def _guest(key: str, origin: str) -> Any:
     target = metadataset_keys().get(key)
     if target is None:
-        opened, extra = _EXTRAS[key]
-        what = f"{opened} are opened by the extra {extra!r}, which is not installed"
+        work, extra = _EXTRAS[key]
+        what = f"{work} by the extra {extra!r}, which is not installed"
         raise ConfigError(what, file=origin, fix=f"install energon_lite with energon_lite/extras/{extra}")
     return load(target)

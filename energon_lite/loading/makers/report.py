@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from energon_lite.loading.makers.failure_log import FailureLog
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.outcomes import Failure, FailureStreak, Mark, Outcome, Reasons
+from energon_lite.loading.makers.outcomes import Failure, FailureLog, FailureStreak, Mark, Outcome, Reasons
 
 __all__ = ["Report"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_lite.loading.measuring.report import Maker
+from energon_lite.loading.measuring.measured_columns import Maker
 from energon_lite.loading.measuring.values import Values
 from energon_lite.storage.index.column_file import Ragged, shard_table
 from energon_lite.storage.index.columns import FAILED

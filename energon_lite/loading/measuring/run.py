@@ -21,8 +21,7 @@ from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.outcomes import Failure, FailureStreak, Reasons
 from energon_lite.loading.measuring.chunks import Chunk, ChunkWork, Measured, chunks_of
-from energon_lite.loading.measuring.measured_columns import MeasuredColumns
-from energon_lite.loading.measuring.report import Maker, MeasureReport
+from energon_lite.loading.measuring.measured_columns import Maker, MeasuredColumns, MeasureReport
 from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.loading.measuring.values import Shapes, Values, joined_shapes
 from energon_lite.storage.index.columns import FAILED, LENGTH

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from energon_lite.errors import StateMismatchError, UsageError, counted
-from energon_lite.loading.iterators.batch_size import BATCH_SIZE
-from energon_lite.loading.iterators.dataset import Moved, SavableDataset
+from energon_lite.loading.iterators.dataset import MovedCursor, SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
-from energon_lite.loading.iterators.state import State
+from energon_lite.loading.iterators.state import BATCH_SIZE, State
 from energon_lite.loading.states.merge import merged
 from energon_lite.order.orders import BlendOrder, EpochBlendOrder, Rebase
 
@@ -144,13 +143,13 @@ def _with_batch_size(dataset: SavableDataset, size: int | None) -> str:
     return replace(identity, settings={**identity.settings, BATCH_SIZE: size}).whole().fingerprint
 
 
-def _resized(moved: Moved, old: SavableDataset, new: SavableDataset, give_up: bool) -> Moved:
+def _resized(moved: MovedCursor, old: SavableDataset, new: SavableDataset, give_up: bool) -> MovedCursor:
     """Convert the beginning of the new run to micro-batches of its own size."""
     if not (isinstance(old, PlannedDataset) and isinstance(new, PlannedDataset)) or old.plan.rows is None:
         return moved
     cursor = new.resized(moved.cursor, old, give_up=give_up)
     first = cursor.position * new.plan.chunk
-    return Moved(cursor, first, first - moved.first)
+    return MovedCursor(cursor, first, first - moved.first)
 
 
 def _check_alike(old: SavableDataset, new: SavableDataset) -> None:

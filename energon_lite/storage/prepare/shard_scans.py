@@ -47,7 +47,7 @@ class Shards(Work[str, ShardScan]):
     def where(self, unit: str) -> str:
         return os.path.join(self.root, unit)
 
-    def inputs(self, unit: str) -> list[int]:
+    def inputs(self, unit: str) -> list[Any]:
         """Return the version of the scan's rules, and size, time of change and first block's checksum of the shard."""
         try:
             with open(self.where(unit), "rb", buffering=0, opener=open_file) as file:

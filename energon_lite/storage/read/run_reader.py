@@ -12,14 +12,14 @@ import mmap
 import threading
 from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.storage.files.remote_files import is_remote
-from energon_lite.storage.files.shard_store import Shard, ShardRange
+from energon_lite.storage.files.shard_store import LocalFile, Shard, ShardRange
 from energon_lite.storage.read.range_cache import RangeCache, ReadAhead, shared_range_cache
 from energon_lite.storage.read.range_stream import StreamedParts
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
@@ -237,17 +237,10 @@ class Usage:
         return self.read < 4 * self._ahead or (self.read - self._ahead) * self._mean_bytes <= self.wanted * _WORTH
 
 
-class ScratchReader(Protocol):
-    """A shard that can be read into existing memory."""
-
-    def read_into(self, memory: memoryview, offset: int) -> int:
-        """Fill ``memory`` with the bytes from ``offset`` on; return the number of bytes that were read."""
-
-
 _threads = threading.local()
 
 
-def fetch_neighbours(shard: ScratchReader, starts: Int64, stops: Int64) -> list[list[bytes]] | None:
+def fetch_neighbours(shard: LocalFile, starts: Int64, stops: Int64) -> list[list[bytes]] | None:
     """Read ranges of a shard with one read.
 
     Args:

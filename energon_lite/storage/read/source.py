@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 from energon_lite.documents.paths import add_data_endings, is_url
@@ -71,24 +71,15 @@ def _kinds() -> dict[str, _Kind]:
 @cache
 def _kinds_of_guests() -> dict[str, _Kind]:
     return {
-        scheme: _Kind(_OpenedBy(entry.target), entry.extensions, entry.marker)
+        scheme: _Kind(partial(_open_by_guest, entry.target), entry.extensions, entry.marker)
         for scheme, entry in source_formats().items()
     }
 
 
-@dataclass(frozen=True)
-class _OpenedBy:
-    """Function that is imported when a data set is opened.
-
-    Args:
-        target: ``module:function``.
-    """
-
-    target: str
-
-    def __call__(self, path: str, split_part: str) -> Source:
-        source: Source = load(self.target)(path, split_part)
-        return source
+def _open_by_guest(target: str, path: str, split_part: str) -> Source:
+    """Open a source by ``module:function``, which is imported now."""
+    source: Source = load(target)(path, split_part)
+    return source
 
 
 def register_source(scheme: str, open: OpenSource, *, extensions: tuple[str, ...] = (), marker: str = "") -> None:

@@ -45,7 +45,7 @@ import numpy as np
 from energon_lite.entry_points import Decoder, decoders
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError, did_you_mean
 from energon_lite.storage.files.shortage import SHORTAGES, out_of
-from energon_lite.storage.read.range_stream import PartRange, RangeStream, StreamedParts
+from energon_lite.storage.read.range_stream import PartRange, StreamedParts
 from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension
 from energon_lite.storage.samples.image_decoding import (
     FORMATS,
@@ -192,7 +192,8 @@ class SampleDecoder:
                 guest = None if kind is None else self._guest(kind)
                 if guest is not None and guest.streams:
                     return guest.of_stream(stream)
-                data = _all_of(stream)
+                stream.seek(0)
+                data = stream.read()
             if decode is not None:
                 return decode(data)
             if extension == "gz":
@@ -256,11 +257,6 @@ class SampleDecoder:
 
 def _size(data: bytes | PartRange) -> int:
     return data.size if isinstance(data, PartRange) else len(data)
-
-
-def _all_of(stream: RangeStream) -> bytes:
-    stream.seek(0)
-    return stream.read()
 
 
 def _asks_too_much(error: MemoryError, size: int) -> bool:

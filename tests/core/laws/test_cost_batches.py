@@ -162,7 +162,7 @@ def test_from_4_to_2_to_3_to_4_ranks(cluster: Any, leaf_of: Callable[..., Any]) 
 
 @pytest.mark.usefixtures("measured")
 def test_costs_are_part_of_what_a_state_belongs_to(leaf_of: Callable[..., Any], tmp_path: Path) -> None:
-    from energon_lite.extras.balance.cost_file import write_cost_model
+    from energon_lite.extras.balance.cost_fit import write_cost_model
 
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     write_cost_model(tmp_path / "costs.json", MODEL)
@@ -209,7 +209,7 @@ def test_a_document_names_the_cost_model_of_a_guest(
 def test_costs_without_the_extra_are_refused(
     leaf_of: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    from energon_lite.extras.balance.cost_file import write_cost_model
+    from energon_lite.extras.balance.cost_fit import write_cost_model
 
     monkeypatch.chdir(tmp_path)
     write_cost_model("costs.json", MODEL)

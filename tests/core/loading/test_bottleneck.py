@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite.loading.bottleneck import LoaderSetup, Stretch, bottleneck
-from energon_lite.loading.executors.work_seconds import WorkSum
+from energon_lite.loading.executors.work_seconds import LoaderSetup, Stretch, WorkSum, bottleneck
 from tests.staged_limits import CASES, Case, run, staged_loader
 
 

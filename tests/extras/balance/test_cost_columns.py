@@ -20,8 +20,8 @@ from energon_lite.errors import DataIndexError, FatalSampleError, UsageError
 from energon_lite.extras.balance.image_columns import ImageColumns, ImagePatches
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength
+from energon_lite.loading.measuring.measured_columns import Maker, MeasureReport
 from energon_lite.loading.measuring.part_lengths import measure_parts
-from energon_lite.loading.measuring.report import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.loading.measuring.values import columns_of

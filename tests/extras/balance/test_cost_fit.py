@@ -6,8 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import ConfigError, UsageError
-from energon_lite.extras.balance.cost_file import read_cost_model, write_cost_model
-from energon_lite.extras.balance.cost_fit import _non_negative, fit_costs, relative_errors
+from energon_lite.extras.balance.cost_fit import (
+    _non_negative,
+    fit_costs,
+    read_cost_model,
+    relative_errors,
+    write_cost_model,
+)
 from energon_lite.extras.balance.cost_model import CostModel, Quadratic
 from tests.effort import examples
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from energon_lite.config.leaf_spec import Nonmatch
 from energon_lite.errors import DatasetError
+from energon_lite.extras.energon.joins.key_match import SampleKeys, match_keys
 from energon_lite.storage.files.array_file import FileKind, write_arrays
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.stored_array import Numbers, open_arrays, whole_or_none
 from energon_lite.storage.index.index_cache import cache_folder, first_writable
-from energon_lite.storage.index.key_index import SampleKeys, match_keys
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import Int64
 

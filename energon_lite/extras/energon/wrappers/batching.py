@@ -11,8 +11,7 @@ import torch
 
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import UsageError
-from energon_lite.extras.energon.wrappers.items_dataset import ItemsDataset
-from energon_lite.extras.energon.wrappers.items_runner import Branch, ItemFunction
+from energon_lite.extras.energon.wrappers.items_dataset import Branch, ItemFunction, ItemsDataset
 from energon_lite.extras.energon.wrappers.mixing import BlendDataset
 from energon_lite.extras.energon.wrappers.streams import PlanStream
 from energon_lite.extras.energon.wrappers.wrapper import Parts, WrapperDataset, function_name, parts_of

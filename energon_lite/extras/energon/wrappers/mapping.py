@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.energon.wrappers.items_runner import ItemFunction
+from energon_lite.extras.energon.wrappers.items_dataset import ItemFunction
 from energon_lite.extras.energon.wrappers.wrapper import Parts, WrapperDataset, function_name, parts_of
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.worker_config import WorkerConfig

@@ -10,8 +10,7 @@ from typing import Any
 
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import EmptyDatasetError, UnknownLengthError, UsageError
-from energon_lite.extras.energon.wrappers.items_dataset import ItemsDataset
-from energon_lite.extras.energon.wrappers.items_runner import Branch, ItemFunction
+from energon_lite.extras.energon.wrappers.items_dataset import Branch, ItemFunction, ItemsDataset
 from energon_lite.extras.energon.wrappers.streams import ItemOrder, ItemStream, PlanStream
 from energon_lite.loading.iterators.dataset import Loop, SavableDataset
 from energon_lite.loading.iterators.identity import Identity

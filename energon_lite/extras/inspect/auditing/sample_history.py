@@ -19,7 +19,7 @@ from energon_lite.extras.inspect.auditing.occurrences import Occurrences
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.lane_cursor import LaneCursor
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
-from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
+from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
 from energon_lite.loading.iterators.state import State
 from energon_lite.order.permutation import MAX_LENGTH
 from energon_lite.storage.index.key_index import KeyIndex
@@ -69,13 +69,13 @@ def run_place(dataset: SavableDataset, state: State | None) -> RunPlace:
     if isinstance(dataset, LaneDataset) and type(plan) is ChunkPlan:
         return _InLanes(dataset, None if state is None else dataset.cursor(state, whole=True))
     if isinstance(dataset, PlannedDataset) and (isinstance(plan, TokenPlan) or type(plan) is FixedPlan):
-        cursor = Cursor(plan.start) if state is None else dataset.cursor(state)
+        cursor = PlanCursor(plan.start) if state is None else dataset.cursor(state)
         return _ByTokens(plan, cursor) if isinstance(plan, TokenPlan) else _Fixed(plan, cursor)
     raise UsageError(f"where samples are in a {type(plan).__name__} is not known", fix="look at its batches")
 
 
 class _Fixed:
-    def __init__(self, plan: FixedPlan, cursor: Cursor):
+    def __init__(self, plan: FixedPlan, cursor: PlanCursor):
         self._plan = plan
         self._cursor = cursor
         self.pass_number = cursor.pass_number
@@ -91,7 +91,7 @@ class _Fixed:
 
 
 class _ByTokens:
-    def __init__(self, plan: TokenPlan, cursor: Cursor):
+    def __init__(self, plan: TokenPlan, cursor: PlanCursor):
         self._plan = plan
         self._cursor = cursor
         self.pass_number = cursor.pass_number

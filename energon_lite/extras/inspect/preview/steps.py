@@ -17,7 +17,7 @@ from energon_lite.extras.inspect.preview.shown_run import ShownRun, check_state
 from energon_lite.extras.inspect.preview.shown_sample import SampleMakers
 from energon_lite.loading.iterators.lane_cursor import LaneCursor
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
-from energon_lite.loading.iterators.planned_dataset import Cursor, PlannedDataset
+from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
 from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.hook_errors import failure_of
 from energon_lite.loading.makers.outcomes import Address, Failure, Outcome
@@ -223,7 +223,7 @@ class StepFinder:
             return [(None, job) for job in dataset.jobs(0, [(place.chunk, place.batch)])]
         start = place.step * dataset.worker_config.world_size
         at, moved = dataset.plan.ahead(0, dataset.plan.start, start)
-        cursor = Cursor(at, pass_number=0, position=moved)
+        cursor = PlanCursor(at, pass_number=0, position=moved)
         ranks = range(dataset.worker_config.world_size)
         return [*zip(ranks, dataset.jobs(0, [dataset.place(cursor, rank) for rank in ranks]), strict=True)]
 

@@ -15,7 +15,7 @@ from energon_lite.documents.paths import local_path
 from energon_lite.errors import UsageError, counted
 from energon_lite.extras.inspect.tuning.search import Bounds, Speed, Tuning, tune
 from energon_lite.extras.inspect.tuning.trials import Trials, What, available_memory
-from energon_lite.loading.bottleneck import usable_cores
+from energon_lite.loading.executors.work_seconds import usable_cores
 
 __all__ = ["command", "draw_curve"]
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import FatalSampleError, UnlikeError
-from energon_lite.loading.makers import user_frames
+from energon_lite.loading.makers import hook_errors
 from tests.effort import examples
 
 #: Hooks, and what a data set is given so that they are called.
@@ -110,7 +110,7 @@ class _Told(logging.Handler):
 @pytest.fixture
 def told() -> Iterator[list[str]]:
     """What was told of failures."""
-    handler, logger = _Told(), logging.getLogger("energon_lite.loading.makers.failure_log")
+    handler, logger = _Told(), logging.getLogger("energon_lite.loading.makers.outcomes")
     logger.addHandler(handler)
     yield handler.texts
     logger.removeHandler(handler)
@@ -318,7 +318,7 @@ def test_an_error_with_causes_keeps_the_users_frames_of_each() -> None:
 
     with pytest.raises(FatalSampleError) as caught:
         raises()
-    user_frames.hide_own_frames(caught.value)
+    hook_errors.hide_own_frames(caught.value)
     assert "in _raises" in _shown(caught.value) and "in raises" in _shown(caught.value)
 
 
@@ -336,11 +336,11 @@ def take():
     except FatalSampleError as error:
         raise FatalSampleError("cannot be read") from error
 """
-        exec(compile(source, f"{user_frames._LIBRARY}storage/made_up.py", "exec"), scope)
+        exec(compile(source, f"{hook_errors._LIBRARY}storage/made_up.py", "exec"), scope)
         scope["take"]()
 
     with pytest.raises(FatalSampleError) as caught:
         fails()
-    user_frames.hide_own_frames(caught.value)
+    hook_errors.hide_own_frames(caught.value)
     text = _shown(caught.value)
     assert "it is gone" in text and "cannot be read" in text and "in fails" in text and not _own_frames(text)

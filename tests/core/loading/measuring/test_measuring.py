@@ -21,7 +21,7 @@ from energon_lite.errors import DatasetError, FatalSampleError, UsageError, Work
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring import chunks
-from energon_lite.loading.measuring.report import Maker, MeasureReport
+from energon_lite.loading.measuring.measured_columns import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.storage.index.column_file import ColumnFile, column_path

@@ -14,7 +14,7 @@ from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, re
 from energon_lite.batching.plan import worlds_for
 from energon_lite.errors import StateError, StateMismatchError, TopologyError
 from energon_lite.loading.iterators.identity import Identity
-from energon_lite.loading.iterators.state import Numbers, make_state
+from energon_lite.loading.iterators.state import CursorFields, make_state
 from energon_lite.loading.states.merge import merged, redistributed
 
 IDENTITY = {"fingerprint": "ab", "settings": {"seed": 1, "batch_size": 4}, "leaves": 1, "samples": 9, "marks": "x"}
@@ -23,7 +23,7 @@ IDENTITY = {"fingerprint": "ab", "settings": {"seed": 1, "batch_size": 4}, "leav
 def planned(**entries: Any) -> dict[str, Any]:
     settings = IDENTITY["settings"] | entries.pop("settings", {})  # type: ignore[operator]
     identity = IDENTITY | {"settings": settings} | entries.pop("identity", {})
-    state = make_state("planned", Numbers(position=8), {}, Identity({}), None, None)
+    state = make_state("planned", CursorFields(position=8), {}, Identity({}), None, None)
     return {**state, "identity": identity, **entries}
 
 

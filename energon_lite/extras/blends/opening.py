@@ -10,11 +10,11 @@ from contextlib import nullcontext, suppress
 from energon_lite.config.leaf_spec import FoundLeaves, LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path
-from energon_lite.extras.many_leaves.blend_file import BlendFile, KnownBlend, fits_table, keyed
-from energon_lite.extras.many_leaves.leaf_table import LeafIdentities, LeafOpener, LeafTable
+from energon_lite.extras.blends.blend_file import BlendFile, KnownBlend, fits_table, keyed
+from energon_lite.extras.blends.leaf_table import LeafIdentities, LeafOpener, LeafTable
+from energon_lite.loading.assembly import BlendRequest, OpenedBlend
 from energon_lite.loading.blend_weights import find_stages
 from energon_lite.loading.leaves import PathOrDict
-from energon_lite.loading.opened_blend import BlendRequest, OpenedBlend
 from energon_lite.order.stages import WeightStage
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.trust import trusts

@@ -25,11 +25,10 @@ from numpy.typing import NDArray
 from energon_lite.config.dataset import load_own_splits
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.documents.paths import is_url
-from energon_lite.extras.many_leaves.forks import cores_to_fork, done_by_forks
-from energon_lite.extras.many_leaves.leaf_records import LeafRecords
-from energon_lite.extras.many_leaves.leaf_table import LeafFacts, LeafOpener, leaf_keys
+from energon_lite.extras.blends.forks import cores_to_fork, done_by_forks
+from energon_lite.extras.blends.leaf_table import LeafFacts, LeafOpener, LeafRecords, leaf_keys
+from energon_lite.extras.blends.token_weights import by_samples
 from energon_lite.hooks import TaskEncoder
-from energon_lite.loading.blend_weights import by_samples
 from energon_lite.loading.leaves import open_source
 from energon_lite.storage.files.array_file import FileKind, read_arrays, write_arrays
 from energon_lite.storage.files.stored_array import whole_or_none

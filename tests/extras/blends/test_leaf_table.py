@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from energon_lite.config.leaf_spec import AuxReference, LeafSpec, Step, Subset, WeightUnit
 from energon_lite.config.weight_schedule import Segment
-from energon_lite.extras.many_leaves.leaf_records import LeafRecords
+from energon_lite.extras.blends.leaf_table import LeafRecords
 from tests.effort import examples
 
 _NUMBERS = st.floats(1e-300, 1.0)

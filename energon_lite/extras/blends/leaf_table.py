@@ -1,4 +1,4 @@
-"""Table of the leaves of a very large blend: common properties of all leaves as arrays, and a few open leaves.
+"""Table of the leaves of a very large blend: packed entries of the documents, properties as arrays, a few open leaves.
 
 An open leaf takes some twenty kilobytes, and to open it takes a millisecond; a blend of 100,000 leaves has 4,096
 samples, or more, between two samples of the same leaf. So leaves are opened when one of their samples is read, and only
@@ -7,18 +7,22 @@ those used last stay open.
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
+from itertools import chain, islice
 from typing import Any, overload
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.config.leaf_spec import LeafSpec
+from energon_lite.config.leaf_spec import LeafSpec, Step, Subset, WeightUnit
+from energon_lite.config.weight_schedule import Segment
 from energon_lite.errors import DataIndexError
-from energon_lite.extras.many_leaves.leaf_records import LeafRecords
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.leaves import open_leaves
@@ -26,7 +30,132 @@ from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name
 from energon_lite.storage.read.run_reader import runs_that_fit
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 
-__all__ = ["LeafFacts", "LeafIdentities", "LeafOpener", "LeafTable", "leaf_keys"]
+__all__ = ["LeafFacts", "LeafIdentities", "LeafOpener", "LeafRecords", "LeafTable", "leaf_keys"]
+
+
+#: Leaves that are packed together: a look-up of one unpacks all of them. Part of the format of files.
+_TOGETHER = 32
+#: Names of the fields of a leaf that are plain values.
+_PLAIN = (
+    *("path", "split_part", "weight", "repetitions", "subflavors", "shuffle_over_epochs_multiplier"),
+    *("dataset_config", "split_config", "origin"),
+)
+
+
+def to_record(spec: LeafSpec) -> list[Any]:
+    """Convert a leaf to a list of plain values.
+
+    Raises:
+        ValueError: it has a field that is not plain: a join, or stores for a cooker.
+    """
+    if spec.join is not None or spec.aux:
+        raise ValueError(spec.origin)
+    part = spec.subset
+    subset = None if part is None else [str(part.start), str(part.stop), part.first, part.last, part.origin]
+    others = [spec.segments, subset, spec.trail, spec.filters, spec.units]
+    return [*(getattr(spec, name) for name in _PLAIN), *(others if any(others) else ())]
+
+
+def from_record(record: Sequence[Any]) -> LeafSpec:
+    """Convert a list made by :func:`to_record` back to a leaf."""
+    spec = LeafSpec(**dict(zip(_PLAIN, record, strict=False)))
+    if len(record) == len(_PLAIN):
+        return spec
+    segments, subset, trail, filters, units = record[len(_PLAIN) :]
+    return replace(
+        spec,
+        segments=tuple(Segment(*values) for values in segments),
+        subset=None if subset is None else Subset(Fraction(subset[0]), Fraction(subset[1]), *subset[2:]),
+        trail=tuple(Step(*values) for values in trail),
+        filters=tuple(filters),
+        units=tuple(WeightUnit(*values) for values in units),
+    )
+
+
+class LeafRecords(Sequence[LeafSpec]):
+    """Sequence of leaves in packed form, unpacked on access.
+
+    Args:
+        packed: packed groups of leaves.
+        count: total number of leaves.
+
+    Example:
+        >>> records = LeafRecords.of(specs)
+        >>> records[7] == specs[7]
+        True
+    """
+
+    def __init__(self, packed: Sequence[bytes], count: int):
+        self.packed = tuple(packed)
+        self._count = count
+        self._last: tuple[int, list[list[Any]]] = -1, []
+
+    @classmethod
+    def of(cls, specs: Iterable[LeafSpec]) -> LeafRecords:
+        """Pack leaves.
+
+        Raises:
+            ValueError: as :func:`to_record`; or a label is not a plain value.
+        """
+        records = map(to_record, specs)
+        packed = list[bytes]()
+        count = 0
+        while some := list(islice(records, _TOGETHER)):
+            try:
+                data = msgpack.packb(some, unicode_errors="surrogateescape")
+            except (TypeError, OverflowError) as error:
+                raise ValueError(str(error)) from error
+            packed.append(zlib.compress(data, 1))
+            count += len(some)
+        return cls(packed, count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, number: int) -> LeafSpec: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[LeafSpec]: ...
+
+    def __getitem__(self, number: int | slice) -> LeafSpec | list[LeafSpec]:
+        if isinstance(number, slice):
+            return [self[place] for place in range(*number.indices(self._count))]
+        return from_record(self._record(number))
+
+    def __iter__(self) -> Iterator[LeafSpec]:
+        return map(from_record, self._records())
+
+    def path(self, number: int) -> str:
+        """Path of a leaf."""
+        return str(self._record(number)[0])
+
+    def paths(self) -> Iterator[str]:
+        """Paths of all leaves, in order."""
+        return (record[0] for record in self._records())
+
+    def _records(self) -> Iterator[list[Any]]:
+        return chain.from_iterable(map(_unpacked, self.packed))
+
+    def _record(self, number: int) -> list[Any]:
+        if not 0 <= number < self._count:
+            raise IndexError(number)
+        place, within = divmod(number, _TOGETHER)
+        last = self._last
+        if last[0] != place:
+            self._last = last = place, _unpacked(self.packed[place])
+        return last[1][within]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_last": (-1, [])}
+
+
+def _unpacked(data: bytes) -> list[list[Any]]:
+    records: list[list[Any]] = msgpack.unpackb(
+        zlib.decompress(data), unicode_errors="surrogateescape", strict_map_key=False
+    )
+    return records
+
 
 #: Number of leaves that a process keeps open.
 KEPT = 512

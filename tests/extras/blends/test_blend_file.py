@@ -17,9 +17,9 @@ import pytest
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import ConfigError, DataIndexError, EnergonLiteError, UsageError
+from energon_lite.extras.blends import blend_file, leaf_table, opening
+from energon_lite.extras.blends.leaf_table import KnownLeaf, LeafTable
 from energon_lite.extras.energon import BatchDataset, BlendDataset
-from energon_lite.extras.many_leaves import blend_file, leaf_table, opening
-from energon_lite.extras.many_leaves.leaf_table import KnownLeaf, LeafTable
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.prepare.prepare import prepare_dataset

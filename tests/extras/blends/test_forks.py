@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.extras.many_leaves import forks
-from energon_lite.extras.many_leaves.forks import done_by_forks
+from energon_lite.extras.blends import forks
+from energon_lite.extras.blends.forks import done_by_forks
 from tests.effort import examples
 
 

@@ -24,7 +24,7 @@ from energon_lite.config.leaf_spec import LeafSpec, WeightUnit
 from energon_lite.config.metadataset import load_metadataset
 from energon_lite.config.weight_schedule import blend_shares, constant, schedule, values_at
 from energon_lite.errors import ConfigError, DataIndexError, DatasetError
-from energon_lite.loading import blend_weights
+from energon_lite.extras.blends import token_weights
 from energon_lite.loading.blend_weights import by_samples
 from energon_lite.order import BlendOrder
 from energon_lite.order.block_counts import BLOCK
@@ -267,7 +267,7 @@ def test_of_many_leaves_shares_are_the_exact_ones_as_floats(nested: bool, monkey
         LeafSpec(f"/{number}", "train", weight=(1 + number % 9) / 1200, units=way) for number, way in enumerate(ways)
     ]
     means = {spec.path: Fraction(10_007 * number + 1, 7 + number % 31) for number, spec in enumerate(specs)}
-    monkeypatch.setattr(blend_weights, "mean_of", lambda spec, source, unit: means[spec.path])
-    near = blend_weights.by_samples(specs, specs)
-    monkeypatch.setattr(blend_weights, "_FEW", leaves)
-    assert near == blend_weights.by_samples(specs, specs)
+    monkeypatch.setattr(token_weights, "mean_of", lambda spec, source, unit: means[spec.path])
+    near = token_weights.by_samples(specs, specs)
+    monkeypatch.setattr(token_weights, "_FEW", leaves)
+    assert near == token_weights.by_samples(specs, specs)
