@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.balance.cost_file import read_micro_batches, write_cost_model
-from energon_lite.extras.balance.cost_fit import fit_costs
+from energon_lite.extras.balance.cost_fit import fit_costs, read_micro_batches, write_cost_model
 from energon_lite.extras.balance.cost_model import CostModel
 
 if TYPE_CHECKING:
