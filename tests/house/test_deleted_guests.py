@@ -139,10 +139,16 @@ def copy_tests(folder: Path) -> Iterator[Path]:
 @cache
 def needs_guests(path: Path) -> bool:
     """True if a test file, or a helper of tests that it imports, imports a guest or names one in a string."""
-    text = path.read_text()
-    if "energon_lite.extras" in text or "energon_lite.trainer" in text:
-        return True
-    imported = [node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
-    helpers = [TESTS.parent / f"{name.replace('.', '/')}.py" for name in imported if name.startswith("tests.")]
-    conftest = path.with_name("conftest.py")
-    return any(needs_guests(helper) for helper in [*helpers, conftest] if helper.exists() and helper != path)
+    left, seen = [path], set[Path]()
+    while left:
+        file = left.pop()
+        if file in seen or not file.exists():
+            continue
+        seen.add(file)
+        text = file.read_text()
+        if "energon_lite.extras" in text or "energon_lite.trainer" in text:
+            return True
+        imported = [node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+        left += [TESTS.parent / f"{name.replace('.', '/')}.py" for name in imported if name.startswith("tests.")]
+        left.append(file.with_name("conftest.py"))
+    return False

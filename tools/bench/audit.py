@@ -18,7 +18,7 @@ from energon_lite.batching import plan as plans
 from energon_lite.batching.digests import chain_digest, set_digest
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
-from energon_lite.extras.inspect.auditing.occurrences import Occurrences
+from energon_lite.extras.inspect.occurrences import Occurrences
 from energon_lite.loading.makers.chunk_job import ChunkJob, Item
 from energon_lite.loading.makers.chunk_run import ChunkRun
 from energon_lite.loading.makers.job_runner import JobRunner

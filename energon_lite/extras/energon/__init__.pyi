@@ -10,8 +10,8 @@ from energon_lite.extras.energon.sample_filters import build_filter_index as bui
 from energon_lite.extras.energon.sample_filters import (
     build_filter_index_from_shard_indexes as build_filter_index_from_shard_indexes,
 )
-from energon_lite.extras.media.av_data import AVData as AVData
 from energon_lite.extras.media.av_decoder import AVDecoder as AVDecoder
+from energon_lite.extras.media.container import AVData as AVData
 from energon_lite.extras.media.metadata import AVMetadata as AVMetadata
 from energon_lite.extras.media.metadata import ImageMetadata as ImageMetadata
 from energon_lite.extras.media.stores.file_cache_pool import FileStoreCachePool as FileStoreCachePool
@@ -69,15 +69,15 @@ from energon_lite.storage.stores.lazy import MockLazy as MockLazy
 from energon_lite.storage.stores.lazy import NoCachePool as NoCachePool
 from energon_lite.worker_config import WorkerConfig as WorkerConfig
 
+from .compat.hooks import log_exception as log_exception
+from .compat.hooks import reraise_exception as reraise_exception
 from .compat.install import install as install
 from .compat.install import is_installed as is_installed
 from .compat.install import uninstall as uninstall
-from .error_handlers import log_exception as log_exception
-from .error_handlers import reraise_exception as reraise_exception
 from .factories.base import BaseCoreDatasetFactory as BaseCoreDatasetFactory
+from .factories.base import CrudeJsonlDatasetFactory as CrudeJsonlDatasetFactory
+from .factories.base import DefaultCrudeJsonlDatasetFactory as DefaultCrudeJsonlDatasetFactory
 from .factories.base import JoinedWebdatasetFactory as JoinedWebdatasetFactory
-from .factories.jsonl import CrudeJsonlDatasetFactory as CrudeJsonlDatasetFactory
-from .factories.jsonl import DefaultCrudeJsonlDatasetFactory as DefaultCrudeJsonlDatasetFactory
 from .factories.loaders import DatasetLoader as DatasetLoader
 from .factories.loaders import DatasetLoaderInterface as DatasetLoaderInterface
 from .factories.loaders import Metadataset as Metadataset
@@ -108,15 +108,15 @@ from .wrappers.batching import PackingDataset as PackingDataset
 from .wrappers.batching import concat_pad as concat_pad
 from .wrappers.batching import generic_concat as generic_concat
 from .wrappers.batching import homogeneous_concat_mix as homogeneous_concat_mix
-from .wrappers.lengths import EpochizeDataset as EpochizeDataset
-from .wrappers.lengths import LimitDataset as LimitDataset
-from .wrappers.lengths import RepeatDataset as RepeatDataset
-from .wrappers.mapping import FilterDataset as FilterDataset
-from .wrappers.mapping import GcDataset as GcDataset
-from .wrappers.mapping import IterMapDataset as IterMapDataset
-from .wrappers.mapping import LogSampleDataset as LogSampleDataset
-from .wrappers.mapping import MapDataset as MapDataset
-from .wrappers.mixing import BlendDataset as BlendDataset
-from .wrappers.mixing import ConcatDataset as ConcatDataset
-from .wrappers.mixing import ShuffleBufferDataset as ShuffleBufferDataset
+from .wrappers.datasets import BlendDataset as BlendDataset
+from .wrappers.datasets import ConcatDataset as ConcatDataset
+from .wrappers.datasets import EpochizeDataset as EpochizeDataset
+from .wrappers.datasets import FilterDataset as FilterDataset
+from .wrappers.datasets import GcDataset as GcDataset
+from .wrappers.datasets import IterMapDataset as IterMapDataset
+from .wrappers.datasets import LimitDataset as LimitDataset
+from .wrappers.datasets import LogSampleDataset as LogSampleDataset
+from .wrappers.datasets import MapDataset as MapDataset
+from .wrappers.datasets import RepeatDataset as RepeatDataset
+from .wrappers.datasets import ShuffleBufferDataset as ShuffleBufferDataset
 from .wrappers.wrapper import WrapperDataset as WrapperDataset

@@ -21,27 +21,27 @@ COMMANDS = {
         _GROUP,
     ),
     "tune": Command(
-        "energon_lite.extras.inspect.tuning.command:command",
+        "energon_lite.extras.inspect.tune_command:command",
         "Measure how many workers, and which, a data set is loaded fastest with on this machine.",
         _GROUP,
     ),
     "trace": Command(
-        "energon_lite.extras.inspect.tracing.command:command",
+        "energon_lite.extras.inspect.trace:command",
         "Show a loader's trace: time by stage, slow samples, when a sample was seen; for Perfetto too.",
         _GROUP,
     ),
     "audit": Command(
-        "energon_lite.extras.inspect.auditing.command:command",
+        "energon_lite.extras.inspect.audit:command",
         "Was this sample trained on, and when? Had a run the samples that were planned, or those of another run?",
         _GROUP,
     ),
     "analyze-debug": Command(
-        "energon_lite.extras.inspect.tracing.analyze_debug_command:command",
+        "energon_lite.extras.inspect.analyze_debug:command",
         "Draw a picture of traces: which sample was seen when.",
         _GROUP,
     ),
 }
 OBSERVERS = {
-    "trace": "energon_lite.extras.inspect.tracing.trace_file:TraceFile",
+    "trace": "energon_lite.extras.inspect.trace:TraceFile",
     "quarantine": "energon_lite.extras.inspect.quarantine:Quarantine",
 }

@@ -1,8 +1,8 @@
-from .av_data import AVData as AVData
 from .av_decoder import AVDecoder as AVDecoder
 from .av_decoder import AVWebdatasetDecoder as AVWebdatasetDecoder
-from .extractor import MediaFilterConfig as MediaFilterConfig
-from .extractor import MediaFilterStrategy as MediaFilterStrategy
+from .container import AVData as AVData
+from .media_scan import MediaFilterConfig as MediaFilterConfig
+from .media_scan import MediaFilterStrategy as MediaFilterStrategy
 from .metadata import AVMetadata as AVMetadata
 from .metadata import ImageMetadata as ImageMetadata
 from .metadata import MediaMetadataBase as MediaMetadataBase

@@ -10,14 +10,10 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 
 from energon_lite.errors import DecodeError, UsageError, check_choice, did_you_mean
-from energon_lite.extras.media.audio_clips import AudioReader
-from energon_lite.extras.media.av_data import AVData
-from energon_lite.extras.media.container import INSTALL, has_pyav, open_container, opened
+from energon_lite.extras.media.clips import AudioReader, VideoReader, frame_ticks
+from energon_lite.extras.media.container import INSTALL, AVData, has_pyav, missing_bytes, open_container, opened
 from energon_lite.extras.media.entry_points import DECODERS
-from energon_lite.extras.media.metadata import AVMetadata
-from energon_lite.extras.media.probe import add_audio, add_video
-from energon_lite.extras.media.truncation import missing_bytes
-from energon_lite.extras.media.video_clips import VideoReader, frame_ticks
+from energon_lite.extras.media.metadata import AVMetadata, add_audio, add_video
 from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension
 from energon_lite.storage.samples.part_decoder import DecoderSettings
 

@@ -1,40 +1,210 @@
-"""The metadata of all media of a data set or a folder, as a job that processes and ranks share.
+"""The metadata of all media of a data set or a folder: which files are media, their metadata, and its table.
 
-Units are shards, or a few files of a plain folder. The result of each is kept until all are done, so that a run that
-was killed resumes there. A damaged medium has no metadata; it is reported.
-"""
+The work is a job that processes and ranks share. Units are shards, or a few files of a plain folder. The result of each
+is kept until all are done, so that a run that was killed resumes there. A damaged medium has no metadata; it is
+reported. The table is in ``index.sqlite``, in the form of Megatron-Energon 7.4: members of shards by ``key.part``,
+files of a plain folder by their path in it."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from enum import Enum
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from energon_lite.errors import DatasetError, DecodeError, EmptyDatasetError, UsageError
-from energon_lite.extras.media.extractor import MediaFilterConfig
-from energon_lite.extras.media.media_metadata import MediaRow, write_media_metadata
-from energon_lite.extras.media.metadata import serialize_media_metadata
+from energon_lite.errors import DataIndexError, DatasetError, DecodeError, EmptyDatasetError, UsageError
+from energon_lite.extras.media.av_decoder import AVDecoder
+from energon_lite.extras.media.metadata import ImageMetadata, MediaMetadataBase, serialize_media_metadata
+from energon_lite.storage.files.atomic_file import replacing
 from energon_lite.storage.files.byte_ranges import found_at
 from energon_lite.storage.files.file_versions import file_version
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum
 from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info, read_uuid
+from energon_lite.storage.index.nv_meta import META_FOLDER, SQLITE_INDEX, is_prepared, meta_path, read_info, read_uuid
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.range_stream import PartRange, RangeStream, open_stream
+from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension, media_kind
+from energon_lite.storage.samples.image_decoding import read_image_header
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 from energon_lite.storage.tar.tar_headers import BLOCK
 
-__all__ = ["MediaReport", "prepare_media"]
+__all__ = [
+    "MediaFilterConfig",
+    "MediaFilterStrategy",
+    "MediaReport",
+    "MediaRow",
+    "prepare_media",
+    "write_media_metadata",
+]
+
+
+class MediaFilterStrategy(str, Enum):
+    """Criterion by which a file counts as a medium."""
+
+    EXTENSION = "EXTENSION"
+    HEADER = "HEADER"
+    GLOB = "GLOB"
+
+
+@dataclass(frozen=True)
+class MediaFilterConfig:
+    """A filter of files that are media. Make one with :meth:`parse`.
+
+    Args:
+        strategy: select by extension, by the first bytes, or by patterns of names.
+        patterns: patterns of names, for ``GLOB``.
+    """
+
+    strategy: MediaFilterStrategy
+    patterns: list[str] = field(default_factory=list, hash=False)
+
+    @classmethod
+    def parse(cls, glob: str | None, header: bool, extension: bool) -> MediaFilterConfig:
+        """Make the filter from three options, exactly one of which has to be given.
+
+        Args:
+            glob: select by patterns such as ``"*.jpg,clips/*"``, separated by commas.
+            header: select by the first bytes.
+            extension: select by the extension.
+
+        Raises:
+            UsageError: none or several are given.
+        """
+        if sum(map(bool, (glob, header, extension))) != 1:
+            raise UsageError(
+                "exactly one of the ways to find media must be given: by glob, by header or by extension",
+                fix="several patterns can be given in one, with commas: '*.jpg,*.mp4'",
+            )
+        if glob:
+            return cls(MediaFilterStrategy.GLOB, [pattern.strip() for pattern in glob.split(",") if pattern.strip()])
+        return cls(MediaFilterStrategy.HEADER if header else MediaFilterStrategy.EXTENSION)
+
+    def should_consider_all(self) -> bool:
+        """Return True if names do not matter, so that every file has to be opened."""
+        return self.strategy is MediaFilterStrategy.HEADER
+
+    def should_consider_media(self, name: str) -> bool:
+        """Return True if a file of this name may be a medium. Upper and lower case are equal; a pattern may match the
+        whole path, or the name without folders."""
+        if self.strategy is MediaFilterStrategy.HEADER:
+            return True
+        if self.strategy is MediaFilterStrategy.EXTENSION:
+            return media_kind(name.rpartition(".")[2]) is not None
+        lower = name.lower()
+        names = (lower, lower.rpartition("/")[2])
+        return any(fnmatchcase(candidate, pattern.lower()) for candidate in names for pattern in self.patterns)
+
+    def extract_metadata(self, source: Any, filename: str | None = None) -> MediaMetadataBase | None:
+        """Return the metadata of a file; None: it is no medium, or a damaged one.
+
+        Args:
+            source: bytes, an open file, or an object with ``open("rb")`` and ``name``, such as a path.
+            filename: name of the file, if the source is not a path.
+        """
+        try:
+            return self.read_metadata(source, filename)
+        except DecodeError:
+            return None
+
+    def read_metadata(self, source: Any, filename: str | None = None) -> MediaMetadataBase | None:
+        """Return the metadata of a file; None: it is no medium.
+
+        Raises:
+            DecodeError: the medium is damaged.
+        """
+        if isinstance(source, (bytes, bytearray)):
+            source = io.BytesIO(source)
+        if hasattr(source, "read") and hasattr(source, "seek"):
+            if filename is None:
+                raise UsageError("bytes and open files have no name", fix="give filename=")
+            return self._of_stream(source, filename)
+        with source.open("rb") as stream:
+            return self._of_stream(stream, str(source.name))
+
+    def _of_stream(self, stream: BinaryIO, name: str) -> MediaMetadataBase | None:
+        if not self.should_consider_media(name):
+            return None
+        kind = media_kind(name.rpartition(".")[2])
+        if self.strategy is not MediaFilterStrategy.EXTENSION:
+            stream.seek(0)
+            kind = media_kind(guess_extension(stream.read(HEAD_BYTES))) or kind
+        if kind is None:
+            return None
+        if kind == "av":
+            return AVDecoder(stream).get_metadata(get_audio_num_samples=True)
+        return ImageMetadata(**read_image_header(stream)._asdict())
+
+
+#: A row of the table: the entry's key, the kind of metadata, and the metadata as JSON.
+MediaRow = tuple[str, str, str]
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS media_metadata (entry_key TEXT PRIMARY KEY, metadata_type TEXT NOT NULL,
+                                           metadata_json TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS media_filters (filter_id INTEGER PRIMARY KEY AUTOINCREMENT, strategy TEXT NOT NULL,
+                                          patterns TEXT, created_at_utc TEXT DEFAULT CURRENT_TIMESTAMP,
+                                          UNIQUE(strategy, patterns));
+"""
+
+
+def write_media_metadata(
+    root: str, rows: Iterable[MediaRow], strategy: str, patterns: str, tmp_path: str | None = None
+) -> None:
+    """Write metadata into the ``index.sqlite`` of a folder; the metadata of other entries stays.
+
+    The file is replaced as a whole, so readers of the old one are not disturbed.
+
+    Args:
+        root: the folder; it need not be prepared.
+        rows: the metadata.
+        strategy, patterns: strategy and patterns of the filter that chose the entries.
+        tmp_path: a folder for the file while it is written, if the data set's storage is slow; None: the data set's.
+
+    Raises:
+        DataIndexError: the existing file is no database.
+    """
+    import sqlite3
+
+    path = meta_path(root, SQLITE_INDEX)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with replacing(path, flush=True) as temporary, tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        draft = os.path.join(folder, SQLITE_INDEX) if tmp_path else temporary
+        if os.path.exists(path):
+            shutil.copyfile(path, draft)
+        try:
+            with closing(sqlite3.connect(draft)) as connection:
+                connection.execute("PRAGMA trusted_schema = OFF")
+                connection.execute("PRAGMA journal_mode = MEMORY")
+                connection.executescript(_TABLES)
+                with connection:
+                    connection.executemany("INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)", rows)
+                    connection.execute(
+                        "INSERT OR IGNORE INTO media_filters (strategy, patterns) VALUES (?, ?)", (strategy, patterns)
+                    )
+        except sqlite3.DatabaseError as error:
+            raise DataIndexError(
+                f"the metadata cannot be written into the database: {error}",
+                where=path,
+                fix="prepare the data set again (--tar-index-only), or remove the file",
+            ) from error
+        if draft != temporary:
+            shutil.copyfile(draft, temporary)
+
 
 #: Version of the rules; increased when the same file would give other metadata than before.
 _RULES = 1
@@ -62,8 +232,7 @@ class MediaReport:
     broken: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     rows: list[MediaRow]
     broken: list[tuple[str, str]]
 
@@ -217,19 +386,15 @@ def _files(root: str, media_filter: MediaFilterConfig) -> list[Unit]:
         shards += sum(name.endswith(".tar") for name in files)
         place = os.path.relpath(folder, root).replace(os.sep, "/")
         whole = (name if place == "." else f"{place}/{name}" for name in sorted(files))
-        names += [name for name in whole if media_filter.should_consider_media(name) and _is_file(root, name)]
+        names += [
+            name
+            for name in whole
+            if media_filter.should_consider_media(name) and os.path.isfile(os.path.join(root, name))
+        ]
     if not names:
         raise EmptyDatasetError(
             "no file in the folder is a medium" + (f", but {shards} are shards" if shards else ""),
             where=root,
             fix="run `energon-lite prepare` first" if shards else "give other patterns, or --media-metadata-by-header",
         )
-    return _groups(names)
-
-
-def _is_file(root: str, name: str) -> bool:
-    return os.path.isfile(os.path.join(root, name))
-
-
-def _groups(names: Sequence[str]) -> list[Unit]:
     return [tuple(names[start : start + _TOGETHER]) for start in range(0, len(names), _TOGETHER)]

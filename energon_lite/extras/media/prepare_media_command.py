@@ -17,7 +17,7 @@ from energon_lite.errors import UsageError
 from energon_lite.storage.sharded_job.ranks import Ranks
 
 if TYPE_CHECKING:
-    from energon_lite.extras.media.extractor import MediaFilterConfig
+    from energon_lite.extras.media.media_scan import MediaFilterConfig
 
 __all__ = ["begin", "command", "media_options"]
 
@@ -85,7 +85,7 @@ def _media_filter(options: Mapping[str, Any]) -> MediaFilterConfig | None:
     given = tuple(options[f"media_metadata_by_{way}"] for way in ("glob", "header", "extension"))
     if not any(given):
         return None
-    from energon_lite.extras.media.extractor import MediaFilterConfig
+    from energon_lite.extras.media.media_scan import MediaFilterConfig
 
     return MediaFilterConfig.parse(*given)
 

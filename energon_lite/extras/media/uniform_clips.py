@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal, overload
 import numpy as np
 
 from energon_lite.errors import DecodeError, UsageError
-from energon_lite.extras.media.av_data import AVData
 from energon_lite.extras.media.av_decoder import AVDecoder
+from energon_lite.extras.media.container import AVData
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""Tools that stand alone: packed lists, order arrays, merged geometric transforms, rows of images and text, doctor."""
+"""Tools that stand alone: packed lists, order arrays, merged geometric transforms, rows of images and text."""
 
 from energon_lite.lazy_exports import lazy_exports
 

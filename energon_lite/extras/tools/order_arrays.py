@@ -57,7 +57,7 @@ def build_blend_index(
     *,
     key: int = 0,
     workers: int | None = None,
-    rank: int = 0,
+    rank: int | None = None,
     world_size: int = 1,
     barrier: Callable[[], object] | None = None,
 ) -> tuple[NDArray[np.int16], Ints]:
@@ -72,7 +72,8 @@ def build_blend_index(
         key: key of the interleaving; the counts do not depend on it.
         workers: number of processes of this rank; None: one per core. A short array uses fewer.
         rank, world_size, barrier: for sharing the work with other processes that see the same folder and make the same
-            call. ``barrier()`` returns when all of them have called it.
+            call. ``barrier()`` returns when all of them have called it. By default, ranks are those of torch's default
+            process group, if there is one; each writes a slice.
 
     Returns:
         ``(data set of each sample [n] int16, its number in that data set's stream [n] int64)``, read-only and mapped
@@ -88,6 +89,11 @@ def build_blend_index(
         ([6, 2], [0, 1])
     """
     recipe = _recipe(weights, n) | {"key": key}
+    dist = sys.modules.get("torch.distributed")  # not imported here: child processes do without torch
+    if rank is None and path is not None and dist is not None and dist.is_available() and dist.is_initialized():
+        rank, world_size, barrier = dist.get_rank(), dist.get_world_size(), dist.barrier
+        workers = workers or max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    rank = rank or 0
     _check_ranks(rank, world_size, barrier)
     if path is None:
         data_set, sample = np.empty(n, dtype=np.int16), np.empty(n, dtype=np.int64)

@@ -65,6 +65,14 @@ def test_the_last_step_by_hand() -> None:
     assert many.longest().tolist() == [1, 1, 1, 1, 8, 2, 2, 2, 5, 0, 0, 0]
 
 
+def test_packed_micro_batches_of_the_last_step_may_be_full() -> None:
+    plan = strategy_from_dict({"strategy": "capacity", "capacity": 4, "unit": "packed_tokens"}).plan(
+        np.array([4, 3, 1, 2, 2])
+    )
+    assert [part.tolist() for part in plan] == [[0], [1, 2], [3, 4]]
+    assert [part.tolist() for part in whole_steps(plan, 4, Capacity(4))] == [[0], [1], [2, 3], [4]]
+
+
 @pytest.mark.parametrize(("world", "turns"), [(1, 3), (2, 4), (5, 2)])
 def test_each_turn_has_a_seat_for_each_rank(world: int, turns: int) -> None:
     for turn in range(turns):

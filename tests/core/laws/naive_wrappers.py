@@ -25,7 +25,7 @@ from energon_lite.extras.energon import (
     RepeatDataset,
     ShuffleBufferDataset,
 )
-from energon_lite.extras.energon.wrappers.mixing import _BLEND, _SHUFFLE
+from energon_lite.extras.energon.wrappers.datasets import _BLEND, _SHUFFLE
 from energon_lite.order.blend import Blend
 from energon_lite.order.hashing import hash_ints, mix64_array
 from energon_lite.order.permutation import permute_array

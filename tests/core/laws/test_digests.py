@@ -25,8 +25,8 @@ from energon_lite import (
 )
 from energon_lite.batching import chain_digest, set_digest
 from energon_lite.errors import FatalSampleError
-from energon_lite.extras.inspect.auditing.audited_run import PlannedSteps, check_steps
-from energon_lite.extras.inspect.auditing.recorded_steps import RecordedStep, first_difference
+from energon_lite.extras.inspect.audited_run import PlannedSteps, check_steps
+from energon_lite.extras.inspect.recorded_steps import RecordedStep, first_difference
 from energon_lite.order.hashing import MASK64
 from tests.core.laws.content_encoders import Content
 from tests.core.laws.token_data import Tokens, alone

@@ -11,7 +11,7 @@ from PIL import Image
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.cli.main import main
-from energon_lite.extras.inspect.tracing.analyze_debug_command import HeatMap
+from energon_lite.extras.inspect.analyze_debug import HeatMap
 from tests.conftest import text_dataset
 
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
 from energon_lite.cli.main import main
 from energon_lite.errors import UsageError
-from energon_lite.extras.inspect.auditing.audited_run import PlannedSteps
-from energon_lite.extras.inspect.auditing.recorded_steps import RecordedStep, read_metrics, read_traces
+from energon_lite.extras.inspect.audited_run import PlannedSteps
+from energon_lite.extras.inspect.recorded_steps import RecordedStep, read_metrics, read_traces
 
 WriteDataset = Callable[..., Path]
 

@@ -25,7 +25,7 @@ from energon_lite import (
 )
 from energon_lite.batching import TokenSequence
 from energon_lite.cli.main import main
-from energon_lite.extras.inspect.tracing.command import chrome_events, read_runs
+from energon_lite.extras.inspect.trace import chrome_events, read_runs
 from energon_lite.loading.makers import observers
 from energon_lite.storage.index.columns import write_column
 from tests.effort import nightly_but
@@ -142,6 +142,7 @@ def test_a_line_for_each_batch(leaf_of: Any, tmp_path: Path, kind: str, workers:
     assert keys == [list(batch["__key__"] if isinstance(batch, dict) else batch.__key__) for batch in untraced]
     header, *lines = _lines(file)
     assert (header["format"], header["rank"]) == ("energon_lite.trace", 0)
+    assert (header["t"], header["r"]) == ("SavableLoader.__init__", 0)  # as in Energon's debug files
     assert [line["keys"] for line in lines] == keys and [line["step"] for line in lines] == list(range(8))
     for line, following in zip(lines, [*lines[1:], None], strict=True):
         assert line["asked"] <= line["delivered"] and line["began"] <= line["ended"] <= line["delivered"]

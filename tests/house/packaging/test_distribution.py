@@ -16,7 +16,6 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import energon_lite
-from energon_lite.extras.tools.doctor.machine import OPTIONAL
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -45,17 +44,10 @@ def named(folders: tuple[str, ...], pattern: str) -> dict[str, str]:
 def test_extras_are_those_that_messages_and_pages_name(project: dict[str, Any]) -> None:
     extras = set(project["project"]["optional-dependencies"])
     in_messages = named(("energon_lite",), "*.py")
-    in_messages |= {extra: "machine.py" for _, extra in OPTIONAL.values() if extra}
     in_pages = named(("docs", "examples"), "*.md") | named((".",), "README.md")
     assert len(in_messages) > 5
     assert not {extra: where for extra, where in (in_messages | in_pages).items() if extra not in extras}
     assert extras - _TOOLS - set(in_messages) - set(in_pages) == set()
-
-
-def test_extras_bring_what_messages_say(project: dict[str, Any]) -> None:
-    extras = project["project"]["optional-dependencies"]
-    for package, (_, extra) in OPTIONAL.items():
-        assert not extra or package in {Requirement(line).name for line in extras[extra]}
 
 
 def test_messages_name_an_extra_where_one_brings_the_package(project: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch.distributed as dist
 
-from energon_lite.extras.tools.blend_index import build_blend_index
+from energon_lite.extras.tools.order_arrays import build_blend_index
 from tests.trainer.parallel.rank_processes import RunRanks
 
 WEIGHTS, N = [2, 1, 0.1, 3e-5], 100_001

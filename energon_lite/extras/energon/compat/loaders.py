@@ -1,18 +1,99 @@
-"""Loaders that are instances of ``torch.utils.data.DataLoader``, as Energon's are."""
+"""Energon's functions that make data sets and loaders, its names of states, and its random number generators."""
 
 from __future__ import annotations
 
+import functools
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from types import GenericAlias
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import numpy as np
+import torch
 import torch.utils.data
 
+from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import UnknownLengthError
-from energon_lite.loading import loader, savable_loader
+from energon_lite.extras.energon.compat.dealt_plan import DealtChunkPlan, DealtPlan, Shares
+from energon_lite.extras.energon.compat.hooks import DefaultTaskEncoder
+from energon_lite.extras.energon.wrappers.datasets import GcDataset
+from energon_lite.loading import loader, recipes, savable_loader
 from energon_lite.loading.energon_compat import loader_arguments
 from energon_lite.loading.iterators.dataset import SavableDataset
+from energon_lite.loading.iterators.lane_dataset import LaneDataset
+from energon_lite.loading.iterators.planned_dataset import PlannedDataset
+from energon_lite.order.hashing import hash_ints, hash_text
+from energon_lite.worker_config import WorkerConfig
 
-__all__ = ["BasicDataLoader", "SavableDataLoader", "get_loader", "get_savable_loader"]
+__all__ = [
+    "BasicDataLoader",
+    "Bucket",
+    "FlexState",
+    "GcFreezeError",
+    "Savable",
+    "SavableDataLoader",
+    "SavableDataLoaderState",
+    "SimpleSavableDatasetWrapper",
+    "SystemRng",
+    "SystemRngState",
+    "WatchdogDataset",
+    "WorkerRng",
+    "gc_init_worker",
+    "get_loader",
+    "get_savable_loader",
+    "get_train_dataset",
+    "get_val_dataset",
+    "get_val_datasets",
+]
+
+#: Arguments about chunks.
+_OF_CHUNKS = {"chunks", "chunk_size", "chunk_remainder", "lanes"}
+
+
+def _as_there(function: Callable[..., Any], *, is_validation: bool = True) -> Callable[..., Any]:
+    """Wrap a function so that it uses Energon's default task encoder and order of validation.
+
+    Validation has the batches of Energon's workers, in their order: data is dealt to as many shares as there are
+    workers, unless the caller gives arguments about chunks.
+    """
+
+    @functools.wraps(function)
+    def call(path: Any, **kwargs: Any) -> Any:
+        if kwargs.get("task_encoder") is None:
+            kwargs["task_encoder"] = DefaultTaskEncoder()
+        made = function(path, **kwargs)
+        if not is_validation or not _OF_CHUNKS.isdisjoint(kwargs):
+            return made
+        return [(_dealt(dataset), spec) for dataset, spec in made] if isinstance(made, list) else _dealt(made)
+
+    return call
+
+
+def _dealt(dataset: Any) -> Any:
+    """Return a data set dealt to workers like Energon's; batches by tokens, which Energon lacks, are unchanged."""
+    world, workers = dataset.worker_config.world_size, max(dataset.worker_config.num_workers, 1)
+    shares = Shares(tuple(leaf.length for leaf in dataset.leaves), world, workers)
+    old, more = dataset.plan, dict[str, Any]()
+    if isinstance(dataset, PlannedDataset) and isinstance(old, FixedPlan):
+        plan: DealtPlan | DealtChunkPlan = DealtPlan(old.order, old.batch_size, old.drop_last, shares=shares)
+        if world * workers == 1 or not plan.count(0):
+            return dataset
+    elif isinstance(dataset, LaneDataset) and dataset.bundling is None:
+        kept = {field.name: getattr(old, field.name) for field in fields(old) if field.init}
+        # A group with few samples may need all of a share.
+        size = max(old.packing_buffer_size or 1, int(shares.sizes.max())) if dataset.hooks.groups else old.chunk
+        plan, more = DealtChunkPlan(**{**kept, "chunk": size, "shares": shares}), {"lanes": world * workers}
+    else:
+        return dataset
+    identity = replace(dataset.identity, settings={**dataset.identity.settings, "dealt_to": [world, workers]})
+    return replace(dataset, plan=plan, identity=identity, **more)
+
+
+get_train_dataset = _as_there(recipes.get_train_dataset, is_validation=False)
+get_val_dataset = _as_there(recipes.get_val_dataset)
+get_val_datasets = _as_there(recipes.get_val_datasets)
 
 
 class _LengthAsThere(loader.DataLoader):
@@ -75,3 +156,159 @@ def get_loader(dataset: SavableDataset, **kwargs: Any) -> BasicDataLoader:
 def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoader:
     """Make a savable loader, as :func:`energon_lite.get_savable_loader` does."""
     return SavableDataLoader(dataset, **kwargs)
+
+
+class FlexState(dict[str, Any]):
+    """State in the form of a dict."""
+
+
+#: Type of the result of ``save_state_rank``.
+SavableDataLoaderState = dict
+
+
+class Savable(ABC):
+    """Interface of objects with a state."""
+
+    @abstractmethod
+    def save_state(self) -> Any:
+        """Return the state."""
+
+    @abstractmethod
+    def restore_state(self, state: Any) -> None:
+        """Restore a state."""
+
+
+class WatchdogDataset(GcDataset):
+    """Data set with the same items: the loader watches workers, by ``watchdog_timeout_seconds``."""
+
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        worker_config: WorkerConfig,
+        timeout_seconds: float | None = 60,
+        initial_timeout_seconds: float | None = None,
+        fail_on_timeout: bool = False,
+    ):
+        super().__init__(dataset, worker_config=worker_config)
+
+    @staticmethod
+    def _watchdog_trigger() -> None:
+        """Hook for user code to patch, called when a loader without workers has warned of a hang."""
+
+
+class SimpleSavableDatasetWrapper(GcDataset):
+    """Data set with the same items."""
+
+    def __init__(self, dataset: SavableDataset, worker_config: WorkerConfig, cache_pool: Any = None):
+        super().__init__(dataset, worker_config=worker_config)
+
+
+class GcFreezeError(Exception):
+    """Error that is never raised here."""
+
+
+def gc_init_worker(worker_id: int) -> None:
+    """Do nothing."""
+
+
+@dataclass
+class Bucket:
+    """Collected samples of a group."""
+
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # allows parameters in annotations
+
+    batch_size: int
+    samples: list[Any]
+
+
+T = TypeVar("T")
+
+
+class SystemRngState(NamedTuple):
+    """States of the three generators."""
+
+    torch: Any
+    numpy: Any
+    random: Any
+
+
+class SystemRng:
+    """Seeding and states of the global generators of Python, numpy and torch, together."""
+
+    @staticmethod
+    def seed(seed: int) -> None:
+        """Seed the three generators."""
+        torch.manual_seed(seed)
+        np.random.seed(seed % (1 << 32))
+        random.seed(seed)
+
+    @staticmethod
+    def save_state() -> SystemRngState:
+        """Return the states of all three."""
+        return SystemRngState(torch.get_rng_state(), np.random.get_state(), random.getstate())
+
+    @staticmethod
+    def restore_state(state: SystemRngState) -> None:
+        """Restore the states of all three."""
+        torch.set_rng_state(state.torch)
+        np.random.set_state(state.numpy)
+        random.setstate(state.random)
+
+    @staticmethod
+    def get_seed_from_args(*args: Any) -> int:
+        """Return a 32-bit seed computed from the text of the arguments."""
+        return hash_ints(*(hash_text(str(argument)) for argument in args)) & 0xFFFFFFFF
+
+    @staticmethod
+    def seed_args(*args: Any) -> None:
+        """Seed all three from arguments."""
+        SystemRng.seed(SystemRng.get_seed_from_args(*args))
+
+
+class WorkerRng:
+    """Random generator of this worker.
+
+    Args:
+        worker_config: configuration whose :meth:`~energon_lite.WorkerConfig.worker_seed` seeds it.
+    """
+
+    def __init__(self, worker_config: WorkerConfig):
+        self.worker_config = worker_config
+        self._rng: torch.Generator | None = None
+
+    @property
+    def rng(self) -> torch.Generator:
+        """The generator, made on first access."""
+        if self._rng is None:
+            self._rng = torch.Generator()
+            self._rng.manual_seed(self.worker_config.worker_seed())
+        return self._rng
+
+    def randbelow(self, n: int) -> int:
+        """Return a random number from 0 to n - 1."""
+        return int(torch.randint(0, n, (), generator=self.rng))
+
+    def choice_idx(self, probs: torch.Tensor) -> int:
+        """Return a random index with probabilities proportional to ``probs``."""
+        return int(torch.multinomial(probs.double(), 1, generator=self.rng))
+
+    def choice(self, l: list[T], probs: torch.Tensor | None = None) -> T:  # noqa: E741  # Energon's name for it
+        """Return a random entry of a list."""
+        return l[self.randbelow(len(l)) if probs is None else self.choice_idx(probs)]
+
+    def shuffle(self, l: list[T]) -> list[T]:  # noqa: E741
+        """Return the entries in random order."""
+        return [l[place] for place in torch.randperm(len(l), generator=self.rng).tolist()]
+
+    def rand_pop(self, l: list[T]) -> T:  # noqa: E741
+        """Remove a random entry from the list and return it."""
+        return l.pop(self.randbelow(len(l)))
+
+    def save_state(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        return {"rng": bytes(self.rng.get_state().tolist())}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Restore a state."""
+        self._rng = torch.Generator()
+        self._rng.set_state(torch.frombuffer(bytearray(state["rng"]), dtype=torch.uint8).clone())

@@ -1,10 +1,10 @@
-"""Base classes of factories: a path, a split, the conversion of parts to samples, and ``build``."""
+"""Base classes of factories: a path, a split, the conversion of parts to samples, and ``build``; JSONL files."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, cast
@@ -13,6 +13,7 @@ from typing_extensions import TypeVar
 
 from energon_lite.config.leaf_spec import LeafSpec, Subset
 from energon_lite.errors import UsageError
+from energon_lite.extras.energon.factories.kinds import iter_jsonl_contents
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.assembly import Chunking, assembled
 from energon_lite.loading.iterators.dataset import SavableDataset
@@ -24,22 +25,25 @@ from energon_lite.order.orders import BlendOrder, ConcatOrder, Order
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.samples import CrudeSample, Sample
 from energon_lite.storage.files.epath import EPath
+from energon_lite.storage.prepare.prepare import prepare_jsonl
 from energon_lite.storage.read.opened_source import AnySource, data_digest
 from energon_lite.storage.read.webdataset import RawSample
+from energon_lite.storage.samples.decoding import SampleDecoder
 from energon_lite.storage.samples.sample_loader import SampleLoader
 from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = [
     "BaseCoreDatasetFactory",
+    "CrudeJsonlDatasetFactory",
     "DatasetFactory",
+    "DefaultCrudeJsonlDatasetFactory",
     "FactoryLoader",
     "JoinedWebdatasetFactory",
     "LeafFactory",
     "SampleT",
     "singles",
 ]
-
 
 SampleT = TypeVar("SampleT", default=Any)
 
@@ -280,3 +284,60 @@ class FactoryLoader(SampleLoader):
             setattr(sample, name, value)
         made: Sample = sample
         return made
+
+
+class CrudeJsonlDatasetFactory(DatasetFactory[CrudeSample]):
+    """Factory for the lines of a JSONL file, as crude samples with a part ``json``. Arguments as for its base.
+
+    Example:
+        >>> CrudeJsonlDatasetFactory("chats.jsonl", training=False, worker_config=config).build()
+    """
+
+    __sample_type__: ClassVar[Any] = CrudeSample
+
+    def __init__(self, path: str | os.PathLike[str], **kwargs: Any):
+        super().__init__(path, **kwargs)
+
+    @staticmethod
+    def iter_dataset_content(path: str | os.PathLike[str]) -> Iterator[dict[str, bytes]]:
+        """Yield the lines of a file, prepared or not, as bytes under ``json``; blank lines are skipped.
+
+        Raises:
+            NotPreparedError: the file does not exist.
+        """
+        return iter_jsonl_contents(path)
+
+    @classmethod
+    def prepare_dataset(cls, path: str | os.PathLike[str]) -> int:
+        """Write the index of a file's lines (``.jsonl.idx``), as ``energon-lite prepare`` does.
+
+        Returns:
+            The number of samples.
+
+        Raises:
+            DatasetError: a line is broken; with its number.
+        """
+        return len(prepare_jsonl(os.fspath(path)))
+
+    def sample_loader_of(self, source: AnySource) -> SampleLoader:
+        return SampleLoader(subflavors=self.subflavors, decoder=SampleDecoder())
+
+
+class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
+    """Factory for the lines of a JSONL file, with labels.
+
+    Args:
+        subflavors: labels of all samples.
+        decoder: accepted for Energon; a line is decoded to an object in any case.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        subflavors: Mapping[str, Any] | None = None,
+        decoder: Any = None,
+        **kwargs: Any,
+    ):
+        self.subflavors = dict(subflavors or {})
+        super().__init__(path, **kwargs)

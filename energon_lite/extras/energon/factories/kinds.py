@@ -1,22 +1,26 @@
-"""Kind of the data set at a path, and the shards of its splits."""
+"""Kind of the data set at a path, the shards of its splits, contents of unprepared files, entries of metadatasets."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import tarfile
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config
+from energon_lite.errors import DatasetError, NotPreparedError, ShardFormatError
 from energon_lite.storage.files.epath import EPath
-from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.jsonl import BOM, PART, is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, read_info
 from energon_lite.storage.read.remote import local_meta
+from energon_lite.storage.tar.tar_scan import split_member_name
 
 __all__ = [
     "EnergonDatasetType",
+    "MetadatasetNode",
     "ShardInfo",
     "WebdatasetInfo",
     "WebdatasetMeta",
@@ -25,6 +29,8 @@ __all__ = [
     "get_dataset_info",
     "get_dataset_type",
     "get_info_shard_files",
+    "iter_jsonl_contents",
+    "iter_tar_contents",
 ]
 
 
@@ -132,3 +138,81 @@ class WebdatasetMeta:
             names,
             list(counts),
         )
+
+
+def iter_tar_contents(
+    path: str | os.PathLike[str], extract_keys: Container[str] = ()
+) -> Iterator[dict[str, bytes | None]]:
+    """Yield the samples of a tar: parts by name, with bytes for those in ``extract_keys``, else None.
+
+    Args:
+        path: path or URL of the tar, which may be compressed.
+        extract_keys: names of parts whose bytes to read.
+
+    Raises:
+        DatasetError: the file does not exist, or cannot be read.
+        ShardFormatError: the file is no tar, or ends within a part.
+
+    Example:
+        >>> next(iter_tar_contents("s000.tar", ("json",)))
+        {'jpg': None, 'json': b'{"label": 3}'}
+    """
+    where = os.fspath(EPath(path))
+    sample, last = dict[str, "bytes | None"](), None
+    try:
+        with EPath(path).open("rb") as file, tarfile.open(fileobj=file, mode="r:*") as tar:
+            for member in tar:
+                split = split_member_name(member.name) if member.isreg() else None
+                if split is None:
+                    continue
+                key, part = split
+                if key != last and sample:
+                    yield sample
+                    sample = {}
+                last = key
+                data = tar.extractfile(member) if part in extract_keys else None
+                sample[part] = None if data is None else data.read()
+    except (tarfile.TarError, EOFError) as error:
+        what = f"it is no tar, or not a whole one: {error}"
+        raise ShardFormatError(what, where=where, fix="write it anew") from error
+    except FileNotFoundError as error:
+        raise DatasetError("there is no such file", where=where, fix="check the path") from error
+    if sample:
+        yield sample
+
+
+def iter_jsonl_contents(path: str | os.PathLike[str]) -> Iterator[dict[str, bytes]]:
+    """Yield the lines of a JSONL file that are not blank, as bytes under ``json``.
+
+    Raises:
+        NotPreparedError: the file does not exist.
+
+    Example:
+        >>> next(iter_jsonl_contents("chats.jsonl"))
+        {'json': b'{"text": "a red bicycle"}'}
+    """
+    try:
+        with EPath(path).open("rb") as file:
+            for number, line in enumerate(file):
+                text = (line.removeprefix(BOM) if not number else line).strip()
+                if text:
+                    yield {PART: text}
+    except FileNotFoundError as error:
+        where = os.fspath(EPath(path))
+        raise NotPreparedError("there is no such JSONL file", where=where, fix="check the path") from error
+
+
+class MetadatasetNode(dict[str, Any]):
+    """An entry of a metadataset: a reference to a data set, a blend, a join, or a part of one.
+
+    Args:
+        fields: its keys, as in YAML; None values are left out.
+
+    Example:
+        >>> MetadatasetV2(path="blend.yaml", splits={"train": MetadatasetNode(path="coco", subset={"range": [0, 100]})})
+    """
+
+    def __init__(self, **fields: Any):
+        given = {name: value for name, value in fields.items() if value is not None}
+        plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
+        super().__init__(plain)

@@ -15,8 +15,12 @@ from energon_lite.config.leaf_spec import LeafSpec, Subset
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents import load_yaml
 from energon_lite.errors import ConfigError, UsageError
-from energon_lite.extras.energon.factories.base import BaseCoreDatasetFactory, DatasetFactory, LeafFactory
-from energon_lite.extras.energon.factories.jsonl import DefaultCrudeJsonlDatasetFactory
+from energon_lite.extras.energon.factories.base import (
+    BaseCoreDatasetFactory,
+    DatasetFactory,
+    DefaultCrudeJsonlDatasetFactory,
+    LeafFactory,
+)
 from energon_lite.extras.energon.factories.webdataset import CrudeWebdataset, StandardWebdatasetFactory
 from energon_lite.loading.leaves import dataset_config_of, find_leaves
 from energon_lite.samples import SAMPLE_TYPES
@@ -159,11 +163,9 @@ class DatasetLoaderInterface(ABC):
             )
             weight = None if spec.repetitions is not None or len(leaves) == 1 else spec.weight
             datasets.append(LoadedDataset(dataset=factory, weight=weight, repetitions=spec.repetitions))
-        mode = DatasetBlendMode.NONE
+        mode = DatasetBlendMode.DATASET_WEIGHT if len(datasets) > 1 else DatasetBlendMode.NONE
         if any(loaded.repetitions is not None for loaded in datasets):
             mode = DatasetBlendMode.SAMPLE_REPETITIONS
-        elif len(datasets) > 1:
-            mode = DatasetBlendMode.DATASET_WEIGHT
         return LoadedDatasetList(datasets=datasets, blend_mode=mode)
 
     def prepare(self, split_part: str | None = None) -> Sequence[EPath]:
@@ -219,7 +221,7 @@ class DatasetLoader(DatasetLoaderInterface):
         loader = replace(
             self, dataset_config=dataset_config or self.dataset_config, split_config=split_config or self.split_config
         )
-        loaded = loader.get_datasets(
+        made = loader.get_datasets(
             training=training,
             split_part=split,
             worker_config=worker_config,
@@ -228,7 +230,7 @@ class DatasetLoader(DatasetLoaderInterface):
             subset=subset,
             **kwargs,
         )
-        return loaded.datasets[0].dataset
+        return made.datasets[0].dataset
 
 
 class MetadatasetV2(DatasetLoaderInterface):

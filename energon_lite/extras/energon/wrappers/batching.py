@@ -11,8 +11,8 @@ import torch
 
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import UsageError
+from energon_lite.extras.energon.wrappers.datasets import BlendDataset
 from energon_lite.extras.energon.wrappers.items_dataset import Branch, ItemFunction, ItemsDataset
-from energon_lite.extras.energon.wrappers.mixing import BlendDataset
 from energon_lite.extras.energon.wrappers.streams import PlanStream
 from energon_lite.extras.energon.wrappers.wrapper import Parts, WrapperDataset, function_name, parts_of
 from energon_lite.hooks import TaskEncoder, hooks_of
@@ -74,7 +74,7 @@ class BatchDataset(WrapperDataset):
     def parts(self) -> Parts:
         batches = self.resolved
         inner = parts_of(self.dataset, type(self).__name__)
-        return Parts(PlanStream(batches.plan.count(0)), [Branch(batches)], depends_on_ranks=inner.depends_on_ranks)
+        return Parts(PlanStream(batches.plan.count(0)), (Branch(batches),), depends_on_ranks=inner.depends_on_ranks)
 
     def _arguments(self) -> str:
         return f", {self.batch_size}, {self.batcher.name}" + (", drop_last" if self.leaves_out_last else "")

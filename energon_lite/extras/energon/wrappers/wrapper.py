@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,12 +22,14 @@ from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["Parts", "WrapperDataset", "function_name", "parts_of"]
 
+
 #: Tag that separates the hashes of this purpose from those of others.
 _WRAPPED = HashDomain.WRAPPED.value
 #: Number of inner data sets up to which their settings are in the state in clear text; otherwise their fingerprints.
 _IN_CLEAR = 2
 
 
+@dataclass(frozen=True)
 class Parts:
     """Items of wrapped data sets: their stream, and the data sets that make them.
 
@@ -37,10 +39,9 @@ class Parts:
         depends_on_ranks: the stream depends on the number of ranks.
     """
 
-    def __init__(self, stream: ItemStream, branches: Sequence[Branch], *, depends_on_ranks: bool = False):
-        self.stream = stream
-        self.branches = tuple(branches)
-        self.depends_on_ranks = depends_on_ranks
+    stream: ItemStream
+    branches: tuple[Branch, ...]
+    depends_on_ranks: bool = False
 
 
 class WrapperDataset(SavableDataset):
@@ -237,7 +238,7 @@ def parts_of(dataset: SavableDataset, wrapper: str) -> Parts:
             count = min(count, dataset.limit * world)
     depends = bool(loop) or dataset.limit is not None or (dataset.drop_last and count is not None)
     stream = PlanStream(count, loop * world if loop else None)
-    return Parts(stream, [Branch(dataset)], depends_on_ranks=depends)
+    return Parts(stream, (Branch(dataset),), depends_on_ranks=depends)
 
 
 def is_by_content(dataset: SavableDataset) -> bool:

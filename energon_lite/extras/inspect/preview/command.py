@@ -3,128 +3,23 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from energon_lite.cli import batching_argument, make_task_encoder
-from energon_lite.config.leaf_spec import LeafSpec
-from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import local_path
-from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError, counted
-from energon_lite.extras.inspect.preview.sample_text import sample_lines
-from energon_lite.extras.inspect.preview.shown_sample import ShownSample
-from energon_lite.extras.inspect.preview.site import Site
+from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError
+from energon_lite.extras.inspect.preview.server import PreviewServer
+from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
+from energon_lite.extras.inspect.preview.site import Site, write_page
 from energon_lite.extras.inspect.preview.steps import Place
-from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder, hooks_of
-from energon_lite.loading.leaves import find_leaves, open_source, open_whole
-from energon_lite.loading.makers.job_runner import JobRunner
-from energon_lite.loading.makers.outcomes import Failure, Rejected
-from energon_lite.storage.index.jsonl import is_jsonl
-
-if TYPE_CHECKING:
-    from energon_lite.extras.inspect.preview.shown_run import ShownRun
-    from energon_lite.extras.inspect.preview.site import Site
-    from energon_lite.extras.inspect.preview.steps import Place
-    from energon_lite.hooks import TaskEncoder
+from energon_lite.extras.inspect.preview.terminal import show_place, show_samples
+from energon_lite.hooks import TaskEncoder
 
 __all__ = ["command", "in_terminal"]
-
-
-def show_samples(path: str, split_parts: str, encoder: TaskEncoder | None, **asked: Any) -> None:
-    """Write the first samples of each data set; an interactive terminal asks after each, and images are drawn.
-
-    Args:
-        path: a folder, a JSONL file or a metadataset.
-        split_parts: the splits, with commas.
-        asked: the options of the command.
-    """
-    interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    for spec in _specs(path, split_parts, asked["dataset_config"], asked["split_config"]):
-        try:
-            shown = _samples(spec, encoder or DefaultTaskEncoder(), asked)
-            total = next(shown)
-        except EmptyDatasetError:
-            click.echo(f"{spec.path} [{spec.split_part}]: empty, skipped")
-            continue
-        click.echo(f"{spec.path} [{spec.split_part}]: {counted(total, 'sample')}")
-        for count, (number, key, sample) in enumerate(shown, 1):
-            click.echo(f"Sample {number}, key {key!r}" + ("" if sample is None else f", {type(sample).__name__}"))
-            if isinstance(sample, Rejected):
-                _tell(sample.failure)
-            else:
-                _write(sample, asked["images"])
-            if interactive and not click.confirm("Go on?", default=True):
-                return
-            if not interactive and count >= asked["samples"]:
-                break
-
-
-def show_place(site: Site, places: list[Place], samples: list[tuple[int, int]], images: bool | None) -> None:
-    """Write the samples of steps, or single samples, after the hooks."""
-    run = site.run
-    for place in places:
-        for micro_batch in site.finder.make(place):
-            rank = "" if micro_batch.rank is None or run.options.ranks == 1 else f", rank {micro_batch.rank}"
-            click.echo(f"{str(place).capitalize()}{rank}: {counted(len(micro_batch.planned), 'sample')}")
-            for address in micro_batch.planned:
-                _show(site, site.makers.sample(*address[:3]), images)
-    for leaf, index in samples:
-        _show(site, site.makers.sample(leaf, index, 0), images)
-
-
-def _show(site: Site, shown: ShownSample, images: bool | None) -> None:
-    where = f"{site.run.leaf_name(shown.leaf)}, number {shown.index:,}, epoch {shown.epoch:,}"
-    click.echo(f"Sample {shown.key!r} ({where})")
-    for failure in shown.failures:
-        _tell(failure)
-    for value in shown.made:
-        _write(value, images)
-
-
-def _tell(failure: Failure) -> None:
-    click.echo(f"  {failure.stage}: {failure.reason}")
-
-
-def _write(sample: Any, images: bool | None) -> None:
-    draws = sys.stdout.isatty() if images is None else images
-    for line in sample_lines(sample, width=shutil.get_terminal_size().columns, colours=draws):
-        click.echo(line, color=draws or None)
-
-
-def _specs(path: str, split_parts: str, dataset_config: str, split_config: str) -> Iterator[LeafSpec]:
-    """Yield the data sets of the existing splits."""
-    problem = None
-    any_split = False
-    parts = [part.strip() for part in split_parts.split(",")][: 1 if is_jsonl(path) else None]  # a file has no splits
-    for part in parts:
-        try:
-            specs = find_leaves(path, part, dataset_config, split_config, None)
-            if not is_metadataset(path):
-                open_source(specs[0])
-        except (ConfigError, EmptyDatasetError) as error:
-            problem = error
-            continue
-        any_split = True
-        yield from specs
-    if not any_split and problem is not None:
-        raise problem
-
-
-def _samples(spec: LeafSpec, encoder: TaskEncoder, asked: dict[str, Any]) -> Iterator[Any]:
-    """Yield the number of samples first; then number, key and sample of each."""
-    source = open_source(spec)
-    yield len(source)
-    leaf = open_whole(spec, encoder, asked["trust_code"], source)
-    runner = JobRunner([leaf], encoder, hooks_of(encoder, packing=False, batched=False), seed=0)
-    for number in range(asked["start"], len(source)):
-        with HookContext() as context:
-            sample = runner.one((0, number, 0), context)
-        yield number, source.key(number), sample
 
 
 _PARTS = "train,val,test"
@@ -216,9 +111,6 @@ in_terminal = click.Command("preview", params=command.params, callback=_in_termi
 
 def _site(path: str, encoder: TaskEncoder | None, asked: Mapping[str, Any]) -> Site:
     """Make the pages of the first split that exists."""
-    from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
-    from energon_lite.extras.inspect.preview.site import Site
-
     same = ("dataset_config", "split_config", "trust_code", "batch_size", "packing_buffer_size", "shuffle_buffer_size")
     options = RunOptions(
         **{name: asked[name] for name in (*same, "max_samples_per_sequence", "ranks", "seed")},
@@ -248,8 +140,6 @@ def _site(path: str, encoder: TaskEncoder | None, asked: Mapping[str, Any]) -> S
 
 def _places(site: Site, asked: Mapping[str, Any]) -> list[Place]:
     """Places that the options name."""
-    from energon_lite.extras.inspect.preview.steps import Place
-
     if asked["step"] is not None:
         return [site.finder.at_step(asked["step"])]
     key = _restore_key(asked["key"])
@@ -307,8 +197,6 @@ def _restore_key(text: str | None) -> list[Any]:
 
 
 def _write_file(file: str, site: Site, places: list[Place], samples: list[tuple[int, int]], leaf: int | None) -> None:
-    from energon_lite.extras.inspect.preview.site import write_page
-
     left_out = write_page(file, site, places=places, samples=samples, leaf=None if samples else leaf)
     click.echo(f"The page is in {file}.")
     if left_out:
@@ -316,8 +204,6 @@ def _write_file(file: str, site: Site, places: list[Place], samples: list[tuple[
 
 
 def _serve(site: Site, places: list[Place], samples: list[tuple[int, int]], leaf: int | None, port: int) -> None:
-    from energon_lite.extras.inspect.preview.server import PreviewServer
-
     with PreviewServer(site, port) as server:
         address = server.url.removesuffix(site.base)
         if places:

@@ -1,17 +1,35 @@
-"""HTML with escaping by construction: text becomes markup only through :func:`element`, which escapes it.
+"""HTML with escaping by construction, and charts as SVG.
 
-Samples contain untrusted text, so pages are never concatenated from strings: every value that is not :class:`Markup` is
-escaped on insertion, as text or as an attribute, and only this file makes Markup from a string.
-"""
+Text becomes markup only through :func:`element`, which escapes it. Samples contain untrusted text, so pages are never
+concatenated from strings: every value that is not :class:`Markup` is escaped on insertion, as text or as an attribute,
+and only this file makes Markup from a string."""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from urllib.parse import quote
 
-__all__ = ["Child", "Markup", "document", "element", "joined", "raw", "url_path"]
+import numpy as np
+
+from energon_lite.errors import counted
+
+__all__ = [
+    "COLOURS",
+    "Child",
+    "Markup",
+    "colour_of",
+    "document",
+    "element",
+    "histogram",
+    "joined",
+    "raw",
+    "segments_bar",
+    "share_bar",
+    "url_path",
+]
 
 _VOID = frozenset({"br", "hr", "img", "input", "link", "meta", "source", "wbr"})
 #: Characters that HTML forbids, lone surrogates among them. Newlines and tabs are allowed.
@@ -100,3 +118,127 @@ def _add(parts: list[str], children: Iterable[Child]) -> None:
 
 def _text(value: object) -> str:
     return escape(_FORBIDDEN.sub("\ufffd", str(value)), quote=True)
+
+
+#: Number of colours of data sets in the style sheet.
+COLOURS = 12
+#: Ratio of the largest number to the median above which bins have logarithmic widths.
+_SKEWED = 12
+
+
+def colour_of(leaf: int) -> str:
+    """Return the CSS class of a data set's colour."""
+    return f"c{leaf % COLOURS}"
+
+
+def share_bar(share: float, leaf: int | None = None) -> Markup:
+    """Draw a bar whose length is a share of 1; the number is written next to it."""
+    width = max(0.6, 100 * min(1.0, share)) if share > 0 else 0
+    bar = element("rect", width=f"{width:.2f}", height=8, rx=1, class_="all" if leaf is None else colour_of(leaf))
+    back = element("rect", width=100, height=8, rx=1, class_="back")
+    box = {"viewBox": "0 0 100 8", "preserveAspectRatio": "none"}
+    return element("svg", back, bar, class_="share", aria_hidden="true", **box)
+
+
+def segments_bar(parts: Sequence[tuple[int, int, str]], capacity: int | None) -> Markup:
+    """Draw a pack to scale.
+
+    Args:
+        parts: length in tokens, data set (for its colour) and name of each segment.
+        capacity: the most tokens of a pack; None if not known.
+    """
+    total = max(1, capacity or 0, sum(length for length, _, _ in parts))
+    place, rects = 0.0, []
+    for length, leaf, name in parts:
+        width = 1000 * length / total
+        title = element("title", f"{name}: {counted(length, 'token')}")
+        gap = min(1.2, width / 4)
+        rects.append(
+            element(
+                "rect", title, x=f"{place:.2f}", width=f"{width - gap:.2f}", height=28, rx=2, class_=colour_of(leaf)
+            )
+        )
+        place += width
+    used = sum(length for length, _, _ in parts)
+    label = f"A pack of {counted(len(parts), 'segment')}, {counted(used, 'token')}"
+    label += f" of {capacity:,}, {100 * used / capacity:.1f}% full" if capacity else ""
+    back = element("rect", width=1000, height=28, rx=2, class_="back")
+    box = {"viewBox": "0 0 1000 28", "preserveAspectRatio": "none"}
+    return element("svg", back, rects, role="img", aria_label=label, class_="pack", **box)
+
+
+def histogram(values: Sequence[int] | np.ndarray, title: str, unit: str, *, bins: int = 24) -> Markup | None:
+    """Draw a histogram; None if there are no values.
+
+    Args:
+        values: any numbers of one kind.
+        title: description of the numbers.
+        unit: unit of the numbers.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    if not len(numbers):
+        return None
+    low, high = float(numbers.min()), float(numbers.max())
+    is_skewed = False
+    whole = bool((numbers == np.round(numbers)).all())
+    if whole and high - low < bins:
+        edges = np.arange(low, high + 2) - 0.5
+    elif is_skewed := low > 0 and high > _SKEWED * float(np.median(numbers)):
+        edges = np.geomspace(low, high, bins + 1)
+        edges[-1] = high + (1 if whole else 0)
+    else:
+        edges = np.histogram_bin_edges(numbers, bins=bins)
+    counts = np.histogram(numbers, edges)[0].tolist()
+    names = [_range(first, last, whole) for first, last in itertools.pairwise(edges)]
+    most, width = max(counts), 480 / len(counts)
+    bars = [
+        element(
+            "rect",
+            element("title", f"{name} {unit}: {count:,}"),
+            x=f"{width * number + 1:.2f}",
+            y=f"{100 - 96 * count / most:.2f}",
+            width=f"{max(1.0, width - 2):.2f}",
+            height=f"{96 * count / most:.2f}",
+            class_="all",
+        )
+        for number, (name, count) in enumerate(zip(names, counts, strict=True))
+        if count
+    ]
+    line = element("rect", x=0, y=100, width=480, height=1, class_="axis")
+    mean = float(numbers.mean())
+    words = f"{title}: {len(numbers):,} from {_number(low)} to {_number(high)} {unit}, mean {_number(mean)}"
+    rows = [
+        element("tr", element("td", name), element("td", f"{count:,}", class_="number"))
+        for name, count in zip(names, counts, strict=True)
+        if count
+    ]
+    head = element("tr", element("th", unit, scope="col"), element("th", "count", scope="col", class_="number"))
+    scale = "logarithmic" if is_skewed else None
+    ends = element(
+        "div", element("span", _number(low)), element("span", scale), element("span", _number(high)), class_="ends"
+    )
+    return element(
+        "figure",
+        element(
+            "figcaption", element("strong", title), element("span", f"mean {_number(mean)} {unit}", class_="muted")
+        ),
+        element("svg", bars, line, viewBox="0 0 480 102", role="img", aria_label=words, class_="histogram"),
+        ends,
+        element(
+            "details",
+            element("summary", "as a table"),
+            element("table", element("thead", head), element("tbody", rows)),
+        ),
+        class_="chart",
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.4g}" if abs(value) < 10 else f"{value:,.1f}"
+
+
+def _range(first: float, last: float, whole: bool) -> str:
+    if not whole:
+        return f"{_number(first)} to {_number(last)}"
+    low, high = int(np.ceil(first)), int(np.ceil(last)) - 1
+    return f"{low:,}" if low >= high else f"{low:,} to {high:,}"

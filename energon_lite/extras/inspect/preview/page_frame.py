@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Protocol
 from urllib.parse import urlencode
 
 from energon_lite.extras.inspect.preview.element import Child, Markup, document, element, raw, url_path
@@ -19,26 +18,32 @@ __all__ = ["Links", "ServedLinks", "error_page", "page", "policy"]
 NAME = "="
 
 
-class Links(Protocol):
-    """Interface for the addresses of a page's links; None if a target is not available."""
+class Links:
+    """Addresses of a page's links; None if a target is not available. This class has none; see the derived ones."""
 
     def overview(self) -> str | None:
         """Return the address of the first page."""
+        return None
 
     def place(self, place: Place, *, whole: bool = False) -> str | None:
         """Return the address of a step; with ``whole``, of all its samples."""
+        return None
 
     def sample(self, leaf: int, index: int, epoch: int) -> str | None:
         """Return the address of a single sample."""
+        return None
 
     def leaf(self, leaf: int, first: int = 0) -> str | None:
         """Return the address of a data set's page, from its ``first`` sample on."""
+        return None
 
     def bad(self) -> str | None:
         """Return the address of the page of bad samples."""
+        return None
 
     def find(self) -> str | None:
         """Return the target of the forms that find a step or a sample."""
+        return None
 
     def media(self, owner: tuple[object, ...], path: Sequence[str]) -> str | None:
         """Return the address of media in a sample, or in a batch.
@@ -47,9 +52,10 @@ class Links(Protocol):
             owner: ``("sample", leaf, index, epoch, "stored" or "made")``, or ``("batch", place..., rank)``.
             path: names and numbers of the fields and entries that lead to it.
         """
+        return None
 
 
-class ServedLinks:
+class ServedLinks(Links):
     """Addresses on the server.
 
     Args:
@@ -64,9 +70,8 @@ class ServedLinks:
 
     def place(self, place: Place, *, whole: bool = False) -> str:
         more = "?" + urlencode({"whole": 1}) if whole else ""
-        if place.step is not None:
-            return self._base + url_path("step", place.step) + more
-        return self._base + url_path("chunk", place.chunk, place.batch) + more
+        parts = ("chunk", place.chunk, place.batch) if place.step is None else ("step", place.step)
+        return self._base + url_path(*parts) + more
 
     def sample(self, leaf: int, index: int, epoch: int) -> str:
         return self._base + url_path("sample", leaf, index, epoch)

@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 from urllib.parse import unquote
 
 from energon_lite.errors import EnergonLiteError, UsageError
-from energon_lite.extras.inspect.metrics.bounded_server import BoundedServer
 from energon_lite.extras.inspect.preview.page_frame import policy
 from energon_lite.extras.inspect.preview.site import Answer, Site
+from energon_lite.extras.inspect.prometheus import BoundedServer
 
 __all__ = ["PreviewServer"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -12,6 +11,7 @@ from typing import Any
 from energon_lite.config.leaf_spec import FoundLeaves, LeafSpec
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import StateError, UnlikeError, UsageError, counted, did_you_mean
+from energon_lite.extras.inspect.sample_history import indices_of
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, stateless
 from energon_lite.loading.blend_weights import LeafFacts, by_samples, leaf_facts
 from energon_lite.loading.iterators.dataset import SavableDataset
@@ -25,8 +25,6 @@ from energon_lite.loading.options import ByTokens, Chunks, Reading
 from energon_lite.loading.recipes import get_train_dataset, get_val_dataset
 from energon_lite.loading.states.files import read_state_files
 from energon_lite.loading.states.merge import merged
-from energon_lite.storage.index.key_index import KeyIndex
-from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.worker_config import WorkerConfig
 
@@ -273,11 +271,8 @@ class ShownRun:
         matches: list[tuple[int, int]] = []
         for number in range(len(self.leaves)) if leaf is None else [leaf]:
             source = self.leaves[number].source
-            if isinstance(source, WebdatasetSource):
-                indices = (_number_of(source.choice, sample) for sample in KeyIndex(source.index).find(key))
-                matches += [(number, index) for index in indices if index is not None]
-            elif len(source) <= _SEARCHED:
-                matches += [(number, index) for index in range(len(source)) if source.key(index) == key]
+            if isinstance(source, WebdatasetSource) or len(source) <= _SEARCHED:
+                matches += [(number, index) for index in indices_of(source, key)]
         return matches
 
 
@@ -291,14 +286,3 @@ def check_state(dataset: SavableDataset, state: Mapping[str, Any]) -> PlannedCur
         return dataset.cursor(dict(state), whole=True)
     assert isinstance(dataset, PlannedDataset)
     return dataset.cursor(dict(state))
-
-
-def _number_of(choice: SampleChoice, sample: int) -> int | None:
-    """Return the index among the chosen samples of an index in the whole folder; None if it is not chosen."""
-    firsts = choice.index.shards[:, 3]
-    shard = choice.index.shard_names[int(firsts[:-1].searchsorted(sample, "right")) - 1]
-    for place in (place for place, name in enumerate(choice.shard_names) if name == shard):
-        at = bisect_left(range(len(choice)), (place, sample), key=choice.locate)
-        if at < len(choice) and choice.locate(at) == (place, sample):
-            return at
-    return None

@@ -15,23 +15,22 @@ from urllib.parse import parse_qs
 import numpy as np
 
 from energon_lite.errors import EnergonLiteError, UsageError, counted
-from energon_lite.extras.inspect.preview.browser_bytes import png_of
 from energon_lite.extras.inspect.preview.element import Child, element
-from energon_lite.extras.inspect.preview.media import Media, made_media, stored_media
-from energon_lite.extras.inspect.preview.page_frame import NAME, ServedLinks, error_page, page
-from energon_lite.extras.inspect.preview.run_pages import (
+from energon_lite.extras.inspect.preview.media import Media, made_media, part_size, png_of, stored_media
+from energon_lite.extras.inspect.preview.page_frame import NAME, Links, ServedLinks, error_page, page
+from energon_lite.extras.inspect.preview.pages import (
     LEAF_SAMPLES,
     bad_main,
+    leaf_label,
     leaf_main,
     overview_main,
     run_facts,
+    sample_card,
     tree,
 )
-from energon_lite.extras.inspect.preview.sample_view import leaf_label, sample_card
 from energon_lite.extras.inspect.preview.shown_run import ShownRun
-from energon_lite.extras.inspect.preview.shown_sample import SampleMakers, part_size
 from energon_lite.extras.inspect.preview.step_page import step_main
-from energon_lite.extras.inspect.preview.steps import Place, StepFinder
+from energon_lite.extras.inspect.preview.steps import Place, SampleMakers, StepFinder
 from energon_lite.extras.inspect.preview.value_view import Amount
 from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.storage.files.atomic_file import write_bytes
@@ -306,7 +305,7 @@ _LARGEST = 24 << 20
 _ALTOGETHER = 96 << 20
 
 
-class FileLinks:
+class FileLinks(Links):
     """Addresses in a file: media are embedded, and other pages are not available.
 
     Attributes:
@@ -317,24 +316,6 @@ class FileLinks:
         self._site = site
         self._used = 0
         self.left_out = 0
-
-    def overview(self) -> None:
-        return None
-
-    def place(self, place: Place, *, whole: bool = False) -> None:
-        return None
-
-    def sample(self, leaf: int, index: int, epoch: int) -> None:
-        return None
-
-    def leaf(self, leaf: int, first: int = 0) -> None:
-        return None
-
-    def bad(self) -> None:
-        return None
-
-    def find(self) -> None:
-        return None
 
     def media(self, owner: tuple[object, ...], path: Sequence[str]) -> str | None:
         media = self._site.media(owner, path)

@@ -14,13 +14,12 @@ from energon_lite.batching.capacity import AttentionCost
 from energon_lite.batching.strategy import packing_capacity
 from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.errors import counted
-from energon_lite.extras.inspect.preview.charts import colour_of, histogram, segments_bar
-from energon_lite.extras.inspect.preview.element import Child, Markup, element
+from energon_lite.extras.inspect.preview.element import Child, Markup, colour_of, element, histogram, segments_bar
+from energon_lite.extras.inspect.preview.media import fields_of
 from energon_lite.extras.inspect.preview.page_frame import Links
-from energon_lite.extras.inspect.preview.sample_view import failure_view, leaf_label, sample_card
+from energon_lite.extras.inspect.preview.pages import failure_view, leaf_label, sample_card
 from energon_lite.extras.inspect.preview.shown_run import Listed, ShownRun
-from energon_lite.extras.inspect.preview.shown_sample import SampleMakers, fields_of
-from energon_lite.extras.inspect.preview.steps import MicroBatch, Place, StepFinder
+from energon_lite.extras.inspect.preview.steps import MicroBatch, Place, SampleMakers, StepFinder
 from energon_lite.extras.inspect.preview.value_view import Amount, ValueView
 from energon_lite.loading.makers.outcomes import Address
 

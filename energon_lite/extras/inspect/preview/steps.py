@@ -1,28 +1,156 @@
-"""Samples of any place in the run, from the plan alone, without running the steps before it.
+"""Samples and batches for pages: a sample as stored and after the hooks, and the batches of any place in the run.
 
-If micro-batches have a fixed number of samples, a place is a *step*, and any step is found directly. If they are
-planned by tokens, or made by packing hooks, the number of micro-batches before a place is known only after making them
-all. In this case, a place is a *chunk* of the plan, and a micro-batch in it.
-"""
+Batches are made from the plan alone, without running the steps before them. If micro-batches have a fixed number of
+samples, a place is a *step*, and any step is found directly. If they are planned by tokens, or made by packing hooks,
+the number of micro-batches before a place is known only after making them all. In this case, a place is a *chunk* of
+the plan, and a micro-batch in it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
-from energon_lite.errors import UsageError, counted
+from energon_lite.errors import EnergonLiteError, UsageError, counted
+from energon_lite.extras.inspect.preview.media import browser_type, kind_of_type, part_bytes, part_size
 from energon_lite.extras.inspect.preview.shown_run import ShownRun, check_state
-from energon_lite.extras.inspect.preview.shown_sample import SampleMakers
 from energon_lite.loading.iterators.lane_cursor import LaneCursor
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
 from energon_lite.loading.makers.batch_runner import BatchRunner, Job
 from energon_lite.loading.makers.hook_errors import failure_of
-from energon_lite.loading.makers.outcomes import Address, Failure, Outcome
+from energon_lite.loading.makers.outcomes import Address, Failure
+from energon_lite.storage.read.sample_reader import SampleReader
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecoder
 
-__all__ = ["MicroBatch", "Place", "StepFinder"]
+__all__ = ["MicroBatch", "Place", "SampleMakers", "ShownSample", "StepFinder"]
+
+#: Number of cached samples: a page requests media one by one, each a part of its sample.
+_KEPT = 48
+#: The most pixels along a side of a thumbnail, and the most bytes of a part from which one is made.
+_SMALL_SIDE = 96
+_LARGEST_FOR_SMALL = 16 << 20
+#: Number of bad samples that are remembered.
+_MOST_BAD = 500
+
+
+@dataclass(frozen=True)
+class ShownSample:
+    """A sample as shown on a page.
+
+    Args:
+        leaf, index, epoch: its address.
+        key: its key.
+        shard: name of its shard.
+        stored: its parts by name: bytes, a part not read yet, or a value from a source of the user's.
+        unread: reason why the parts could not be read; empty if they could.
+        made: results of the sample hooks: usually one value, several if they yield several, none if the sample is lost.
+        failures: reasons for the loss.
+    """
+
+    leaf: int
+    index: int
+    epoch: int
+    key: str
+    shard: str
+    stored: Mapping[str, Any]
+    unread: str = ""
+    made: Sequence[Any] = ()
+    failures: Sequence[Failure] = field(default=())
+
+
+class SampleMakers:
+    """Maker of samples for pages, with the hooks as the loader calls them, and a cache."""
+
+    def __init__(self, run: ShownRun):
+        self._run = run
+        self.runner = run.dataset.runner()
+        self.runner.services.worker_config = run.dataset.worker_config
+        self._reader = lru_cache(64)(self._new_reader)
+        self._kept = lru_cache(_KEPT)(self._make)
+        self._small = lru_cache(256)(self._make_small)
+        #: Failures so far, by address.
+        self.bad: dict[tuple[int, int, int], Sequence[Failure]] = {}
+
+    def sample(self, leaf: int, index: int, epoch: int) -> ShownSample:
+        """Return the sample at an address.
+
+        Raises:
+            UsageError: the address does not exist.
+        """
+        run = self._run
+        if not (run.dataset.has(leaf, index) and epoch >= 0):
+            most = counted(len(run.leaves), "data set")
+            if 0 <= leaf < len(run.leaves):
+                most = f"{counted(len(run.leaves[leaf].source), 'sample')} in {run.leaf_name(leaf)}"
+            raise UsageError(f"there is no sample {index} of data set {leaf}", fix=f"there are {most}, counted from 0")
+        with run.lock:
+            return self._kept(leaf, index, epoch)
+
+    def small_picture(self, leaf: int) -> bytes:
+        """Return a PNG thumbnail of the first image in a data set's first sample, without running hooks.
+
+        The bytes are empty if there is no image, it cannot be read, or Pillow is not installed.
+        """
+        with self._run.lock:
+            return self._small(leaf)
+
+    def _make_small(self, leaf: int) -> bytes:
+        names = getattr(self._run.leaves[leaf].source, "part_names", ())
+        if not any(name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS for name in names):
+            return b""  # without reading a sample
+        try:
+            from PIL import Image
+
+            for part in self._reader(leaf).sample(0).parts.values():
+                size = part_size(part) or 0
+                data = part_bytes(part, 0, size) if 0 < size <= _LARGEST_FOR_SMALL else b""
+                if kind_of_type(browser_type(data)) == "image":
+                    picture, file = Image.open(io.BytesIO(data)), io.BytesIO()
+                    picture.thumbnail((_SMALL_SIDE, _SMALL_SIDE))
+                    picture.convert("RGBA").save(file, "png")
+                    return file.getvalue()
+        except Exception:  # the data set's page shows the error
+            pass
+        return b""
+
+    def _make(self, leaf: int, index: int, epoch: int) -> ShownSample:
+        source = self._run.leaves[leaf].source
+        key = shard = unread = ""
+        stored = dict[str, Any]()
+        try:
+            key, shard = source.key(index), source.shard_names[source.locate(index)[0]]
+            stored = self._reader(leaf).sample(index).parts
+        except Exception as error:  # the page shows any error
+            unread = error.what if isinstance(error, EnergonLiteError) else f"{type(error).__name__}: {error}"
+        made, failures = self._made((leaf, index, epoch))
+        if failures:
+            self.bad[leaf, index, epoch] = failures
+            while len(self.bad) > _MOST_BAD:
+                del self.bad[next(iter(self.bad))]
+        return ShownSample(leaf, index, epoch, key, shard, stored, unread, made, failures)
+
+    def _made(self, address: tuple[int, int, int]) -> tuple[Sequence[Any], Sequence[Failure]]:
+        """Run the sample hooks; return their results and the failures."""
+        try:
+            return self.runner.results(address)
+        except Exception as error:  # including errors that would end a run
+            return (), (failure_of(error, "hooks", self._run.leaves[address[0]].name, f"sample {address[1]}"),)
+
+    def _new_reader(self, leaf: int) -> Any:
+        """Make a reader of all parts of samples, also of those that hooks ignore.
+
+        Large media are read only as far as needed.
+        """
+        source = self._run.leaves[leaf].source
+        if isinstance(source, WebdatasetSource):
+            return SampleReader(source, None, SampleDecoder().streamed(source.part_names))
+        return self._run.leaves[leaf].reader
+
 
 #: The most chunks that are planned to reach a step; each takes a moment.
 _PLANNED_CHUNKS = 24
@@ -239,7 +367,8 @@ class StepFinder:
                     rank, planned, failures=[failure_of(error, "batch", "*", counted(len(planned), "sample"))]
                 )
         used = (result.trace or {}).get("addresses", planned)
-        return MicroBatch(rank, planned, used, result.batch, _failures(result.outcomes))
+        lost = [outcome for outcome in result.outcomes if isinstance(outcome, Failure)]
+        return MicroBatch(rank, planned, used, result.batch, lost)
 
     def chunk(self, number: int) -> Sequence[MicroBatch]:
         """Make the first micro-batches of a chunk by the hooks."""
@@ -252,7 +381,7 @@ class StepFinder:
             try:
                 for result in runner.batches(dataset.job(0, number)):
                     used = (result.trace or {}).get("addresses", ())
-                    lost = _failures(result.outcomes)
+                    lost = [outcome for outcome in result.outcomes if isinstance(outcome, Failure)]
                     if result.is_batch:
                         made.append(MicroBatch(None, used, used, result.batch, lost))
                     elif lost:  # after the last batch
@@ -263,7 +392,3 @@ class StepFinder:
                 made.append(MicroBatch(None, (), failures=[failure_of(error, "chunk", "*", f"chunk {number}")]))
             self._made = number, made
             return made
-
-
-def _failures(outcomes: Sequence[Outcome]) -> list[Failure]:
-    return [outcome for outcome in outcomes if isinstance(outcome, Failure)]

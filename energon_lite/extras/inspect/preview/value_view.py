@@ -11,11 +11,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from energon_lite.extras.inspect.preview.browser_bytes import pixels_of
 from energon_lite.extras.inspect.preview.element import Child, Markup, element
-from energon_lite.extras.inspect.preview.media import is_film, is_sound, made_media, sound_rate, stored_media, stream_of
+from energon_lite.extras.inspect.preview.media import (
+    fields_of,
+    is_film,
+    is_sound,
+    made_media,
+    part_bytes,
+    part_size,
+    pixels_of,
+    sound_rate,
+    stored_media,
+    stream_of,
+)
 from energon_lite.extras.inspect.preview.shown_run import Decode
-from energon_lite.extras.inspect.preview.shown_sample import fields_of, part_bytes, part_size
 from energon_lite.extras.inspect.preview.token_text import find_tokens, token_figure
 from energon_lite.storage.samples.decoding import SampleDecoder
 

@@ -127,17 +127,6 @@ except ImportError as error:
     how = "pip install 'energon-lite[vision]'"
     raise ImportError(f"energon_lite.extras.tools.transforms needs torchvision: {how} ({error})") from error
 
-__all__ = [
-    "CenterCropMapper",
-    "RandomCropMapper",
-    "RandomHorizontalFlipMapper",
-    "RandomPerspectiveMapper",
-    "RandomResizedCropMapper",
-    "RandomRotationMapper",
-    "RandomVerticalFlipMapper",
-    "ResizeMapper",
-]
-
 
 class ResizeMapper(TransformMapper[T.Resize]):
     """Mapper of ``Resize``, without its smoothing when scaling down."""

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import StateMismatchError
 from energon_lite.extras import energon as mine
-from energon_lite.extras.energon.compat import recipes
-from energon_lite.extras.energon.compat.task_encoder import DefaultTaskEncoder
+from energon_lite.extras.energon.compat import loaders as compat
+from energon_lite.extras.energon.compat.hooks import DefaultTaskEncoder
 from energon_lite.loading.iterators import lane_iterator
 from tests.core.laws.content_encoders import Content, contents
 from tests.effort import examples
@@ -107,7 +107,7 @@ def on_ranks(world: int, work: Callable[[int], Any]) -> list[Any]:
 
 def loader_of(path: Path, rank: int, world: int, workers: int, **arguments: Any) -> Any:
     config = mine.WorkerConfig(rank=rank, world_size=world, num_workers=workers)
-    dataset = recipes.get_val_dataset(str(path), worker_config=config, split_part="val", **arguments)
+    dataset = compat.get_val_dataset(str(path), worker_config=config, split_part="val", **arguments)
     return mine.get_savable_loader(dataset, start_method="main")  # workers change nothing else
 
 
@@ -193,7 +193,7 @@ def test_limited_and_repeated_validation_is_that_of_energon(data: Path, kind: st
 
         config = mine.WorkerConfig(rank=0, world_size=1, num_workers=workers)
         made = encoder(mine, DefaultTaskEncoder, kind)
-        one = recipes.get_val_dataset(str(data / "a"), worker_config=config, task_encoder=made, **options)
+        one = compat.get_val_dataset(str(data / "a"), worker_config=config, task_encoder=made, **options)
         dataset = wrapped(mine, one, repeats, length)
         with mine.get_loader(dataset, start_method="main") as loader:
             wanted = theirs(build, 0, 1, workers)
@@ -209,7 +209,7 @@ def test_those_of_its_processes_are_the_same(data: Path, kind: str) -> None:
     dataset = energon.get_val_dataset(str(data / "a"), worker_config=config, task_encoder=made, **arguments)
     here = mine.WorkerConfig(rank=0, world_size=1, num_workers=2)
     encoded = encoder(mine, DefaultTaskEncoder, kind)
-    own = recipes.get_val_dataset(str(data / "a"), worker_config=here, task_encoder=encoded, **arguments)
+    own = compat.get_val_dataset(str(data / "a"), worker_config=here, task_encoder=encoded, **arguments)
     with mine.get_loader(own) as loader:
         assert list(loader) == list(energon.get_loader(dataset))
 
@@ -229,7 +229,7 @@ def test_it_goes_on_where_it_was_cut(
 
     def loader(rank: int, ranks: int = world, each: int = workers) -> Any:
         config = mine.WorkerConfig(rank=rank, world_size=ranks, num_workers=each)
-        dataset = recipes.get_val_dataset(leaf, split_part="train", worker_config=config, **content.arguments())
+        dataset = compat.get_val_dataset(leaf, split_part="train", worker_config=config, **content.arguments())
         return mine.get_savable_loader(dataset, start_method="main")
 
     def begin(rank: int) -> Any:
@@ -260,5 +260,5 @@ def test_who_says_what_becomes_of_chunks_is_not_dealt_to(data: Path) -> None:
     made = encoder(mine, DefaultTaskEncoder, "yields")
     config = mine.WorkerConfig(rank=0, world_size=1, num_workers=2)
     common: dict[str, Any] = {"worker_config": config, "batch_size": 4, "task_encoder": made, "chunk_size": 16}
-    one, other = (lib.get_val_dataset(str(data / "a"), **common) for lib in (recipes, mine))
+    one, other = (lib.get_val_dataset(str(data / "a"), **common) for lib in (compat, mine))
     assert one.identity.fingerprint == other.identity.fingerprint

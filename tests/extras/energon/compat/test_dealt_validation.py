@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import StateMismatchError
-from energon_lite.extras.energon.compat import recipes
+from energon_lite.extras.energon.compat import loaders as compat
 from energon_lite.extras.energon.compat.dealt_plan import DealtPlan, Shares
 from energon_lite.order import ConcatOrder
 from tests.effort import examples
@@ -78,12 +78,12 @@ def test_batches_of_a_loader_are_those_of_energon(tmp_path: Path, tools: Any) ->
         for rank in range(2):
             place = {"rank": rank, "world_size": 2, "num_workers": 2}
             theirs = keys_of(energon.get_val_dataset, energon.get_loader, path, energon.WorkerConfig(**place))
-            ours = keys_of(recipes.get_val_dataset, energon_lite.get_loader, path, energon_lite.WorkerConfig(**place))
+            ours = keys_of(compat.get_val_dataset, energon_lite.get_loader, path, energon_lite.WorkerConfig(**place))
             assert [keys for keys in ours[1] if keys] == theirs[1], (path, rank)
             lengths.append((ours[0], theirs[0]))
         assert {one for one, _ in lengths} == {max(other for _, other in lengths)}  # here, ranks are in step
     config = energon_lite.WorkerConfig(rank=0, world_size=1, num_workers=3)
-    limited = keys_of(recipes.get_val_dataset, energon_lite.get_loader, blend, config, limit=2)
+    limited = keys_of(compat.get_val_dataset, energon_lite.get_loader, blend, config, limit=2)
     assert limited[0] == 2 and [len(batch) for batch in limited[1]] == [3, 3]
 
 
@@ -93,7 +93,7 @@ def test_who_is_dealt_to_is_part_of_the_run(leaf_of: Any) -> None:
     loaders = []
     for workers in (2, 2, 3):
         config = energon_lite.WorkerConfig(rank=0, world_size=1, num_workers=workers)
-        dataset = recipes.get_val_dataset(leaf_of(20), split_part="train", batch_size=3, worker_config=config)
+        dataset = compat.get_val_dataset(leaf_of(20), split_part="train", batch_size=3, worker_config=config)
         loaders.append(energon_lite.get_savable_loader(dataset))
     first, same, other = loaders
     whole = [batch.__key__ for batch in first]

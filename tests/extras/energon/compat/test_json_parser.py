@@ -9,8 +9,7 @@ import megatron.energon.typed_converter as theirs
 import pytest
 
 from energon_lite.errors import ConfigError
-from energon_lite.extras.energon.compat.fields import to_json_object
-from energon_lite.extras.energon.compat.json_parser import JsonParser
+from energon_lite.extras.energon.compat.documents import JsonParser, to_json_object
 from energon_lite.storage.files.epath import EPath
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from megatron.energon.sample_utils import format_sample_detailed as theirs
 
-from energon_lite.extras.energon.compat.samples import format_sample_detailed
+from energon_lite.extras.energon.compat.hooks import format_sample_detailed
 
 
 @dataclasses.dataclass

@@ -38,9 +38,13 @@ from energon_lite.extras.energon import (
     prepare_metadataset,
     traverse_metadataset,
 )
-from energon_lite.extras.energon.factories.kinds import EnergonDatasetType, WebdatasetMeta, get_dataset_type
+from energon_lite.extras.energon.factories.kinds import (
+    EnergonDatasetType,
+    MetadatasetNode,
+    WebdatasetMeta,
+    get_dataset_type,
+)
 from energon_lite.extras.energon.factories.loaders import DatasetBlendMode, DatasetSubset, get_dataset_from_config
-from energon_lite.extras.energon.factories.nodes import MetadatasetNode
 
 ALONE = WorkerConfig(rank=0, world_size=1)
 

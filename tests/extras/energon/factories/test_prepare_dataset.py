@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from energon_lite.extras.energon import BaseWebdatasetFactory
-from energon_lite.extras.energon.compat.media import prepare_filesystem_dataset
+from energon_lite.extras.energon.compat.documents import prepare_filesystem_dataset
 from energon_lite.extras.media import ImageMetadata, MediaFilterConfig, SystemFileStore, WebdatasetFileStore
 
 

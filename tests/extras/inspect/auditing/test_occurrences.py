@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite.extras.inspect.auditing.occurrences import Occurrences, StreamPlaces, pass_at
+from energon_lite.extras.inspect.occurrences import Occurrences, StreamPlaces, pass_at
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, Rebase
 from energon_lite.order.shuffle import LeafOrder, Leaves
 from energon_lite.order.stages import WeightStage

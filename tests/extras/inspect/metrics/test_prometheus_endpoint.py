@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect import PrometheusEndpoint
-from energon_lite.extras.inspect.metrics.prometheus_endpoint import exposition
+from energon_lite.extras.inspect.prometheus import exposition
 from tests.in_time import in_time
 
 #: The grammar of the text format, for what we write: comments, and a name, labels, and a number.

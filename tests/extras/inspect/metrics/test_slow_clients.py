@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite.extras.inspect import PrometheusEndpoint
-from energon_lite.extras.inspect.metrics import bounded_server
+from energon_lite.extras.inspect import PrometheusEndpoint, prometheus
 from energon_lite.extras.inspect.preview.server import PreviewServer
 from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
@@ -66,7 +65,7 @@ def test_many_slow_clients_take_few_threads_and_files(port: int) -> None:
 
 
 def test_who_sends_a_byte_now_and_then_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_server, "PATIENCE", 0.5)
+    monkeypatch.setattr(prometheus, "PATIENCE", 0.5)
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client, pytest.raises(OSError):
         while time.monotonic() - began < 10:

@@ -13,7 +13,7 @@ import torch
 
 from energon_lite import BestFit, Capacity, SkipSample, TaskEncoder, pack_sequences
 from energon_lite.batching import TokenSequence
-from energon_lite.extras.inspect.preview.browser_bytes import png_of, webm_of
+from energon_lite.extras.inspect.preview.media import png_of, webm_of
 from energon_lite.hooks import Cooker
 from tests.conftest import blend_yaml, write_dataset
 

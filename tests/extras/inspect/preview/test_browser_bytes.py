@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from energon_lite.extras.inspect.preview.browser_bytes import browser_type, pixels_of, png_of, wav_of, webm_of
+from energon_lite.extras.inspect.preview.media import browser_type, pixels_of, png_of, wav_of, webm_of
 from tests.extras.inspect.preview.samples_to_show import ATTACK, sound
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 
-from energon_lite.extras.inspect.preview.charts import histogram, segments_bar, share_bar
+from energon_lite.extras.inspect.preview.element import histogram, segments_bar, share_bar
 
 
 def counts(chart: str) -> list[int]:

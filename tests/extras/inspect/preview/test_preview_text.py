@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from PIL import Image
 
 from energon_lite.cli.main import main
-from energon_lite.extras.inspect.preview import command as preview_text
-from energon_lite.extras.inspect.preview.sample_text import picture_lines, sample_lines
+from energon_lite.extras.inspect.preview import terminal as preview_text
+from energon_lite.extras.inspect.preview.terminal import picture_lines, sample_lines
 from tests.conftest import text_dataset, write_dataset
 
 CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from energon_lite import TaskEncoder, WorkerConfig, get_train_dataset, stateless
-from energon_lite.errors import UsageError
-from energon_lite.extras.inspect.tuning.command import draw_curve
-from energon_lite.extras.inspect.tuning.search import Setting, Speed, Tuning
-from energon_lite.extras.inspect.tuning.trials import LoaderSpeed, available_memory, memory_of
+from energon_lite.extras.inspect.tune_command import LoaderSpeed, available_memory, memory_of
+from energon_lite.extras.inspect.tuning import Setting
 
 
 class Sleeps(TaskEncoder):
@@ -54,7 +51,7 @@ def test_passes_that_end_are_begun_again_and_threads_that_cannot_are_told(leaf_o
 
 def test_memory_of_a_process_and_its_children() -> None:
     before = memory_of(os.getpid())
-    assert 0 < before <= 2 * memory_of(os.getpid(), quickly=True) + (1 << 30)
+    assert before > 0
     ready, told = os.pipe()
     leave, go = os.pipe()
     child = os.fork()
@@ -72,14 +69,3 @@ def test_memory_of_a_process_and_its_children() -> None:
         os.waitpid(child, 0)
     assert memory_of(1 << 22) == 0, "there is no such process"
     assert (available_memory() or 0) > 0
-
-
-def test_the_picture(tmp_path: Path) -> None:
-    speeds = [Speed(Setting(workers), 100.0 * max(1, workers), 10.0, 1 << 30) for workers in (0, 1, 2, 4)]
-    speeds += [Speed(Setting(4, 8), 390.0, 10.0), Speed(Setting(2, start_method="thread"), 150.0, 10.0, 1 << 30)]
-    tuning = Tuning([*speeds, Speed(Setting(8), 0.0, error="too much")], best=speeds[3])
-    draw_curve(tmp_path / "tune.svg", tuning, memory=2 << 30, title="here")
-    drawn = (tmp_path / "tune.svg").read_text()
-    assert "proposed" in drawn or drawn.count("<path") > 20
-    with pytest.raises(UsageError, match=r"\.png"):
-        draw_curve(tmp_path / "tune.xyz", tuning)

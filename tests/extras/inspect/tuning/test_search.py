@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.inspect.tuning.search import Bounds, Setting, Speed, Tuning, tune
+from energon_lite.extras.inspect.tuning import Bounds, Setting, Speed, Tuning, tune
 from tests.effort import examples
 
 GIB = 1 << 30

@@ -1,22 +1,48 @@
-"""Conversion of plain data (YAML, JSON) to typed objects, checked against dataclasses and named tuples."""
+"""Energon's conversion of plain data to typed objects, its file names, nested fields, and preparation of media."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
 import os
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Union
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
+
+import numpy as np
 
 from energon_lite.documents import load_yaml
-from energon_lite.errors import ConfigError, did_you_mean
+from energon_lite.errors import ConfigError, FieldAccessError, UsageError, did_you_mean
 from energon_lite.extras.energon.factories.base import BaseCoreDatasetFactory
 from energon_lite.extras.energon.factories.loaders import get_dataset_from_config
 from energon_lite.storage.files.epath import EPath
+from energon_lite.storage.samples.decoding import SampleDecoder
 
-__all__ = ["JsonParser", "load_config"]
+if TYPE_CHECKING:
+    from energon_lite.extras.media import MediaFilterConfig
+
+__all__ = [
+    "AV_DECODE_AVAILABLE",
+    "DEFAULT_DECODER",
+    "INDEX_SQLITE_FILENAME",
+    "INDEX_UUID_FILENAME",
+    "INFO_JSON_FILENAME",
+    "INFO_YAML_FILENAME",
+    "MAIN_FOLDER_NAME",
+    "NVDATASET_CACHE_DIR",
+    "SPLIT_YAML_FILENAME",
+    "AVDecoderType",
+    "AVProbeIndex",
+    "ImageDecoderType",
+    "JsonParser",
+    "field_access",
+    "load_config",
+    "prepare_filesystem_dataset",
+    "split_field_access",
+    "to_json_object",
+]
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -195,3 +221,146 @@ def _see(good: bool, raw: Any, kind: Any, path: str) -> None:
     if not good:
         wanted = getattr(kind, "__name__", None) if isinstance(kind, type) else None
         raise ConfigError("not of its type", at=path, expected=wanted or str(kind), found=repr(raw)[:200])
+
+
+MAIN_FOLDER_NAME = ".nv-meta"
+INDEX_SQLITE_FILENAME = "index.sqlite"
+INDEX_UUID_FILENAME = "index.uuid"
+INFO_JSON_FILENAME = ".info.json"
+INFO_YAML_FILENAME = ".info.yaml"
+SPLIT_YAML_FILENAME = "split.yaml"
+
+#: Value of the environment variable. Setting this constant has no effect: paths use the variable.
+NVDATASET_CACHE_DIR = os.environ.get("NVDATASET_CACHE_DIR")
+
+DEFAULT_DECODER = SampleDecoder()
+AV_DECODE_AVAILABLE = importlib.util.find_spec("av") is not None
+
+ImageDecoderType = str
+AVDecoderType = Literal["torch", "AVDecoder", "pyav"]
+
+
+def split_field_access(field_desc: str) -> list[list[str]]:
+    """Split an entry of a field map into alternatives, each as the part and the keys inside it.
+
+    Example:
+        >>> split_field_access("json[text][0],txt")
+        [['json', 'text', '0'], ['txt']]
+    """
+    return [option.replace("]", "").split("[") for option in field_desc.split(",")]
+
+
+def field_access(value: Any, field: Sequence[Sequence[str]]) -> Any:
+    """Return the first alternative that exists.
+
+    Raises:
+        FieldAccessError: none exists.
+
+    Example:
+        >>> field_access({"json": {"text": ["a"]}}, [["txt"], ["json", "text", "0"]])
+        'a'
+    """
+    for keys in field:
+        current = value
+        try:
+            for key in keys:
+                current = current[int(key)] if isinstance(current, (list, tuple)) else dict(current)[key]
+        except (KeyError, IndexError, TypeError, ValueError):
+            continue
+        return current
+    raise FieldAccessError(
+        f"there is no {' and no '.join('.'.join(keys) for keys in field)}", fix="correct the field map"
+    )
+
+
+def to_json_object(obj: Any) -> Any:
+    """Convert a value to plain data.
+
+    Dataclasses and named tuples become dicts of their fields; classes and functions become the names by which YAML
+    calls them.
+    """
+    if obj is None or isinstance(obj, (str, int, float, bool)):
+        return obj
+    if isinstance(obj, tuple) and hasattr(obj, "_asdict"):
+        return to_json_object(obj._asdict())
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        return {field.name: to_json_object(getattr(obj, field.name)) for field in dataclasses.fields(obj) if field.init}
+    if isinstance(obj, (list, tuple, set)):
+        return [to_json_object(item) for item in obj]
+    if isinstance(obj, dict):
+        return {key: to_json_object(item) for key, item in obj.items()}
+    if isinstance(obj, (type, types.FunctionType)):
+        kind = "__class__" if isinstance(obj, type) else "__function__"
+        return {"__module__": obj.__module__, kind: obj.__name__}
+    raise UsageError(
+        f"a {type(obj).__name__} is no plain data", fix="give dataclasses, dicts, lists, texts and numbers"
+    )
+
+
+class _Frame(NamedTuple):
+    timestamp: int
+    is_keyframe: bool
+
+
+class AVProbeIndex:
+    """Frames of a video stream in the order of the file. The whole file is read, without decoding.
+
+    Args:
+        container: result of ``av.open``; its position is at the beginning afterwards.
+        stream_idx: index among the video streams.
+
+    Example:
+        >>> AVProbeIndex(av.open("a.avi")).search_timestamp(1000)  # the number of the key frame at or before it
+        250
+    """
+
+    def __init__(self, container: Any, stream_idx: int = 0):
+        packets = (packet for packet in container.demux(video=stream_idx) if packet.pts is not None)
+        self._frames = [_Frame(packet.pts, packet.is_keyframe) for packet in packets]
+        container.seek(0)
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def __getitem__(self, idx: int) -> _Frame:
+        return self._frames[idx]
+
+    def search_timestamp(self, timestamp: int, *, backward: bool = True, any_frame: bool = False) -> int:
+        """Return the number of a frame near a time, or the first candidate if the time is before it.
+
+        Args:
+            timestamp: time in ticks of the stream's clock.
+            backward: True for the last frame at or before the time; False for the first one at or after it.
+            any_frame: True to consider all frames, not only key frames.
+
+        Returns:
+            The number of the frame; -1 if there is none.
+        """
+        candidates = [at for at, frame in enumerate(self._frames) if any_frame or frame.is_keyframe]
+        times = np.array([self._frames[at].timestamp for at in candidates], dtype=np.int64)
+        place = int(times.searchsorted(timestamp, "right" if backward else "left"))
+        place = max(place - 1, 0) if backward else place
+        return candidates[place] if place < len(candidates) else -1
+
+
+def prepare_filesystem_dataset(
+    root_path: str | os.PathLike[str],
+    media_filter: MediaFilterConfig,
+    *,
+    progress: bool,
+    workers: int = 16,
+    index_sqlite_tmp_path: Any = None,
+) -> int:
+    """Extract the metadata of the media files below a folder; return their number.
+
+    Args:
+        root_path: the folder.
+        media_filter: rule that selects media files.
+        progress: ignored; the command `energon-lite prepare-media` shows progress.
+        workers: the most processes.
+        index_sqlite_tmp_path: a folder in which the database is first written.
+    """
+    from energon_lite.extras.media.media_scan import prepare_media
+
+    tmp_path = None if index_sqlite_tmp_path is None else os.fspath(index_sqlite_tmp_path)
+    return prepare_media(root_path, media_filter, workers=workers, tmp_path=tmp_path).found

@@ -15,7 +15,7 @@ import numpy as np
 from energon_lite.batching.plan import ChunkPlan, FixedPlan, Place
 from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.errors import UsageError
-from energon_lite.extras.inspect.auditing.occurrences import Occurrences
+from energon_lite.extras.inspect.occurrences import Occurrences
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.lane_cursor import LaneCursor
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
@@ -25,7 +25,7 @@ from energon_lite.order.permutation import MAX_LENGTH
 from energon_lite.storage.index.key_index import KeyIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
-__all__ = ["Appearance", "SampleHistory", "find_samples", "sample_history"]
+__all__ = ["Appearance", "SampleHistory", "find_samples", "indices_of", "sample_history"]
 
 
 #: Largest number of plan chunks that are planned to find the number of a micro-batch.
@@ -244,11 +244,12 @@ def find_samples(dataset: SavableDataset, key: str) -> list[tuple[int, int]]:
     """Return the data set number and the sample number of each sample with this key."""
     samples = list[tuple[int, int]]()
     for leaf, source_leaf in enumerate(dataset.resolved.leaves):
-        samples += [(leaf, index) for index in _numbers(source_leaf.source, key)]
+        samples += [(leaf, index) for index in indices_of(source_leaf.source, key)]
     return samples
 
 
-def _numbers(source: Any, key: str) -> list[int]:
+def indices_of(source: Any, key: str) -> list[int]:
+    """Return the numbers of the samples of a source with this key."""
     if isinstance(source, WebdatasetSource):
         return [place for place in map(source.choice.index_of, KeyIndex(source.index).find(key)) if place is not None]
     return [index for index in range(len(source)) if source.key(index) == key]

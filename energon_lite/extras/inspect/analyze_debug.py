@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from energon_lite.cli import ExistingPath
 from energon_lite.errors import UsageError, counted
-from energon_lite.extras.inspect.tracing.command import is_trace, read_runs
+from energon_lite.extras.inspect.trace import is_trace, read_runs
 
 __all__ = ["HeatMap", "command"]
 

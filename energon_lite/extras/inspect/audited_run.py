@@ -15,8 +15,8 @@ from energon_lite.batching.digests import set_digest
 from energon_lite.batching.plan import FixedPlan
 from energon_lite.cli.checkpoint import dataset_of_state, found_states
 from energon_lite.errors import StateError, UsageError
-from energon_lite.extras.inspect.auditing.recorded_steps import RecordedStep, read_metrics, read_traces
-from energon_lite.extras.inspect.tracing.command import is_trace
+from energon_lite.extras.inspect.recorded_steps import RecordedStep, read_metrics, read_traces
+from energon_lite.extras.inspect.trace import is_trace
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.loading.iterators.state import State

@@ -1,22 +1,122 @@
-"""``energon-lite trace``: show a loader's trace of its batches as tables, or export it as a timeline."""
+"""Traces of loaders: the observer that writes a line for each batch, and ``energon-lite trace``, which reads them."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import os
 import sys
-from collections import defaultdict
+import time
+import weakref
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from heapq import nlargest
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
+from energon_lite.batching.digests import digest_text
 from energon_lite.cli import ExistingPath, aligned
 from energon_lite.errors import EnergonLiteError, UsageError, counted
+from energon_lite.loading.batch_observer import BatchEvent, BatchObserver, ObservedRank
+from energon_lite.storage.read.webdataset import WebdatasetSource
 
-__all__ = ["Run", "chrome_events", "command", "is_trace", "read_runs", "sightings"]
+__all__ = ["Run", "TraceFile", "chrome_events", "command", "is_trace", "read_runs", "sightings"]
+
+logger = logging.getLogger(__name__)
+
+
+class TraceFile(BatchObserver):
+    """Observer that writes a line of JSON for each delivered batch; ``energon-lite trace`` reads the file.
+
+    Args:
+        path: path of the file. With several ranks each has its own: ``trace.rank3.jsonl`` for ``trace.jsonl``; with
+            files of workers, the paths must already differ by rank.
+        observed: the rank and its leaves: each line identifies samples by leaf number and key. ``worker_files`` are
+            paths of the files of this rank's workers, in their order: each gets a line for each delivered batch that
+            its worker made.
+
+    A file that cannot be written causes one warning; the run continues without it.
+    """
+
+    times_stages = True
+
+    def __init__(self, path: str | os.PathLike[str], observed: ObservedRank):
+        rank, world_size, workers = observed.rank, observed.world_size, observed.worker_files
+        stem, end = os.path.splitext(os.fspath(path))
+        self.path = f"{stem}.rank{rank}{end}" if world_size > 1 and not workers else os.fspath(path)
+        self._rank = rank
+        self._world = world_size
+        self._lines = _Lines(self.path)
+        self._workers = [_Lines(file) for file in workers]
+        for number, lines in enumerate(self._workers):
+            lines.write({"t": "Worker.__init__", "r": rank, "worker_number": number})
+        clock = time.time() - time.monotonic()
+        header = {"format": _FORMAT, "version": _VERSION, "rank": rank, "pid": os.getpid(), "clock": clock}
+        header["world_size"] = world_size
+        self._count = 0
+        header |= {"t": "SavableLoader.__init__", "r": rank}
+        self._lines.write(header | {"datasets": [[leaf.name, leaf.path] for leaf in observed.leaves]})
+
+    def on_batch(self, event: BatchEvent) -> None:
+        """Write the line of a delivered batch."""
+        result = event.result
+        pass_number, position = event.step
+        made = result.trace or {}
+        keys = _keys_of(result.batch)
+        step = position // self._world
+        line: dict[str, Any] = {"pass": pass_number, "step": step, "asked": event.asked, "delivered": event.delivered}
+        line |= {"position": position, "digest": digest_text(result.digest)}
+        if made.get("worker_number", len(self._workers)) < len(self._workers):
+            own = {"t": "Worker.batch", "r": self._rank, "idx": step, "global_idx": self._count, "keys": keys}
+            self._workers[made["worker_number"]].write({**line, **own, **made})
+        # The same record for programs that read Energon's debug files.
+        line |= {"t": "SavableDataLoader.yield", "r": self._rank, "idx": step, "global_idx": self._count}
+        self._count += 1
+        self._lines.write(line | {"keys": keys or [key for _, key in made.get("sources", ())]} | made)
+
+
+class _Lines:
+    """File of JSON lines that is flushed after each line, so that it shows the last lines before a crash."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self._file: TextIO | None = None
+        try:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+            weakref.finalize(self, self._file.close)
+        except OSError as error:
+            self._give_up(error)
+
+    def write(self, line: dict[str, Any]) -> None:
+        if self._file is not None:
+            try:
+                self._file.write(json.dumps(line) + "\n")
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # the same error again
+                file.close()
+        logger.warning(
+            "the trace file %s cannot be written: %s. The run goes on without it.", self.path, error.strerror or error
+        )
+
+
+def _keys_of(batch: Any) -> list[str]:
+    """Return the keys of the samples in a batch, if it has them."""
+    key_or_keys = batch.get("__key__") if isinstance(batch, dict) else getattr(batch, "__key__", None)
+    if isinstance(key_or_keys, str):
+        return [key_or_keys]
+    return [str(key) for key in key_or_keys] if isinstance(key_or_keys, (list, tuple)) else []
+
 
 _STAGES = ("read", "decode", "hooks", "batch", "transfer")
 _FORMAT = "energon_lite.trace"
@@ -44,10 +144,7 @@ class Run:
 @click.command(name="trace", context_settings={"show_default": True})
 @click.argument("files", nargs=-1, required=True, type=ExistingPath(dir_okay=False))
 @click.option(
-    "--output",
-    "-o",
-    type=click.Path(dir_okay=False),
-    help="Write a Chrome trace (JSON), for chrome://tracing or ui.perfetto.dev.",
+    "--output", "-o", type=click.Path(dir_okay=False), help="Write a Chrome trace (JSON), for ui.perfetto.dev."
 )
 @click.option("--key", "-k", "keys", multiple=True, help="Show when the sample with this key was used.")
 @click.option("--slowest", type=click.IntRange(min=0), default=10, help="Number of slow samples to list.")
@@ -149,23 +246,16 @@ def _batch_of(line: dict[str, Any]) -> dict[str, Any]:
 
 def _summary(runs: Sequence[Run], slowest: int) -> Iterator[str]:
     batches = [batch for run in runs for batch in run.batches]
-    waited = sum(batch["delivered"] - batch["asked"] for batch in batches)
+    plain = _plain(runs, 0)
     traced = [run.batches for run in runs if run.batches]
-    span = sum(
-        max(batch["delivered"] for batch in batches_of_run) - min(batch["asked"] for batch in batches_of_run)
-        for batches_of_run in traced
-    )
-    samples = sum(len(batch["sources"]) for batch in batches)
+    span = sum(max(one["delivered"] for one in part) - min(one["asked"] for one in part) for part in traced)
     yield (
-        f"{counted(len(batches), 'batch')}, {counted(samples, 'sample')}, {span:,.2f} s; "
-        f"the trainer waited {waited:,.2f} s of them ({100 * waited / max(span, 1e-9):.1f} %)"
+        f"{counted(len(batches), 'batch')}, {counted(plain['samples'], 'sample')}, {span:,.2f} s; "
+        f"the trainer waited {plain['waited']:,.2f} s of them ({100 * plain['waited'] / max(span, 1e-9):.1f} %)"
     )
     yield ""
     yield from aligned([["stage", "seconds", "%", "ms a batch", "at most"], *_stage_rows(batches)])
-    every = (
-        (seconds, key, run.rank, batch) for run in runs for batch in run.batches for key, seconds in batch["samples"]
-    )
-    if timed := nlargest(slowest, every, key=lambda entry: entry[0]):
+    if timed := _slowest(runs, slowest):
         yield ""
         rows = [
             [key, f"{1e3 * seconds:.2f}", str(rank), str(batch["pass"]), f"{batch['step']:,}"]
@@ -177,13 +267,9 @@ def _summary(runs: Sequence[Run], slowest: int) -> Iterator[str]:
 def _plain(runs: Sequence[Run], slowest: int) -> dict[str, Any]:
     """Summary as plain data: total seconds by stage, and the slowest samples."""
     batches = [batch for run in runs for batch in run.batches]
-    stages: dict[str, float] = defaultdict(float)
+    stages = Counter[str]()
     for batch in batches:
-        for stage, seconds in batch["stages"].items():
-            stages[stage] += seconds
-    every = (
-        (seconds, key, run.rank, batch) for run in runs for batch in run.batches for key, seconds in batch["samples"]
-    )
+        stages.update(batch["stages"])
     return {
         "ranks": sorted({run.rank for run in runs}),
         "batches": len(batches),
@@ -192,9 +278,17 @@ def _plain(runs: Sequence[Run], slowest: int) -> dict[str, Any]:
         "stages": dict(stages),
         "slowest": [
             {"key": key, "seconds": seconds, "rank": rank, "pass": batch["pass"], "step": batch["step"]}
-            for seconds, key, rank, batch in nlargest(slowest, every, key=lambda entry: entry[0])
+            for seconds, key, rank, batch in _slowest(runs, slowest)
         ],
     }
+
+
+def _slowest(runs: Sequence[Run], count: int) -> list[tuple[float, str, int, dict[str, Any]]]:
+    """Seconds, key, rank and batch of the samples that took longest."""
+    every = (
+        (seconds, key, run.rank, batch) for run in runs for batch in run.batches for key, seconds in batch["samples"]
+    )
+    return nlargest(count, every, key=lambda entry: entry[0])
 
 
 def _stage_rows(batches: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
@@ -215,8 +309,6 @@ def _stage_rows(batches: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
 
 def sightings(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
     """Describe the occurrences of samples with a key, also in packs; the flag is True if such a sample exists."""
-    from datetime import datetime
-
     lines = []
     for run in runs:
         for batch in run.batches:
@@ -239,8 +331,6 @@ def sightings(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
 
 def _unseen(runs: Sequence[Run], key: str) -> tuple[bool, list[str]]:
     """Describe a sample that is in no batch: it may come later, or may not exist."""
-    from energon_lite.storage.read.webdataset import WebdatasetSource
-
     closed = []
     paths = list(dict.fromkeys(path for run in runs for _, path in run.datasets))
     for path in paths:

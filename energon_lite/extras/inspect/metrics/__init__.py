@@ -1,1 +1,0 @@
-"""Sinks for the numbers of loaders and trainers: a file, Prometheus, TensorBoard, Weights & Biases."""
