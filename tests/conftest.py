@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.effort import load_profile
-from tests.shards_by_hand import TEXT_YAML, text_dataset, write_dataset
+from tests.testing import TEXT_YAML, load_profile, text_dataset, write_dataset
 
 load_profile()
 # Ranks of tests are forked: a rank would wait for ever for its parent's threads that compile.

@@ -5,18 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
-from click.testing import CliRunner
 
-from energon_lite.cli.main import main
+from tests.testing import command
 
 FIELDS = '{"image": "png", "caption": "json[text]"}'
 
 
 def run(data: Path, *options: str, answers: str | None = None) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["prepare", str(data), *options], input=answers)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert "Traceback" not in result.output
-    return result.exit_code, result.output
+    return command("prepare", data, *options, answers=answers)
 
 
 def written(data: Path) -> set[str]:

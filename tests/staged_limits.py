@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, register_source, stateless
+from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset, register_source, stateless
 from energon_lite.storage import SampleDecoder
+from tests.testing import alone
 
 #: Seconds that a slow step takes, of each sample.
 SLOW = 2e-3
@@ -156,7 +157,7 @@ def staged_loader(case: Case, texts: Path, **kwargs: Any) -> Any:
         texts: a data set.
         kwargs: more for the loader.
     """
-    config = WorkerConfig(rank=0, world_size=1, num_workers=case.workers)
+    config = alone(case.workers)
     dataset = get_train_dataset(
         case.path or texts, batch_size=4, task_encoder=case.encoder(), worker_config=config, **dict(case.options)
     )

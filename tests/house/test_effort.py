@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.effort import examples
+from tests.testing import examples
 
 TESTS = Path(__file__).parents[1]
 
@@ -21,8 +21,8 @@ def test_numbers_of_examples_follow_the_profile() -> None:
 
 @pytest.mark.parametrize(("profile", "count"), [("default", 200), ("check", 40), ("nightly", 4000)])
 def test_profiles(profile: str, count: int) -> None:
-    code = "import effort; effort.load_profile(); print(effort.examples(200), effort.examples(1) >= 1)"
-    environment = {**os.environ, "HYPOTHESIS_PROFILE": profile, "PYTHONPATH": str(TESTS)}
+    code = "from tests.testing import examples, load_profile; load_profile(); print(examples(200), examples(1) >= 1)"
+    environment = {**os.environ, "HYPOTHESIS_PROFILE": profile, "PYTHONPATH": str(TESTS.parent)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(count), "True"]
 

@@ -6,15 +6,18 @@
 * ``hanging``: the time of a batch where 1 % of the requests take a second more, in a loop that works 30 ms on each;
   with and without second requests. Full permutation, 20 ms a request.
 * ``failing``: samples that are lost where 5 % of the requests fail, and the rate.
+* ``--clients``, alone: the cost of a request, 64 at the same time, 5 ms an answer (``range_server.py``), of the
+  library's client, of obstore where it is installed (without and with the version of each answer), and of s3fs.
 
 How to read it: samples per second (higher is better), alternating; milliseconds that the loop waits for a batch.
 
-    python tools/bench/remote.py [--small]
+    python tools/bench/remote.py [--small] [--clients]
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
 import itertools
 import json
@@ -25,8 +28,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +39,7 @@ import numpy as np
 from common import fresh_process, machine, spread, table, write_shards
 from slow_store import STORE
 
+Read = Callable[[int, int], Awaitable[bytes | memoryview]]
 BATCH, STEP = 32, 30e-3
 WORDS = {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nothing", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -42,14 +48,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="few samples, once")
+    parser.add_argument("--clients", action="store_true", help="compare clients of ranges instead")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         what = json.loads(arguments.measure)
-        print(json.dumps(globals()[what.pop("part")](**what)))
-        return
+        print(json.dumps(globals()[what.pop("part")](**what)), flush=True)
+        os._exit(0)  # a process that has used obstore in an event loop may abort at its regular end
     runs, samples = (1, 1_000) if arguments.small else (arguments.runs, 6_000)
     print(machine())
+    if arguments.clients:
+        compare_clients(1 if arguments.small else max(5, arguments.runs))
+        return
     with tempfile.TemporaryDirectory() as folder:
         against_local(Path(folder), samples, runs)
         make_records(Path(folder) / "records", 4 * samples)
@@ -76,6 +86,92 @@ def against_local(folder: Path, samples: int, runs: int) -> None:
     ratios = [far / near for far, near in zip(found["s3"], found["local"], strict=True)]
     rows = [[place, spread(rates, 0)] for place, rates in found.items()]
     print(table(["two buckets", "samples/s"], [*rows, ["s3 / local", spread(ratios)]]), end="\n\n")
+
+
+def compare_clients(runs: int) -> None:
+    cases = [(client, size) for size in (7_000, 1 << 20) for client in CLIENTS]
+    found: dict[tuple[str, int], list[list[float]]] = {case: [] for case in cases}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "bucket").mkdir()
+        (Path(folder) / "bucket/a.tar").write_bytes(np.random.default_rng(0).bytes(64 << 20))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        server = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "range_server.py"), str(port), folder, "1"],
+            stdout=subprocess.DEVNULL,
+        )
+        os.environ.update(WORDS, AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}")
+        try:
+            while socket.socket().connect_ex(("127.0.0.1", port)):
+                time.sleep(0.1)
+            for client, size in cases * runs:
+                what = {"part": "ranges", "client": client, "size": size, "count": 8_000 if size < 1 << 20 else 400}
+                found[client, size].append(fresh_process(__file__, "--measure", json.dumps(what)))
+        finally:
+            server.terminate()
+            server.wait()
+    rows = [
+        [size, client, *(spread(list(values), 0) for values in zip(*measured, strict=True))]
+        for (client, size), measured in found.items()
+    ]
+    print(table(["bytes", "client", "ranges/s", "processor of the client, µs"], rows))
+
+
+def ranges(client: str, size: int, count: int) -> list[float]:
+    """Ranges per second, and microseconds of a processor for each."""
+    import fsspec.asyn
+
+    loop = fsspec.asyn.get_loop()
+    places = iter([offset % ((64 << 20) - size) for offset in range(0, 7919 * 997 * count, 7919 * 997)])
+    read = CLIENTS[client]()
+
+    async def one_after_the_other() -> None:
+        for place in places:
+            assert len(await read(place, size)) == size
+
+    async def together() -> None:
+        await asyncio.gather(*[one_after_the_other() for _ in range(64)])
+
+    fsspec.asyn.sync(loop, read, 0, size)
+    began, own = time.perf_counter(), time.process_time()
+    fsspec.asyn.sync(loop, together)
+    return [count / (time.perf_counter() - began), 1e6 * (time.process_time() - own) / count]
+
+
+def own_client() -> Read:
+    from energon_lite.storage.files.remote_files import read_range_in_loop
+
+    return lambda offset, size: read_range_in_loop("s3://bucket/a.tar", offset, size)
+
+
+def s3fs_client() -> Read:
+    import s3fs
+
+    fs = s3fs.S3FileSystem()
+    return lambda offset, size: fs._cat_file("bucket/a.tar", start=offset, end=offset + size)
+
+
+def obstore_client(is_checked: bool) -> Read:
+    import obstore
+
+    options: Any = {"allow_http": True}
+    store = obstore.store.S3Store("bucket", endpoint=os.environ["AWS_ENDPOINT_URL"], client_options=options)
+
+    async def checked(offset: int, size: int) -> memoryview:
+        answer = await obstore.get_async(store, "a.tar", options={"range": (offset, offset + size)})
+        assert answer.meta["e_tag"]
+        return memoryview(await answer.bytes_async())
+
+    async def read(offset: int, size: int) -> memoryview:
+        return memoryview(await obstore.get_range_async(store, "a.tar", start=offset, length=size))
+
+    return checked if is_checked else read
+
+
+CLIENTS: dict[str, Callable[[], Read]] = {"own": own_client, "s3fs": s3fs_client}
+if find_spec("obstore"):
+    CLIENTS |= {"obstore": partial(obstore_client, False), "obstore, versions": partial(obstore_client, True)}
 
 
 def behaviour(path: str, samples: int, runs: int) -> None:

@@ -13,6 +13,7 @@ import click
 from energon_lite.cli import ExistingPath
 from energon_lite.cli.checkpoint import dataset_options
 from energon_lite.errors import UsageError, counted
+from energon_lite.extras.inspect.appearances import Appearance, SampleHistory, find_samples, sample_history
 from energon_lite.extras.inspect.audited_run import (
     AuditedRun,
     Fault,
@@ -27,7 +28,6 @@ from energon_lite.extras.inspect.recorded_steps import (
     first_difference,
     missing_steps,
 )
-from energon_lite.extras.inspect.sample_history import Appearance, SampleHistory, find_samples, sample_history
 from energon_lite.loading.makers.outcomes import Address
 
 __all__ = ["command"]

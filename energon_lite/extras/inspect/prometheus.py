@@ -100,53 +100,20 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-class PageServer:
-    """Server of a page until it is closed, or this process ends. Forked processes take no part in it.
-
-    Args:
-        host, port: address to listen at; port 0 for any free one.
-        path: path of the page; other paths are not found.
-        content_type: MIME type of the page.
-
-    Attributes:
-        page: the page, whose ``data`` is served.
-        url: address of the page.
-
-    Raises:
-        UsageError: the port is in use or invalid, or the host is unknown.
-    """
-
-    def __init__(self, host: str, port: int, path: str, content_type: str):
-        self.page = _Page(path, content_type)
-        try:
-            server = _Server((host, port), self.page)
-        except (OSError, OverflowError) as error:
-            raise UsageError(
-                f"nothing can be served at {host}:{port}: {getattr(error, 'strerror', None) or error}",
-                fix="give another port, or 0 for any that is free",
-            ) from None
-        self.url = f"http://{host}:{server.server_address[1]}{path}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="energon-lite-page", daemon=True)
-        thread.start()
-        self._end = weakref.finalize(self, _end, server, os.getpid())
-
-    def close(self) -> None:
-        """Release the port. May be called twice."""
-        self._end()
-
-
-class _Page:
-    """Path, type and contents of the page."""
-
-    def __init__(self, path: str, content_type: str):
-        self.path = path
-        self.content_type = content_type
-        self.data = b""
+#: Path of the page.
+_PATH = "/metrics"
+#: Content type of the text format, see https://prometheus.io/docs/instrumenting/exposition_formats.
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: Names of numbers that only grow; Prometheus names of such numbers end with ``_total``.
+_COUNTERS = re.compile(r"loader_(batches|samples|tokens|skipped|failed|dropped|bytes_read|worker_deaths|fallbacks)")
+_GROWING = re.compile(r"loader_(cache_.*|.*_seconds|dataset_samples)")
 
 
 class _Server(BoundedServer):
-    def __init__(self, address: tuple[str, int], page: _Page):
-        self.page = page
+    """Server of the page, whose ``data`` is sent."""
+
+    def __init__(self, address: tuple[str, int]):
+        self.data = b""
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -158,11 +125,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        page = self.server.page
-        is_page = self.path.partition("?")[0] == page.path
-        data = page.data if is_page else f"there is only {page.path}\n".encode()
+        is_page = self.path.partition("?")[0] == _PATH
+        data = self.server.data if is_page else f"there is only {_PATH}\n".encode()
         self.send_response(200 if is_page else 404)
-        self.send_header("Content-Type", page.content_type if is_page else "text/plain; charset=utf-8")
+        self.send_header("Content-Type", _CONTENT_TYPE if is_page else "text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -172,16 +138,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _end(server: _Server, owner: int) -> None:
+    """Release the port; forked processes take no part in it."""
     if os.getpid() == owner:
         server.shutdown()
         server.server_close()
-
-
-#: Content type of the text format, see https://prometheus.io/docs/instrumenting/exposition_formats.
-_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: Names of numbers that only grow; Prometheus names of such numbers end with ``_total``.
-_COUNTERS = re.compile(r"loader_(batches|samples|tokens|skipped|failed|dropped|bytes_read|worker_deaths|fallbacks)")
-_GROWING = re.compile(r"loader_(cache_.*|.*_seconds|dataset_samples)")
 
 
 class PrometheusEndpoint:
@@ -213,16 +173,24 @@ class PrometheusEndpoint:
             if not re.fullmatch(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", name) or name == "name":
                 raise UsageError(f"{name!r} is no name of a label", fix="letters, digits and _, and not 'name'")
 
-        self._server = PageServer(host, port, "/metrics", _CONTENT_TYPE)
-        self.url = self._server.url
+        try:
+            self._server = _Server((host, port))
+        except (OSError, OverflowError) as error:
+            raise UsageError(
+                f"nothing can be served at {host}:{port}: {getattr(error, 'strerror', None) or error}",
+                fix="give another port, or 0 for any that is free",
+            ) from None
+        self.url = f"http://{host}:{self._server.server_address[1]}{_PATH}"
+        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="energon-lite-page", daemon=True).start()
+        self._end = weakref.finalize(self, _end, self._server, os.getpid())
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Replace the shown numbers."""
-        self._server.page.data = exposition({**values, "updated_timestamp_seconds": time.time()}, self._labels).encode()
+        self._server.data = exposition({**values, "updated_timestamp_seconds": time.time()}, self._labels).encode()
 
     def close(self) -> None:
         """Release the port. May be called twice."""
-        self._server.close()
+        self._end()
 
     def __enter__(self) -> PrometheusEndpoint:
         return self

@@ -4,7 +4,7 @@ Every answer is checked: it must have as many bytes as were requested, and over 
 request. A store without support for ranges answers with the whole object, the wrong bytes for nearly every request; it
 is refused.
 
-A failed request is sent again as long as that may help (:mod:`energon_lite.storage.files.remote_errors`): for minutes
+A failed request is sent again as long as that may help (:mod:`energon_lite.storage.files.retries`): for minutes
 while a store is overloaded or unreachable; three times after an unknown error; never after wrong credentials.
 """
 
@@ -21,8 +21,7 @@ from typing import Any, Protocol, TypeVar
 from energon_lite.entry_points import load, range_readers
 from energon_lite.errors import DatasetError, FatalStorageError
 from energon_lite.storage.files.file_versions import Answer, are_current, expect_version, is_check_due, numbers_of
-from energon_lite.storage.files.remote_errors import kind_of, pauses
-from energon_lite.storage.files.shortage import SHORTAGES, out_of
+from energon_lite.storage.files.retries import SHORTAGES, Tries, out_of
 
 __all__ = [
     "Listing",
@@ -48,8 +47,6 @@ T = TypeVar("T")
 #: The store's records of its files, by path.
 Listing = Mapping[str, Mapping[str, Any]]
 
-#: Seconds to wait before each retry after an unknown error.
-_RETRIES = (0.2, 1.0, 3.0)
 #: Seconds to wait for a store that is unreachable, during a run.
 _PATIENCE = 600.0
 #: Seconds to wait for a store that is unreachable, when a data set is opened.
@@ -133,6 +130,7 @@ async def read_range_in_loop(url: str, offset: int, size: int, version: int = 0)
                 data = await fs._cat_file(path, start=offset, end=offset + size, **options)
                 answer = Answer(data, told.get("ETag", ""), told.get("Last-Modified", ""))
             data = _checked(answer.data, url, offset, size)
+            Tries.succeeded(_server_of(url))
             if not are_current(url, answer.versions, version) and is_check_due(url):
                 info = {}
                 with suppress(Exception):  # such as a store that answers to reads only
@@ -141,8 +139,8 @@ async def read_range_in_loop(url: str, offset: int, size: int, version: int = 0)
                 are_current(url, numbers_of(info), version)
             return data
         except Exception as error:  # clients of stores raise exceptions of all kinds
-            tries = tries or Tries(url, None, _PATIENCE)
-            wait = tries.wait_after(error)
+            tries = tries or Tries(_server_of(url), _PATIENCE)
+            wait = _wait_after(error, tries, url, _PATIENCE)
         await asyncio.sleep(wait)
 
 
@@ -315,67 +313,54 @@ def file_system(url: str) -> tuple[Any, str]:
 
 def tried(request: Callable[[], T], url: str, part: str | None, patience: float = _PATIENCE_AT_START) -> T:
     """Send a request; send it again for up to ``patience`` seconds if it fails in a way that may pass."""
-    tries = None
+    tries, where = Tries(_server_of(url), patience), url if part is None else f"{url}/{part}"
     while True:
         try:
-            return request()
+            result = request()
+            Tries.succeeded(_server_of(url))
+            return result
         except Exception as error:  # clients of stores raise exceptions of all kinds
-            tries = tries or Tries(url, part, patience)
-            wait = tries.wait_after(error)
+            wait = _wait_after(error, tries, where, patience)
         time.sleep(wait)
 
 
-class Tries:
-    """The retries of a request.
+def _wait_after(error: Exception, tries: Tries, where: str, patience: float) -> float:
+    """Seconds to wait before the next try.
 
-    Args:
-        url, part: the requested file.
-        patience: seconds to wait for a store that is unreachable.
+    Raises:
+        FileNotFoundError, FatalStorageError, DatasetError: there is no further try.
     """
-
-    def __init__(self, url: str, part: str | None, patience: float):
-        self._url = url
-        self._part = part
-        self._patience = patience
-        self._began = time.monotonic()
-        self._told = False
-        self._waits = pauses()
-        self._others = iter(_RETRIES)
-
-    def wait_after(self, error: Exception) -> float:
-        """Return the seconds to wait before the next try.
-
-        Raises:
-            FileNotFoundError, FatalStorageError, DatasetError: there is no further try.
-        """
-        if isinstance(error, FatalStorageError):
-            raise error
-        where = self._url if self._part is None else f"{self._url}/{self._part}"
-        kind, waited = kind_of(error), time.monotonic() - self._began
-        if kind == "missing":
-            raise FileNotFoundError(where) from error
-        wait = next(self._waits) if kind == "passing" else None if kind == "refused" else next(self._others, None)
-        if wait is None or waited > self._patience:
-            if isinstance(error, OSError) and error.errno in SHORTAGES:
-                raise out_of(error, self._url) from error
-            raise _failed(error, kind, waited, where) from error
-        if waited > _TOLD and not self._told:
-            self._told = True
-            _log.warning("%s does not answer, waiting for at most %.0f s: %s", where, self._patience, error)
-        return wait
+    if isinstance(error, FatalStorageError):
+        raise error
+    wait = tries.wait_after(error)
+    if tries.kind == "missing":
+        raise FileNotFoundError(where) from error
+    if wait is None:
+        if isinstance(error, OSError) and error.errno in SHORTAGES:
+            raise out_of(error, where) from error
+        raise _failed(error, tries, where) from error
+    if tries.seconds > _TOLD and not tries.is_reported:
+        tries.is_reported = True
+        _log.warning("%s does not answer, waiting for at most %.0f s: %s", where, patience, error)
+    return wait
 
 
-def _failed(error: Exception, kind: str, waited: float, where: str) -> DatasetError:
+def _server_of(url: str) -> str:
+    """The scheme of a URL, and its server or bucket."""
+    return "/".join(url.split("/", 3)[:3])
+
+
+def _failed(error: Exception, tries: Tries, where: str) -> DatasetError:
     cause = f"{type(error).__name__}: {error}"
-    if kind == "refused":
+    if tries.kind == "refused":
         return FatalStorageError(
             f"the store cannot be read, it refuses the request: {cause}",
             where=where,
             fix="check the credentials and what they allow, the address, and the name of the bucket",
         )
-    if kind == "passing":
+    if tries.kind in ("passing", "short"):
         return FatalStorageError(
-            f"the store cannot be read, for {waited:.0f} s: {cause}",
+            f"the store cannot be read, for {tries.seconds:.0f} s: {cause}",
             where=where,
             fix="check the address and the network; a saved run goes on where it was",
         )

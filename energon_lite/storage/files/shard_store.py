@@ -8,10 +8,7 @@ descriptor is closed when neither the cache nor a running read refers to it.
 
 from __future__ import annotations
 
-import errno
-import math
 import os
-import random
 import resource
 import time
 import zlib
@@ -23,7 +20,7 @@ from energon_lite.errors import DatasetError, FatalStorageError, MissingShardErr
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.read_counts import COUNTS
 from energon_lite.storage.files.remote_files import file_size, is_remote, read_range, read_range_in_loop
-from energon_lite.storage.files.shortage import SHORTAGES, out_of
+from energon_lite.storage.files.retries import GaveUp, Tries, out_of
 
 __all__ = [
     *("LocalFile", "Range", "Shard", "ShardIdentity", "ShardRange", "ShardStore", "changed_shard", "explained"),
@@ -36,15 +33,6 @@ _HEAD = 512
 _PREPARE_AGAIN = "restore the shard, or index the data set anew with `energon-lite prepare --force-overwrite`"
 #: Bytes of one read at most: Linux reads no more in one call.
 _LARGEST_READ = 1 << 30
-#: Seconds to wait before each retry of a failed read, varied at random.
-_RETRIES = (0.0, 0.1, 0.5, 2.0)
-#: Seconds after a last failed retry during which other reads do not wait either.
-_GIVEN_UP = 30.0
-#: Errors of storage that may pass.
-_PASSING = ("EAGAIN", "EINTR", "EIO", "EREMOTEIO", "ESTALE", "ETIMEDOUT", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH")
-_PASSING_NUMBERS = frozenset(getattr(errno, name) for name in _PASSING if hasattr(errno, name))
-#: The global generator belongs to the user.
-_jitter = random.SystemRandom()
 
 
 class ShardIdentity(NamedTuple):
@@ -146,7 +134,7 @@ class ShardStore:
         self.capacity = max(1, capacity)
         #: In order of use: the least recently used file comes first.
         self._files: dict[Shard, OpenShard] = {}
-        self._gave_up = -math.inf
+        self._gave_up: GaveUp = {}
 
     def __len__(self) -> int:
         return len(self._files)
@@ -191,24 +179,23 @@ class ShardStore:
         return pieces
 
     def _read_again(self, error: DatasetError, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
-        # After the storage has failed for good, later reads do not wait as well.
-        given_up = time.monotonic() - self._gave_up <= _GIVEN_UP and _number(error) not in SHORTAGES
-        for wait in _RETRIES[:1] if given_up else _RETRIES:
-            if _number(error) in SHORTAGES:
-                self.close()  # release the descriptors that this process can spare
-            elif _number(error) in _PASSING_NUMBERS and not isinstance(error, FatalStorageError):
-                self.forget(path, identity)
-            else:
+        tries = Tries("", None, self._gave_up)
+        while True:
+            cause = error.__cause__
+            wait = None if cause is None or isinstance(error, FatalStorageError) else tries.wait_after(cause)
+            if wait is None:
+                if tries.kind == "short" and isinstance(cause, OSError):
+                    raise out_of(cause, path) from cause
                 raise explained(error, (path, identity))
-            time.sleep(wait * _jitter.uniform(0.5, 1.5))
+            if tries.kind == "short":
+                self.close()  # release the descriptors that this process can spare
+            else:
+                self.forget(path, identity)
+            time.sleep(wait)
             try:
                 return self._read(path, identity, offset, size)
             except DatasetError as again:
                 error = again
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in SHORTAGES:
-            raise out_of(error.__cause__, path) from error.__cause__
-        self._gave_up = time.monotonic()
-        raise error
 
     def _read(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
         file = self.open(path, identity)
@@ -297,10 +284,6 @@ def explained(error: BaseException, shard: Shard) -> BaseException:
             if (size := file_size(path)) != identity.size:
                 return changed_shard(path, identity.size, size)
     return error
-
-
-def _number(error: DatasetError) -> int | None:
-    return error.__cause__.errno if isinstance(error.__cause__, OSError) else None
 
 
 def changed_shard(path: str, expected: int, found: int) -> ShardChangedError:

@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 from energon_lite.errors import DataIndexError, DatasetError, FatalStorageError, ShardChangedError
 from energon_lite.storage.files.array_file import ALIGN, BLOCK, FileKind, Head, read_head
 from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.retries import retry_on_exhaustion
 from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum, shared_store
-from energon_lite.storage.files.shortage import retry_on_exhaustion
 
 __all__ = ["FileBody", "MemoryArray", "Numbers", "StoredArray", "open_arrays", "whole_or_none"]
 

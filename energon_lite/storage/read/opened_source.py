@@ -98,8 +98,6 @@ class OpenedSource:
         open: the function that opens it.
         split_part: the name of the split.
         subset: the part of the source that is read.
-        parts: names of the parts that are read; None: all.
-        renaming: parts that are made of columns of the source; None: parts keep the names that the source gives them.
         filters: conditions on its columns; samples have to meet all of them.
 
     Raises:
@@ -120,15 +118,13 @@ class OpenedSource:
         open: OpenSource,
         split_part: str,
         subset: SampleRange | None = None,
-        parts: frozenset[str] | None = None,
-        renaming: Renaming | None = None,
         filters: Sequence[SampleFilter] = (),
     ):
         self.path = path
         self.split_part = split_part
         self._open = open
-        self._parts = parts
-        self._renaming = renaming
+        self._parts: frozenset[str] | None = None
+        self._renaming: Renaming | None = None
         self._opened: Source | None = None
         source = self._source()
         if not (isinstance(source.identity, str) and source.identity):
@@ -149,12 +145,18 @@ class OpenedSource:
         self.fingerprint = f"{source.identity} {self._start}:{self._stop}"
         if self._kept is not None:
             self.fingerprint += f" kept {self._kept.digest}"
-        self.part_names = frozenset[str](getattr(source, "part_names", ()) if renaming is None else renaming)
+        self.part_names = frozenset[str](getattr(source, "part_names", ()))
         self.mean_bytes = float(getattr(source, "mean_bytes", 0.0))
         self.shard_names: Sequence[str] = getattr(source, "shard_names", ("",))
 
     def selected(self, parts: frozenset[str] | None, renaming: Renaming | None = None) -> OpenedSource:
-        """Return the same samples with these parts only, and with other names for them; see the class's arguments."""
+        """Return the same samples with other parts.
+
+        Args:
+            parts: names of the parts that are read; None: all.
+            renaming: parts that are made of columns of the source; None: parts keep the names that the source gives
+                them.
+        """
         if parts is None and renaming is None:
             return self
         other: OpenedSource = object.__new__(type(self))

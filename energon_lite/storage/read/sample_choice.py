@@ -7,7 +7,7 @@ import logging
 import os
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
@@ -131,13 +131,9 @@ class SampleChoice:
         self.skipped = without_skips - self._length - self.filtered
         starts = np.array(self._starts, dtype=np.int64)
         self._arrays = starts, np.array(self._first, dtype=np.int64) - starts[:-1]
-        read = [f"{name}\0{row[0]}\0{count}\n" for name, row, count in zip(shard_names, rows, counts, strict=True)]
-        read.append(f"excluded {' '.join(map(str, excluded.tolist()))}")
-        if (self._start, stop) != (0, self._starts[-1]):
-            read.append(f"\nsubset {self._start} {stop}")
-        if left is not None:
-            read.append(f"\nkept {left.digest}")
-        self.fingerprint = hashlib.sha256("".join(read).encode("utf-8", "surrogateescape")).hexdigest()
+        read = zip(shard_names, [row[0] for row in rows], counts, strict=True)
+        part = None if (self._start, stop) == (0, self._starts[-1]) else (self._start, stop)
+        self.fingerprint = _fingerprint(read, excluded, part, left)
         heads = b"".join(row[1].to_bytes(4, "little") for row in rows)
         self.contents = hashlib.sha256(self.fingerprint.encode() + heads).hexdigest()
 
@@ -276,6 +272,20 @@ class SampleChoice:
 
         left = DenseExclusion(stop - self._start, kept())
         return left if len(left) < stop - self._start - len(excluded) else None
+
+
+def _fingerprint(
+    shards: Iterable[tuple[str, int, int]], excluded: Int64, span: tuple[int, int] | None, kept: DenseExclusion | None
+) -> str:
+    """Digest of what is read: name, bytes and samples of each shard, excluded positions, the span if it is not all, and
+    the samples that a column or filters keep."""
+    read = [f"{name}\0{size}\0{count}\n" for name, size, count in shards]
+    read.append(f"excluded {' '.join(map(str, excluded.tolist()))}")
+    if span is not None:
+        read.append(f"\nsubset {span[0]} {span[1]}")
+    if kept is not None:
+        read.append(f"\nkept {kept.digest}")
+    return hashlib.sha256("".join(read).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def excluded_positions(index: PackedIndex, shards: Sequence[str], excluded: Sequence[tuple[str, str]]) -> Int64:

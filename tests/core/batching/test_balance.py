@@ -15,7 +15,7 @@ from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.steps import _differencing, assign
 from energon_lite.batching.strategy import strategy_from_dict
 from energon_lite.errors import TopologyError, UsageError
-from tests.effort import examples
+from tests.testing import examples
 
 
 def loads(values: Ints, assigned: Ints) -> Ints:

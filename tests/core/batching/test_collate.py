@@ -18,13 +18,13 @@ from energon_lite import (
     Sample,
     SourceInfo,
     TextSample,
-    WorkerConfig,
     edataclass,
     get_train_dataset,
 )
 from energon_lite.batching import batch_list, batch_pad_stack, batch_stack, generic_batch
 from energon_lite.batching.collate import empty_like
 from energon_lite.errors import FatalSampleError, UnlikeError, UsageError
+from tests.testing import ALONE
 
 
 @dataclass
@@ -181,10 +181,9 @@ def test_two_types_in_one_batch_are_told_from_each_other() -> None:
 
 @pytest.mark.parametrize("padding", [True, "zeros", {"x": "pad"}, {"x": True}])
 def test_no_padding(leaf_of: Any, padding: Any) -> None:
-    config = WorkerConfig(rank=0, world_size=1)
     with pytest.raises(UsageError, match="padding is") as caught:
         encoder = DefaultTaskEncoder(padding=padding)
-        get_train_dataset(leaf_of(5), batch_size=2, worker_config=config, task_encoder=encoder)
+        get_train_dataset(leaf_of(5), batch_size=2, worker_config=ALONE, task_encoder=encoder)
     assert caught.value.fix
 
 

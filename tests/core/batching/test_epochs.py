@@ -17,7 +17,7 @@ from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.order import BlendOrder, ConcatOrder, EpochBlendOrder, Order, WeightStage
 from energon_lite.order.orders import Rebase
 from energon_lite.order.shuffle import LeafOrder
-from tests.effort import examples
+from tests.testing import examples
 
 CAPACITY = 100
 DOCUMENTS: list[dict[str, Any]] = [

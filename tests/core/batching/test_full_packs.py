@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.best_fit_decreasing import full_packs
 from energon_lite.errors import UsageError
-from tests.effort import examples
+from tests.testing import examples
 
 
 @settings(max_examples=examples(200))

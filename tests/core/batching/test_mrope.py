@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.positions import mrope_positions
 from energon_lite.errors import UsageError
-from tests.effort import examples
+from tests.testing import examples
 
 
 def test_by_hand() -> None:

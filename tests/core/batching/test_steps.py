@@ -13,7 +13,7 @@ from energon_lite.batching.capacity import Capacity
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.steps import even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import packing_capacity, strategy_from_dict
-from tests.effort import examples
+from tests.testing import examples
 
 DOCUMENTS: list[dict[str, Any]] = [
     {"strategy": "best_fit", "capacity": 100, "open_bins": 3},

@@ -13,7 +13,7 @@ from energon_lite.batching.capacity import UNITS, AttentionCost, Capacity, Ints
 from energon_lite.batching.micro_batches import PLAN_ORDERS, MicroBatches
 from energon_lite.batching.strategy import Strategy, plan_in_chunks, strategy_from_dict, to_dict
 from energon_lite.errors import UsageError
-from tests.effort import examples
+from tests.testing import examples
 
 LIMITS = st.integers(4, 60)
 OVERSIZE = st.sampled_from(["drop", "truncate", "split", "own_batch"])

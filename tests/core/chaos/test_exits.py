@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 
 PROGRAM = """
 import json, sys

@@ -17,7 +17,6 @@ import torch
 from energon_lite import (
     EnergonLiteError,
     TaskEncoder,
-    WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -26,8 +25,7 @@ from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.storage.files import stored_array
 from energon_lite.storage.files.shard_store import shared_store
 from energon_lite.storage.samples import decoding
-
-ALONE = WorkerConfig(rank=0, world_size=1)
+from tests.testing import ALONE, alone
 
 
 class Patient(TaskEncoder):
@@ -39,8 +37,7 @@ def _copy(leaf: Path, folder: Path) -> Path:
 
 
 def _train(path: Path, workers: int = 0, encoder: TaskEncoder | None = None) -> Any:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-    return get_savable_loader(get_train_dataset(path, batch_size=3, worker_config=config, task_encoder=encoder))
+    return get_savable_loader(get_train_dataset(path, batch_size=3, worker_config=alone(workers), task_encoder=encoder))
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +145,7 @@ def test_a_shard_that_is_cut_off_while_it_is_read_ends_the_run(workers: int, lea
 
 def test_an_object_that_was_cut_off_ends_the_run(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("energon_lite.storage.files.remote_files._RETRIES", (0.0,))
+    monkeypatch.setattr("energon_lite.storage.files.retries._UNKNOWN", (0.0,))
     store, path = fsspec.filesystem("memory"), leaf_of(30, "a")
     for file in path.rglob("*"):
         if file.is_file():
@@ -175,7 +172,7 @@ def test_a_shortage_changes_nothing_or_ends_the_run(
 
     encoder = TaskEncoder() if columns else Own()
     expected = [batch.__key__ for _, batch in zip(range(12), _train(leaf_of(30, "a"), 0, encoder), strict=False)]
-    monkeypatch.setattr("energon_lite.storage.files.shard_store._RETRIES", (0.0, 0.01))
+    monkeypatch.setattr("energon_lite.storage.files.retries._SHORT", (0.0, 0.01))
     real, left = os.open, [0]
 
     def short(path: Any, *arguments: Any, **options: Any) -> int:

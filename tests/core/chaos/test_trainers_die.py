@@ -18,14 +18,14 @@ import pytest
 import torch
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from tests.testing import ALONE, alone
 
 STEPS = 60
 
 
 def _train(path: Path, folder: Path, workers: int, pause: float = 0.002) -> None:
     """A loop as users write it: log each step, save every third, begin where the newest state says."""
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-    loader = get_savable_loader(get_train_dataset(path, batch_size=3, worker_config=config))
+    loader = get_savable_loader(get_train_dataset(path, batch_size=3, worker_config=alone(workers)))
     state = folder / "state.pt"
     step = 0
     if state.exists():
@@ -197,10 +197,9 @@ def test_sigterm_leaves_time_for_an_emergency_save(leaf_of: Any, tmp_path: Path)
         os.killpg(trainer.pid, signal.SIGTERM)
         assert trainer.wait(60) == 0
     state, key = torch.load(tmp_path / "state.pt", weights_only=True)
-    config = WorkerConfig(rank=0, world_size=1)
-    loader = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=config))
+    loader = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=ALONE))
     keys = [batch.__key__ for _, batch in zip(range(state["position"] + 1), loader, strict=False)]
     assert keys[state["position"] - 1] == key
-    restored = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=config))
+    restored = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=3, worker_config=ALONE))
     restored.restore_state_rank(state)
     assert next(iter(restored)).__key__ == keys[state["position"]]

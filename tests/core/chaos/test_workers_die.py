@@ -28,9 +28,7 @@ from energon_lite import (
 )
 from energon_lite.errors import UsageError, WorkerError
 from energon_lite.storage import SampleDecoder
-from tests.effort import nightly_but
-
-ALONE = WorkerConfig(rank=0, world_size=1)
+from tests.testing import nightly_but
 
 
 def _loader(path: Any, workers: int, **kwargs: Any) -> SavableDataLoader:

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.cli.main import main
+from tests.testing import command, invoke
 
 
 class Pairs(TaskEncoder):
@@ -31,9 +30,7 @@ class Pairs(TaskEncoder):
 
 
 def run(*arguments: Any) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["checkpoint", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.output
+    return command("checkpoint", *arguments)
 
 
 def packed(leaf: Any, rank: int, world: int, **arguments: Any) -> Any:
@@ -110,7 +107,7 @@ def test_ranks_are_merged_and_dealt_again(leaf_of: Callable[..., Path], tmp_path
     assert code == 0 and sorted(os.listdir(tmp_path / "two")) == ["loader_rank0.msgpack", "loader_rank1.msgpack"]
     code, output = run("redist", *paths, tmp_path / "again", "--new-world-size", 3)  # as Energon has it
     assert code == 0 and sorted(os.listdir(tmp_path / "again")) == ["rank0.pt", "rank1.pt", "rank2.pt"]
-    result = CliRunner().invoke(main, ["checkpoint", "redist", *paths, str(tmp_path / "asked")], input="2\n")
+    result = invoke("checkpoint", "redist", *paths, tmp_path / "asked", answers="2\n")
     assert result.exit_code == 0 and sorted(os.listdir(tmp_path / "asked")) == ["rank0.pt", "rank1.pt"]
     code, output = run("redist", tmp_path / "six", "--ranks", 3, "-o", tmp_path / "three", "--suffix", ".json")
     assert code == 0
@@ -160,8 +157,8 @@ def test_states_that_do_not_go_together_are_named(leaf_of: Callable[..., Path], 
     state["identity"]["settings"]["seed"] = 5
     state["identity"]["fingerprint"] = "0" * 16
     (tmp_path / "other.json").write_text(json.dumps(state))
-    for command in (["merge", "-o", tmp_path / "out.json"], ["info"]):
-        code, output = run(*command, *three, three[0], tmp_path / "other.json")
+    for words in (["merge", "-o", tmp_path / "out.json"], ["info"]):
+        code, output = run(*words, *three, three[0], tmp_path / "other.json")
         assert code == 1 and f"{tmp_path}/other.json: fingerprint {'0' * 16}; seed: 5, elsewhere 0" in output
     Path(three[1]).write_text(Path(three[1]).read_text()[:100])
     code, output = run("info", *three)

@@ -5,19 +5,18 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 
-from energon_lite.cli.main import main
+from tests.testing import invoke
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_script_for_each_shell(shell: str) -> None:
-    result = CliRunner().invoke(main, ["completion", shell])
+    result = invoke("completion", shell)
     assert result.exit_code == 0 and f"{shell}_complete" in result.output and "energon-lite" in result.output
 
 
 def test_another_shell() -> None:
-    assert CliRunner().invoke(main, ["completion", "tcsh"]).exit_code == 2
+    assert invoke("completion", "tcsh").exit_code == 2
 
 
 @pytest.mark.slow

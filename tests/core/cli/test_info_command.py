@@ -6,15 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from energon_lite.cli.main import main
 from energon_lite.config import LeafSpec
 from energon_lite.loading.blend_weights import leaf_facts
+from tests.testing import invoke
 
 
 def info(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(main, ["info", *map(str, arguments)])
+    result = invoke("info", *arguments)
     return result.exit_code, result.stdout, result.stderr
 
 

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from energon_lite.cli.main import main
 from tests.conftest import TEXT_YAML, text_dataset, write_dataset
+from tests.testing import command
 
 JOINER = {"__module__": "megatron.energon", "__class__": "OCRSample"}
 
 
 def energon_lite(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(main, [str(one) for one in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.output
+    return command(*arguments)
 
 
 @pytest.fixture

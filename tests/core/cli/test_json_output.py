@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from click.testing import CliRunner
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.cli.main import main
+from energon_lite import get_savable_loader, get_train_dataset
 from tests.conftest import text_dataset
+from tests.testing import ALONE, invoke
 
 
 def found(*arguments: object) -> Any:
-    result = CliRunner().invoke(main, [*map(str, arguments), "--json"])
+    result = invoke(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -28,8 +27,7 @@ def test_plan(tmp_path: Path) -> None:
 
 
 def test_trace(tmp_path: Path) -> None:
-    config = WorkerConfig(rank=0, world_size=1)
-    dataset = get_train_dataset(text_dataset(tmp_path / "data", 10), worker_config=config, batch_size=2)
+    dataset = get_train_dataset(text_dataset(tmp_path / "data", 10), worker_config=ALONE, batch_size=2)
     with get_savable_loader(dataset, trace=str(tmp_path / "trace.jsonl")) as loader:
         for _ in zip(range(5), loader, strict=False):
             pass

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from click.testing import CliRunner
-
-from energon_lite.cli.main import main
+from tests.testing import invoke, output_of
 
 
 def shown(*arguments: str) -> str:
-    result = CliRunner().invoke(main, ["layout", *arguments])
-    assert result.exit_code == 0, result.output
-    return result.output
+    return output_of("layout", *arguments)
 
 
 def test_the_documented_example() -> None:
@@ -38,5 +34,5 @@ def test_virtual_stages() -> None:
 
 
 def test_sizes_that_do_not_fit() -> None:
-    result = CliRunner().invoke(main, ["layout", "--world", "16", "--tp", "3"])
+    result = invoke("layout", "--world", "16", "--tp", "3")
     assert result.exit_code == 1 and "tp can be 1, 2, 4, 8, 16" in result.output

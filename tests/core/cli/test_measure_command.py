@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from energon_lite.cli import arguments, measure
-from energon_lite.cli.main import main
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.testing import command, invoke
 
 ENCODER = """
 from energon_lite import SkipSample, TaskEncoder
@@ -64,10 +63,7 @@ def data(here: Path, write_dataset: Callable[..., Path]) -> Path:
 
 
 def run(*arguments: Any) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["measure", *map(str, arguments), "--num-workers", "0"])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert "Traceback" not in result.output
-    return result.exit_code, result.output
+    return command("measure", *arguments, "--num-workers", "0")
 
 
 def lengths(data: Path, name: str = "length", **options: Any) -> list[int]:
@@ -125,7 +121,7 @@ def test_one_split(data: Path) -> None:
     code, output = run(data, "--task-encoder", "encoders_here:Words", "--split-parts", "val", "--name", "w")
     assert code == 0 and "4 samples in 1 shard\n" in output
     assert lengths(data, "w.length", shards=["2.tar"]) == [8, 9, 10, 11]
-    result = CliRunner().invoke(main, ["measure", str(data), "--task-encoder", "encoders_here:Words", "--name", "w"])
+    result = invoke("measure", data, "--task-encoder", "encoders_here:Words", "--name", "w")
     assert "12 samples in 3 shards, 4 of them known before" in result.output and lengths(data, "w.length") == EXPECTED
 
 
@@ -220,10 +216,10 @@ def _environment() -> dict[str, str]:
 
 def test_lengths_without_an_encoder(data: Path) -> None:
     options = ["--non-interactive", "--split-ratio", "1,0,0", "--force-overwrite", "--skip-dataset-yaml"]
-    result = CliRunner().invoke(main, ["prepare", str(data), *options, "--length-field", "txt"])
+    result = invoke("prepare", data, *options, "--length-field", "txt")
     assert result.exit_code == 0 and "12 have a length: 1 to 2" in result.output
     assert lengths(data) == [1] * 10 + [2] * 2
-    result = CliRunner().invoke(main, ["prepare", str(data), *options, "--length-field", "jpg"])
+    result = invoke("prepare", data, *options, "--length-field", "jpg")
     assert result.exit_code == 1 and "no sample has such a part" in result.output
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from energon_lite import ByTokens, Reading, WorkerConfig, get_val_dataset
+from energon_lite import ByTokens, Reading, get_val_dataset
 from energon_lite.batching import MaxLength
-from energon_lite.cli.main import main
 from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.testing import ALONE, output_of
 
 ENCODER = """
 from energon_lite import TaskEncoder
@@ -60,9 +59,7 @@ def make(here: Path, write_dataset: Callable[..., Path]) -> Callable[[str], Path
 
 
 def measure(*arguments: Any) -> str:
-    result = CliRunner().invoke(main, ["measure", *map(str, arguments), "--num-workers", "0"])
-    assert result.exit_code == 0, result.output
-    return result.output
+    return output_of("measure", *arguments, "--num-workers", "0")
 
 
 def column(path: Path, split: str, name: str = "length") -> list[int]:
@@ -109,9 +106,6 @@ def test_one_split_again_keeps_the_others(make: Any) -> None:
     measure(data, *ENCODED)
     measure(data, *ENCODED, "--force-overwrite", "--split-parts", "val")
     assert [*column(data, "train"), *column(data, "val"), *column(data, "test")] == numbers([0, 1, 2, 3])
-
-
-ALONE = WorkerConfig(rank=0, world_size=1)
 
 
 def load(path: Any, split: str, length_column: str = "length", **reading: Any) -> list[int]:

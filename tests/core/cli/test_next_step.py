@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.prepare_by_command import run
-from tests.shards_by_hand import write_tar
+from tests.testing import write_tar
 
 
 def picture(width: int, height: int, mode: str = "RGB") -> bytes:

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from energon_lite.cli.main import main
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.testing import invoke
 
 
 def plan(*arguments: object) -> tuple[int, list[str], str]:
-    result = CliRunner().invoke(main, ["plan", *map(str, arguments)])
+    result = invoke("plan", *arguments)
     return result.exit_code, result.stdout.splitlines(), result.stderr
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from energon_lite.config import load_metadataset
 from energon_lite.errors import ConfigError
-from tests.effort import examples
+from tests.testing import examples
 
 WEIGHTS = st.integers(1, 1000) | st.floats(1e-3, 1e3)
 #: A leaf is an int (its number does not matter), a blend a list of (weight, what is below).

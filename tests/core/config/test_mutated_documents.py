@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from energon_lite import WorkerConfig, get_loader, get_val_dataset
+from energon_lite import get_loader, get_val_dataset
 from energon_lite.errors import EnergonLiteError
 from tests.core.config.mutations import mutated
+from tests.testing import ALONE
 
 #: In the quick suite, and behind ``-m nightly``; and seconds that one may take.
 QUICK, ALL, LONGEST = 500, 20_000, 10.0
@@ -150,9 +151,8 @@ def _restore(room: Path) -> None:
 
 def _read(path: Path) -> str:
     """What comes of opening a document, and reading the first samples: a word."""
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     try:
-        dataset = get_val_dataset(path, split_part="train", worker_config=config)
+        dataset = get_val_dataset(path, split_part="train", worker_config=ALONE)
         for number, _ in enumerate(get_loader(dataset)):
             if number == 2:
                 break

@@ -12,7 +12,6 @@ from energon_lite import (
     Cooker,
     TaskEncoder,
     TextSample,
-    WorkerConfig,
     basic_sample_keys,
     get_loader,
     get_train_dataset,
@@ -21,8 +20,7 @@ from energon_lite import (
 )
 from energon_lite.config.metadataset import load_metadataset
 from energon_lite.errors import ConfigError, UsageError
-
-CONFIG = WorkerConfig(rank=0, world_size=1)
+from tests.testing import ALONE
 
 
 def recipe(**entry: Any) -> dict[str, Any]:
@@ -46,7 +44,7 @@ def test_tags_are_subflavors(leaf_of: Callable[..., Path], tmp_path: Path) -> No
     inner = tmp_path / "inner.yaml"
     inner.write_text(f"splits: {{val: {{blend: [{{path: {leaf_of(13)}, tags: {{a: 1, b: 1}}}}]}}}}")
     for outer in ({"tags": {"b": 2}}, {"subflavors": {"b": 2}}):
-        dataset = get_val_dataset(recipe(path=str(inner), **outer), worker_config=CONFIG, tags={"c": 3})
+        dataset = get_val_dataset(recipe(path=str(inner), **outer), worker_config=ALONE, tags={"c": 3})
         sample = next(iter(get_loader(dataset)))
         assert sample.__tags__ == sample.__subflavors__ == {"a": 1, "b": 2, "c": 3}
     sample.__tags__ = {"d": 4}
@@ -54,8 +52,8 @@ def test_tags_are_subflavors(leaf_of: Callable[..., Path], tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="'tags' beside 'subflavors'"):
         load_metadataset(recipe(path=str(inner), tags={}, subflavors={}), split_part="val")
     with pytest.raises(UsageError, match="tags beside subflavors"):
-        get_val_dataset(leaf_of(13), worker_config=CONFIG, tags={"a": 1}, subflavors={"a": 1})
-    batch = next(iter(get_loader(get_train_dataset(leaf_of(13), batch_size=2, worker_config=CONFIG, tags={"a": 1}))))
+        get_val_dataset(leaf_of(13), worker_config=ALONE, tags={"a": 1}, subflavors={"a": 1})
+    batch = next(iter(get_loader(get_train_dataset(leaf_of(13), batch_size=2, worker_config=ALONE, tags={"a": 1}))))
     assert batch.__tags__ == batch.__subflavors__ == [{"a": 1}] * 2
 
 
@@ -81,11 +79,11 @@ def test_tags_of_a_data_set_choose_its_cooker(write_dataset: Callable[..., Path]
         {"path": str(folder("b", "subflavors: {kind: prose}\n"))},
     ]
     path = {"__class__": "Recipe", "splits": {"val": {"blend": blend}}}
-    texts = [sample.text for sample in get_loader(get_val_dataset(path, worker_config=CONFIG, task_encoder=Encoder()))]
+    texts = [sample.text for sample in get_loader(get_val_dataset(path, worker_config=ALONE, task_encoder=Encoder()))]
     assert texts == ["chat text"] * 3 + ["other"] * 3
     with pytest.raises(ConfigError, match="'tags' beside 'subflavors'"):
-        get_val_dataset(folder("c", "tags: {a: 1}\nsubflavors: {a: 1}\n"), worker_config=CONFIG)
+        get_val_dataset(folder("c", "tags: {a: 1}\nsubflavors: {a: 1}\n"), worker_config=ALONE)
     with pytest.raises(KeyError):
-        next(iter(get_loader(get_val_dataset(tmp_path / "a", worker_config=CONFIG))))["__no_tags__"]
+        next(iter(get_loader(get_val_dataset(tmp_path / "a", worker_config=ALONE))))["__no_tags__"]
     with pytest.raises(UsageError, match="has_tags beside"):
         Cooker(cook, has_subflavors={"a": 1}, has_tags={"a": 2})

@@ -16,7 +16,6 @@ from energon_lite import (
     DefaultTaskEncoder,
     TaskEncoder,
     TextSample,
-    WorkerConfig,
     basic_sample_keys,
     cooker,
     get_savable_loader,
@@ -33,8 +32,7 @@ from energon_lite.hooks import (
     seeded_hooks,
 )
 from energon_lite.storage import SampleDecoder
-
-ALONE = WorkerConfig(rank=0, world_size=1)
+from tests.testing import ALONE
 
 
 @cooker

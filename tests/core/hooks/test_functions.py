@@ -15,7 +15,7 @@ from energon_lite.errors import UsageError
 from energon_lite.hooks import AugmentTaskEncoder
 from energon_lite.hooks.checks import check_hooks
 from energon_lite.hooks.hooks import HOOK_ORDER
-from tests.effort import examples
+from tests.testing import examples
 
 Hook = Callable[..., Any]
 

@@ -31,6 +31,7 @@ from tests.core.laws.naive_wrappers import (
     Window,
 )
 from tests.core.laws.sources import Source, random_source
+from tests.testing import ALONE
 
 #: How batches are made: of a number of samples (with hooks, or with none at all), by measured tokens, by the tokens of
 #: encoded samples, as hooks decide, or as a wrapper around single samples decides.
@@ -136,7 +137,7 @@ class Base(Node):
         """The items that one rank without workers gets, without limits."""
         if not self.references:
             other = {"virtual_epoch_length": 0} if self.train else {"limit": None}
-            dataset = self.build(WorkerConfig(rank=0, world_size=1), **other)
+            dataset = self.build(ALONE, **other)
             self.references.append(Reference(dataset, refills=self.refills, name=id(self)))
         return self.references[0]
 

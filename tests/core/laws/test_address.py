@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite import stateless as stateless_hook
 from energon_lite.errors import SampleError, UsageError
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 blends = st.lists(st.tuples(st.integers(1, 60), st.floats(0.1, 5)), min_size=1, max_size=4)
 
@@ -62,7 +62,7 @@ def test_single_samples_again(
 
     with cluster(build, 2, 1) as ranks:
         samples = ranks.steps(steps)
-    other = get_savable_loader(build(WorkerConfig(rank=0, world_size=1)))
+    other = get_savable_loader(build(ALONE))
     for sample in samples:
         assert same(other.restore_sample(sample["__restore_key__"]), sample)
 
@@ -102,7 +102,7 @@ def test_each_epoch_draws_anew_and_another_seed_too(augment: Any, leaf_of: Any) 
 
 
 def test_the_callers_generators_are_left_alone(augment: Any, leaf_of: Any) -> None:
-    dataset = _train(leaf_of(50, "a"), augment(), WorkerConfig(rank=0, world_size=1))
+    dataset = _train(leaf_of(50, "a"), augment(), ALONE)
     random.seed(1)
     np.random.seed(2)
     torch.manual_seed(3)
@@ -122,7 +122,7 @@ def test_generators_come_back_after_an_error(leaf_of: Any) -> None:
 
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    loader = get_savable_loader(_train(leaf_of(5, "a"), Fails(), WorkerConfig(rank=0, world_size=1)))
+    loader = get_savable_loader(_train(leaf_of(5, "a"), Fails(), ALONE))
     with pytest.raises(Exception, match="100 samples in a row"):
         next(iter(loader))
     assert torch.equal(torch.get_rng_state(), before)
@@ -160,7 +160,7 @@ def test_a_sample_that_fails_says_so_when_it_is_made_again(leaf_of: Any) -> None
         def encode_sample(self, sample: Any) -> Any:
             raise ValueError("no")
 
-    dataset = _train(leaf_of(5, "a"), Fails(), WorkerConfig(rank=0, world_size=1))
+    dataset = _train(leaf_of(5, "a"), Fails(), ALONE)
     with pytest.raises(SampleError, match="encode_sample: ValueError: no") as caught:
         get_savable_loader(dataset).restore_sample(("sample", 0, 3, 0, 0))
     assert "a-5[train], a-3" in str(caught.value)
@@ -179,6 +179,6 @@ def test_a_sample_that_fails_says_so_when_it_is_made_again(leaf_of: Any) -> None
     ],
 )
 def test_foreign_keys_are_refused(leaf_of: Any, key: Any) -> None:
-    dataset = get_val_dataset(leaf_of(5, "a"), batch_size=2, worker_config=WorkerConfig(rank=0, world_size=1))
+    dataset = get_val_dataset(leaf_of(5, "a"), batch_size=2, worker_config=ALONE)
     with pytest.raises(UsageError, match="not a restore key"):
         get_savable_loader(dataset).restore_sample(key)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, rebase_state
 from energon_lite.errors import StateMismatchError, UsageError
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 sizes = st.sampled_from([None, 1, 2, 3, 4, 6, 8])
 topologies = st.tuples(st.integers(1, 4), st.sampled_from([0, 0, 1]))
@@ -31,7 +31,7 @@ def builder(path: Any, size: int | None, **more: Any) -> Callable[[WorkerConfig]
 
 def samples_of(path: Any, count: int = 120) -> list[str]:
     """The samples of a run, in order."""
-    loader = get_savable_loader(builder(path, 1)(WorkerConfig(rank=0, world_size=1)))
+    loader = get_savable_loader(builder(path, 1)(ALONE))
     return keys_of([batch for _, batch in zip(range(count), loader, strict=False)])
 
 
@@ -104,11 +104,10 @@ def test_global_batches_keep_their_samples(
 
 
 def test_passes_that_end(leaf_of: Callable[..., Path]) -> None:
-    config = WorkerConfig(rank=0, world_size=1)
     whole = [f"a{number}" for number in range(10)]
 
     def loader(size: int | None, state: Any = None, **more: Any) -> Any:
-        made = get_savable_loader(get_val_dataset(leaf_of(10), batch_size=size, worker_config=config, **more))
+        made = get_savable_loader(get_val_dataset(leaf_of(10), batch_size=size, worker_config=ALONE, **more))
         made.restore_state_rank(state)
         return made
 
@@ -133,7 +132,7 @@ def test_passes_that_end(leaf_of: Callable[..., Path]) -> None:
 
 
 def test_other_differences_are_all_told(leaf_of: Callable[..., Path]) -> None:
-    one = get_savable_loader(builder(leaf_of(50), 2)(WorkerConfig(rank=0, world_size=1)))
+    one = get_savable_loader(builder(leaf_of(50), 2)(ALONE))
     next(iter(one))
     other = get_savable_loader(builder(leaf_of(50), 4)(WorkerConfig(rank=0, world_size=1, seed_offset=3)))
     with pytest.raises(StateMismatchError, match=r"(?s)batch_size: 2 in the state, 4 here.*seed: 0 in the state, 3"):
@@ -170,8 +169,7 @@ class Pairs(TaskEncoder):
 @settings(max_examples=examples(15))
 @given(old=st.integers(1, 6), new=st.integers(1, 6), cut=st.integers(0, 9))
 def test_rebase_may_pass_over_what_is_in_between(leaf_of: Callable[..., Path], old: int, new: int, cut: int) -> None:
-    config = WorkerConfig(rank=0, world_size=1)
-    before, after = (builder(leaf_of(50), size)(config) for size in (old, new))
+    before, after = (builder(leaf_of(50), size)(ALONE) for size in (old, new))
     loader = get_savable_loader(before)
     batches = iter(loader)
     for _ in range(cut):
@@ -187,7 +185,7 @@ def test_rebase_may_pass_over_what_is_in_between(leaf_of: Callable[..., Path], o
     again.restore_state_rank(moved)
     if old != new:
         whole = keys_of(
-            [batch for _, batch in zip(range(120), get_savable_loader(builder(leaf_of(50), 1)(config)), strict=False)]
+            [batch for _, batch in zip(range(120), get_savable_loader(builder(leaf_of(50), 1)(ALONE)), strict=False)]
         )
         place = cut * old + report.given_up
         assert "rebase" not in moved  # the sequence is the same
@@ -197,7 +195,7 @@ def test_rebase_may_pass_over_what_is_in_between(leaf_of: Callable[..., Path], o
 def test_batches_that_hooks_make_are_rebased_behind_their_chunks(leaf_of: Callable[..., Path]) -> None:
     def build(size: int) -> Any:
         more = {"packing_buffer_size": 4, "chunk_size": 8, "task_encoder": Pairs(), "lanes": 2}
-        return builder(leaf_of(50), size, **more)(WorkerConfig(rank=0, world_size=1))
+        return builder(leaf_of(50), size, **more)(ALONE)
 
     loader = get_savable_loader(build(1))
     batches = iter(loader)

@@ -28,7 +28,7 @@ from energon_lite.order import BlendOrder, ConcatOrder
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.core.laws.token_data import CAPACITY, Tokens, length_of, tokens_of
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 MODEL = CostModel.from_features({"tokens": 10**9, "squared_patches": 10**9, "images": 5 * 10**9, "loss_tokens": 10**9})
 NOTHING = CostModel.from_features({})  # for a limit of images alone
@@ -164,13 +164,12 @@ def test_from_4_to_2_to_3_to_4_ranks(cluster: Any, leaf_of: Callable[..., Any]) 
 def test_costs_are_part_of_what_a_state_belongs_to(leaf_of: Callable[..., Any], tmp_path: Path) -> None:
     from energon_lite.extras.balance.cost_fit import write_cost_model
 
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     write_cost_model(tmp_path / "costs.json", MODEL)
-    state = get_savable_loader(dataset_of(leaf_of(120), config)).state_dict()
-    get_savable_loader(dataset_of(leaf_of(120), config, costs=tmp_path / "costs.json")).load_state_dict(state)
+    state = get_savable_loader(dataset_of(leaf_of(120), ALONE)).state_dict()
+    get_savable_loader(dataset_of(leaf_of(120), ALONE, costs=tmp_path / "costs.json")).load_state_dict(state)
     for other in ({"costs": None}, {"costs": CostModel.from_features({"tokens": 1})}, {"max_images": 9}):
         with pytest.raises(StateMismatchError):
-            get_savable_loader(dataset_of(leaf_of(120), config, **other)).load_state_dict(state)
+            get_savable_loader(dataset_of(leaf_of(120), ALONE, **other)).load_state_dict(state)
 
 
 class Doubled:
@@ -193,13 +192,12 @@ class Doubled:
 def test_a_document_names_the_cost_model_of_a_guest(
     leaf_of: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     path = tmp_path / "costs.yaml"
     path.write_text("model: doubled\n")
     with pytest.raises(ConfigError, match=r"no cost model 'doubled'(?s:.*)costs.yaml:1(?s:.*)transformer"):
-        dataset_of(leaf_of(120), config, costs=path)
+        dataset_of(leaf_of(120), ALONE, costs=path)
     monkeypatch.setattr(token_batching, "cost_models", lambda: {"doubled": f"{__name__}:Doubled"})
-    by_path, by_object = (dataset_of(leaf_of(120), config, costs=costs) for costs in (path, Doubled(None)))
+    by_path, by_object = (dataset_of(leaf_of(120), ALONE, costs=costs) for costs in (path, Doubled(None)))
     assert by_path.identity.settings["costs"] == {"doubled": 2}
     get_savable_loader(by_object).load_state_dict(get_savable_loader(by_path).state_dict())
 
@@ -215,20 +213,19 @@ def test_costs_without_the_extra_are_refused(
     write_cost_model("costs.json", MODEL)
     monkeypatch.setattr(token_batching, "cost_models", dict)
     with pytest.raises(EnergonLiteError, match=r"no cost model(?s:.*)need energon_lite/extras/balance"):
-        dataset_of(leaf_of(120), WorkerConfig(rank=0, world_size=1, num_workers=0), **more)
+        dataset_of(leaf_of(120), ALONE, **more)
 
 
 @pytest.mark.usefixtures("measured")
 def test_costs_that_even_out_nothing_are_refused(leaf_of: Callable[..., Any]) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     with pytest.raises(UsageError, match="costs without micro_batches_per_step"):
-        dataset_of(leaf_of(120), config, micro_batches_per_step=None)
+        dataset_of(leaf_of(120), ALONE, micro_batches_per_step=None)
     with pytest.raises(UsageError, match="max_images without length_column"):
-        dataset_of(leaf_of(120), config, micro_batches_per_step=None, costs=None, max_images=3, length_column=None)
+        dataset_of(leaf_of(120), ALONE, micro_batches_per_step=None, costs=None, max_images=3, length_column=None)
     with pytest.raises(UsageError, match="max_images=3 is a limit of packed micro-batches"):
         get_train_dataset(
             leaf_of(120),
-            worker_config=config,
+            worker_config=ALONE,
             batch_size=None,
             batching=ByTokens(SortedWindow(Capacity(CAPACITY, "padded_tokens"), 4), max_images=3),
         )

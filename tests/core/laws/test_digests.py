@@ -30,7 +30,7 @@ from energon_lite.extras.inspect.recorded_steps import RecordedStep, first_diffe
 from energon_lite.order.hashing import MASK64
 from tests.core.laws.content_encoders import Content
 from tests.core.laws.token_data import Tokens, alone
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 blends = st.lists(st.tuples(st.sampled_from([3, 7, 50]), st.sampled_from([0.3, 1.0])), min_size=1, max_size=3)
 
@@ -246,8 +246,7 @@ def test_steps_of_different_numbers_of_micro_batches_are_compared(leaf_of: Calla
 def test_a_failed_sample_is_told_from_a_fault(leaf_of: Callable[[int, str], Path]) -> None:
     encoder = Addressed()
     encoder.skips = 5
-    config = WorkerConfig(rank=0, world_size=1)
-    dataset = get_train_dataset(leaf_of(50, "a"), batch_size=2, task_encoder=encoder, worker_config=config)
+    dataset = get_train_dataset(leaf_of(50, "a"), batch_size=2, task_encoder=encoder, worker_config=ALONE)
     recorded = []
     with get_savable_loader(dataset) as loader:
         for number, _ in zip(range(25), loader, strict=False):
@@ -263,11 +262,10 @@ def test_a_failed_sample_is_told_from_a_fault(leaf_of: Callable[[int, str], Path
 def test_wrapped_data_sets_add_up_those_inside(leaf_of: Callable[[int, str], Path]) -> None:
     from energon_lite.extras.energon import BatchDataset
 
-    config = WorkerConfig(rank=0, world_size=1)
-    inside = get_train_dataset(leaf_of(50, "a"), batch_size=2, worker_config=config)
+    inside = get_train_dataset(leaf_of(50, "a"), batch_size=2, worker_config=ALONE)
     with get_savable_loader(inside) as loader:
         single = [loader.digest for _, _ in zip(range(6), loader, strict=False)]
-    wrapped = BatchDataset(inside, 3, batcher=lambda items: items, worker_config=config)
+    wrapped = BatchDataset(inside, 3, batcher=lambda items: items, worker_config=ALONE)
     with get_savable_loader(wrapped) as loader:
         pairs = [loader.digest for _, _ in zip(range(2), loader, strict=False)]
     assert pairs == [sum(single[:3]) & MASK64, sum(single[3:]) & MASK64]

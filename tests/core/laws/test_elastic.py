@@ -18,7 +18,7 @@ from energon_lite.storage.read.webdataset import WebdatasetSource
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
 from tests.core.laws.content_encoders import Content
-from tests.effort import examples
+from tests.testing import examples
 
 LANES = 12
 

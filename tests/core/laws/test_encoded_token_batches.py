@@ -26,7 +26,7 @@ from energon_lite import (
 )
 from energon_lite.batching import LengthDifference, TokenSequence
 from energon_lite.errors import FatalSampleError, StateMismatchError, UsageError
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 CAPACITY = 100
 
@@ -78,7 +78,7 @@ class Parts(Tokens):
 
 def dataset_of(path: Any, config: WorkerConfig | None = None, **more: Any) -> Any:
     arguments: dict[str, Any] = {"batching": BestFit(Capacity(CAPACITY)), "plan_chunk": 20, "task_encoder": Tokens()}
-    config = config or WorkerConfig(rank=0, world_size=1, num_workers=0)
+    config = config or ALONE
     return get_train_dataset(path, batch_size=None, length_column=None, worker_config=config, **(arguments | more))
 
 
@@ -236,7 +236,7 @@ def test_arguments_that_do_not_go_together(leaf_of: Callable[..., Any]) -> None:
         with pytest.raises(UsageError, match=words):
             get_train_dataset(
                 path,
-                worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+                worker_config=ALONE,
                 **({"batching": BestFit(Capacity(99)), "batch_size": None, "length_column": None} | arguments),
             )
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_val_dataset
 from energon_lite.extras.energon import BatchDataset, MapDataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.effort import examples
+from tests.testing import examples
 
 
 class Names(TaskEncoder):

@@ -23,7 +23,7 @@ from energon_lite import (
 )
 from energon_lite.errors import EmptyDatasetError, FatalSampleError, UsageError
 from energon_lite.extras.energon import log_exception, reraise_exception
-from tests.effort import examples
+from tests.testing import ALONE, alone, examples
 
 sizes = st.integers(1, 120)
 blends = st.lists(st.tuples(sizes, st.floats(0.05, 5).map(lambda w: round(w, 3))), min_size=1, max_size=6)
@@ -118,7 +118,7 @@ def test_a_blend_keeps_its_weights(cluster: Any, write_blend: Callable[..., Any]
 
 def test_each_validation_set_by_itself(write_blend: Callable[..., Any]) -> None:
     metadataset = write_blend([(5, 1.0), (3, 1.0)])
-    datasets = get_val_datasets(metadataset, batch_size=2, worker_config=WorkerConfig(rank=0, world_size=1))
+    datasets = get_val_datasets(metadataset, batch_size=2, worker_config=ALONE)
     assert [_texts(list(get_loader(dataset))) for dataset, _ in datasets] == [
         [f"a-{i}" for i in range(5)],
         [f"b-{i}" for i in range(3)],
@@ -149,7 +149,7 @@ def test_a_pass_over_a_blend_has_no_end(write_blend: Callable[..., Any]) -> None
             write_blend([(3, 1.0), (4, 1.0)]),
             batch_size=1,
             repeat=False,
-            worker_config=WorkerConfig(rank=0, world_size=1),
+            worker_config=ALONE,
         )
 
 
@@ -228,10 +228,9 @@ def test_too_many_in_a_row_end_the_run_and_say_why(leaf_of: Any, worker_count: i
         def encode_sample(self, sample: Any) -> Any:
             raise KeyError("captoin")
 
-    config = WorkerConfig(rank=0, world_size=1, num_workers=worker_count)
     build = get_train_dataset if train else get_val_dataset
     with get_savable_loader(
-        build(leaf_of(50, "a"), batch_size=2, task_encoder=Never(), worker_config=config)
+        build(leaf_of(50, "a"), batch_size=2, task_encoder=Never(), worker_config=alone(worker_count))
     ) as loader:
         with pytest.raises(FatalSampleError, match=r"in a row.*encode_sample.*captoin") as caught:
             list(loader)
@@ -244,9 +243,8 @@ def test_what_is_not_a_samples_fault_ends_the_run_at_once(leaf_of: Any, worker_c
         def encode_sample(self, sample: Any) -> Any:
             return undefined_name  # type: ignore[name-defined]  # noqa: F821
 
-    config = WorkerConfig(rank=0, world_size=1, num_workers=worker_count)
     loader = get_savable_loader(
-        get_train_dataset(leaf_of(5, "a"), batch_size=2, task_encoder=Wrong(), worker_config=config)
+        get_train_dataset(leaf_of(5, "a"), batch_size=2, task_encoder=Wrong(), worker_config=alone(worker_count))
     )
     with loader, pytest.raises(NameError, match="undefined_name"):
         next(iter(loader))
@@ -305,9 +303,7 @@ def test_handlers_that_come_with_the_library(leaf_of: Any, caplog: pytest.LogCap
 
 
 def test_skips_are_summed_up_at_close(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
-    dataset = get_val_dataset(
-        leaf_of(20, "a"), batch_size=4, task_encoder=Picky(), worker_config=WorkerConfig(rank=0, world_size=1)
-    )
+    dataset = get_val_dataset(leaf_of(20, "a"), batch_size=4, task_encoder=Picky(), worker_config=ALONE)
     caplog.set_level("WARNING", logger="energon_lite")
     with get_loader(dataset) as loader:
         list(loader)

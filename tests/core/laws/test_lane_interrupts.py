@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.loading.iterators import lane_cursor, lane_dataset, lane_iterator, lane_prefetcher
 from tests.core.laws.content_encoders import Content
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 _FILES = {module.__file__ for module in (lane_iterator, lane_prefetcher, lane_cursor, lane_dataset)}
 
@@ -56,7 +56,7 @@ CONTENTS = {
 @settings(max_examples=examples(20))
 @given(gaps=st.lists(st.integers(0, 300), min_size=8, max_size=30), ends=st.booleans())
 def test_an_interrupt_at_any_point_loses_nothing(leaf_of: Any, content: str, gaps: list[int], ends: bool) -> None:
-    config, leaf = WorkerConfig(rank=0, world_size=1), leaf_of(40, "a")
+    config, leaf = ALONE, leaf_of(40, "a")
 
     def walk() -> Any:
         arguments: dict[str, Any] = {"worker_config": config, "chunk_size": 8, "lanes": 3}

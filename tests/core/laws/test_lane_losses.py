@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import TaskEncoder, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import FatalSampleError
 from tests.core.laws.content_encoders import Content, contents, names_in
-from tests.effort import examples
+from tests.testing import ALONE, alone, examples
 
 
 @settings(max_examples=examples(40))
@@ -26,10 +26,9 @@ def test_every_sample_is_delivered_or_counted(
     leaf_of: Any, content: Content, skips: int, workers: int, remainder: str
 ) -> None:
     content = replace(content, skips=skips, yields=False, groups=content.groups or (0 if content.packing else 2))
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
     dataset = get_val_dataset(
         leaf_of(60, "a"),
-        worker_config=config,
+        worker_config=alone(workers),
         chunk_size=3 * (content.packing or 4),
         chunk_remainder=remainder,
         **content.arguments(),
@@ -54,12 +53,11 @@ def test_every_sample_is_delivered_or_counted(
     ids=["groups", "packs", "single packs", "generators"],
 )
 def test_what_all_loaders_of_a_pass_counted_adds_up(leaf_of: Any, content: Content, remainder: str | None) -> None:
-    config = WorkerConfig(rank=0, world_size=1)
     arguments: dict[str, Any] = {"chunk_size": 14, "chunk_remainder": remainder, "lanes": 2}
 
     def loader() -> Any:
         return get_savable_loader(
-            get_val_dataset(leaf_of(60, "a"), worker_config=config, **arguments, **content.arguments())
+            get_val_dataset(leaf_of(60, "a"), worker_config=ALONE, **arguments, **content.arguments())
         )
 
     def counts(*loaders: Any) -> dict[str, int]:
@@ -104,13 +102,12 @@ def test_too_many_in_a_row_end_the_run(leaf_of: Any, workers: int) -> None:
         def encode_sample(self, sample: Any) -> Any:
             return (one for one in [sample])
 
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
     for encoder, words in (
         (Never(), r"15 samples in a row.*encode_sample.*captoin"),
         (Nothing(), "5 chunks in a row did not give a single batch"),
         (Undeclared(), "encode_sample returned a generator, but is no generator function"),
     ):
-        dataset = get_train_dataset(leaf_of(50, "a"), batch_size=2, task_encoder=encoder, worker_config=config)
+        dataset = get_train_dataset(leaf_of(50, "a"), batch_size=2, task_encoder=encoder, worker_config=alone(workers))
         with get_loader(dataset) as loader, pytest.raises(FatalSampleError, match=words):
             next(iter(loader))
 
@@ -130,9 +127,8 @@ def test_failures_are_only_in_a_row_where_nothing_went_well_between(leaf_of: Any
         def pack_selected_samples(self, samples: list[Any]) -> Any:
             return {"__key__": "+".join(sample.text for sample in samples)}
 
-    config = WorkerConfig(rank=0, world_size=1)
     dataset = get_val_dataset(
-        leaf_of(50, "a"), batch_size=1, packing_buffer_size=50, task_encoder=Half(), worker_config=config
+        leaf_of(50, "a"), batch_size=1, packing_buffer_size=50, task_encoder=Half(), worker_config=ALONE
     )
     loader = get_loader(dataset)
     assert len(list(loader)) == 1 and loader.stats()["failed"] == 25
@@ -151,8 +147,7 @@ def test_wrong_group_criteria_end_the_run(leaf_of: Any, hook: str) -> None:
         "neither": "let one of the two say it",
         "no pair": "returned 5",
     }[hook]
-    config = WorkerConfig(rank=0, world_size=1)
     size = 2 if hook in ("both", "no pair") else None
-    loader = get_loader(get_val_dataset(leaf_of(50, "a"), batch_size=size, task_encoder=Groups(), worker_config=config))
+    loader = get_loader(get_val_dataset(leaf_of(50, "a"), batch_size=size, task_encoder=Groups(), worker_config=ALONE))
     with pytest.raises(FatalSampleError, match=words):
         list(loader)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from energon_lite import TaskEncoder, WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import FatalSampleError, UnknownLengthError, UsageError
 from tests.core.laws.content_encoders import Content, contents, names_in
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 
 def _steps(per_rank: list[list[Any]]) -> list[Any]:
@@ -107,15 +107,14 @@ def test_a_rank_without_data_cannot_know_the_end(leaf_of: Any) -> None:
 
 
 def test_the_length_is_not_known(leaf_of: Any) -> None:
-    config = WorkerConfig(rank=0, world_size=1)
     content = Content(groups=2)
-    loader = get_loader(get_val_dataset(leaf_of(20, "a"), worker_config=config, **content.arguments()))
+    loader = get_loader(get_val_dataset(leaf_of(20, "a"), worker_config=ALONE, **content.arguments()))
     with pytest.raises(UnknownLengthError, match="virtual_epoch_length"):
         len(loader)
     with pytest.raises(TypeError):
         len(loader)
     assert len(list(loader)) >= 7  # list() asks for the length, and can do without it
-    dataset = get_train_dataset(leaf_of(20, "a"), worker_config=config, virtual_epoch_length=5, **content.arguments())
+    dataset = get_train_dataset(leaf_of(20, "a"), worker_config=ALONE, virtual_epoch_length=5, **content.arguments())
     loops = get_loader(dataset)
     assert len(loops) == 5 and [len(list(loops)) for _ in range(3)] == [5, 5, 5]
 

@@ -20,7 +20,7 @@ from energon_lite.loading.makers.chunk_job import START, Carried, Item, Made, Ta
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
 from tests.core.laws.content_encoders import Content
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 contents = st.builds(
     Content,
@@ -197,11 +197,10 @@ class Counting:
 
 def _calls_after_a_restore(leaf: Any, content: Content, chunk_size: int, cut: int, *names: str) -> dict[str, int]:
     """Calls for the next batch after ``cut`` batches and a restore."""
-    config = WorkerConfig(rank=0, world_size=1)
 
     def loader(arguments: dict[str, Any]) -> Any:
         chunks = {"chunk_size": chunk_size, "lanes": 1}
-        return get_savable_loader(get_train_dataset(leaf, worker_config=config, **chunks, **arguments))
+        return get_savable_loader(get_train_dataset(leaf, worker_config=ALONE, **chunks, **arguments))
 
     first = loader(content.arguments())
     iterator = iter(first)
@@ -357,8 +356,7 @@ def test_states_that_do_not_go_together_are_named(cluster: Any, leaf_of: Any) ->
 
 def test_planned_and_content_decided_states_do_not_mix(cluster: Any, leaf_of: Any) -> None:
     (state,) = _saved(cluster, leaf_of(50, "a"), 1, 3)
-    config = WorkerConfig(rank=0, world_size=1)
-    planned = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=2, worker_config=config))
+    planned = get_savable_loader(get_train_dataset(leaf_of(50, "a"), batch_size=2, worker_config=ALONE))
     with pytest.raises(
         StateMismatchError, match=r"whose content decides .* this loader one of batches that are planned"
     ):
@@ -372,9 +370,8 @@ def test_what_decides_the_batches_is_checked(leaf_of: Any, change: dict[str, Any
     from dataclasses import replace
 
     def loader(chunk: int = 2, remainder: str = "keep", **changes: Any) -> Any:
-        config = WorkerConfig(rank=0, world_size=1)
         content = replace(PACKED_GROUPS, **changes)
-        return get_savable_loader(_dataset(leaf_of(50, "a"), content, chunk, config, chunk_remainder=remainder))
+        return get_savable_loader(_dataset(leaf_of(50, "a"), content, chunk, ALONE, chunk_remainder=remainder))
 
     with pytest.raises(StateMismatchError, match=r"chunk_size|groups|chunk_remainder"):
         loader(**change).restore_state_rank(loader().save_state_rank())

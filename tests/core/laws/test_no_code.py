@@ -41,8 +41,7 @@ from energon_lite.storage import SampleDecoder
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.samples.image_decoding import IMAGE_EXTENSIONS
 from energon_lite.storage.tar.tar_scan import scan_shard
-
-ALONE = WorkerConfig(rank=0, world_size=1)
+from tests.testing import ALONE
 
 
 class _Bomb:

@@ -22,7 +22,7 @@ from tests.core.laws.naive_wrappers import Epochize, Limit, Node, Repeat, Window
 from tests.core.laws.oracle import Difference, Pipeline, outcome_of, run
 from tests.core.laws.pipelines import Base, Wrong
 from tests.core.laws.sources import SIZES, Source, key, write_data
-from tests.effort import examples
+from tests.testing import examples
 
 
 @pytest.fixture(scope="module")

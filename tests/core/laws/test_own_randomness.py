@@ -29,7 +29,7 @@ from energon_lite import (
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.hooks.stateless import failure_tolerance_of, restores_seeds
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.effort import examples
+from tests.testing import ALONE, alone, examples
 
 
 def draw(encoder: TaskEncoder | None = None) -> list[float]:
@@ -232,8 +232,7 @@ class Numbers(TaskEncoder):
 
 @pytest.mark.parametrize("workers, start", [(0, "fork"), (4, "fork"), (4, "thread")])
 def test_no_number_comes_twice(leaf_of: Any, workers: int, start: Any) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-    dataset = get_train_dataset(leaf_of(400), batch_size=4, task_encoder=Numbers(), worker_config=config)
+    dataset = get_train_dataset(leaf_of(400), batch_size=4, task_encoder=Numbers(), worker_config=alone(workers))
     with get_savable_loader(dataset, start_method=start) as loader:
         rows = [row for _, batch in zip(range(100), loader, strict=False) for row in batch]
     assert len({number for row in rows for number in row}) == 400 * len(rows[0])
@@ -255,9 +254,7 @@ class Ends(TaskEncoder):
 
 @pytest.mark.parametrize("encoder, error", [(Fails(), Exception), (Ends(), KeyboardInterrupt)])
 def test_the_callers_come_back_after_an_error(leaf_of: Any, encoder: TaskEncoder, error: Any) -> None:
-    dataset = get_train_dataset(
-        leaf_of(20), batch_size=2, task_encoder=encoder, worker_config=WorkerConfig(rank=0, world_size=1)
-    )
+    dataset = get_train_dataset(leaf_of(20), batch_size=2, task_encoder=encoder, worker_config=ALONE)
     with pytest.raises(error):
         next(iter(get_savable_loader(dataset)))
 
@@ -273,8 +270,7 @@ def test_the_callers_come_back_after_an_interrupt_while_they_come_back(
             raise interrupt
         set_state(state)
 
-    config = WorkerConfig(rank=0, world_size=1)
-    dataset = get_train_dataset(leaf_of(20), batch_size=2, task_encoder=Numbers(), worker_config=config)
+    dataset = get_train_dataset(leaf_of(20), batch_size=2, task_encoder=Numbers(), worker_config=ALONE)
     monkeypatch.setattr(np.random, "set_state", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(iter(get_savable_loader(dataset)))
@@ -290,7 +286,7 @@ class Nested(TaskEncoder):
     def encode_sample(self, sample: Any) -> Any:
         drawn = draw()
         if self.path is not None:
-            config = WorkerConfig(rank=0, world_size=1)
+            config = ALONE
             dataset = get_train_dataset(self.path, batch_size=2, task_encoder=Numbers(), worker_config=config)
             loader = get_savable_loader(dataset)
             assert next(iter(loader)) == loader.restore_sample(("batch", 0, 0))
@@ -302,8 +298,7 @@ class Nested(TaskEncoder):
 
 def test_a_hook_that_runs_another_loader_goes_on_with_its_own(leaf_of: Any) -> None:
     def first(path: Any) -> Any:
-        config = WorkerConfig(rank=0, world_size=1)
-        dataset = get_train_dataset(leaf_of(20), batch_size=2, task_encoder=Nested(path), worker_config=config)
+        dataset = get_train_dataset(leaf_of(20), batch_size=2, task_encoder=Nested(path), worker_config=ALONE)
         return next(iter(get_savable_loader(dataset)))
 
     assert first(None) == first(leaf_of(20)) == first(leaf_of(30))
@@ -322,8 +317,7 @@ class Without(TaskEncoder):
 
 
 def test_a_hook_may_do_without(leaf_of: Any) -> None:
-    config = WorkerConfig(rank=0, world_size=1)
-    dataset = get_train_dataset(leaf_of(20), batch_size=2, task_encoder=Without(), worker_config=config)
+    dataset = get_train_dataset(leaf_of(20), batch_size=2, task_encoder=Without(), worker_config=ALONE)
     assert next(iter(get_savable_loader(dataset))) == [_states()[0][1][:3]] * 2
 
 

@@ -16,7 +16,6 @@ from energon_lite import (
     Chunks,
     SkipSample,
     TaskEncoder,
-    WorkerConfig,
     get_processing_dataset,
     get_savable_loader,
     get_train_dataset,
@@ -25,6 +24,7 @@ from energon_lite import (
 )
 from energon_lite.batching.plan import default_lanes, worlds_for
 from energon_lite.errors import FatalSampleError
+from tests.testing import ALONE
 
 CAPACITY = 4096
 
@@ -89,8 +89,7 @@ class Packed(TaskEncoder):
 @pytest.mark.parametrize("size", [1, 2, 8])
 @pytest.mark.parametrize("mix", ["chat", "image-text", "interleaved"])
 def test_fill_with_defaults(mix: str, size: int) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    dataset = get_train_dataset(f"mix://{mix}", task_encoder=Packed(), batch_size=size, worker_config=config)
+    dataset = get_train_dataset(f"mix://{mix}", task_encoder=Packed(), batch_size=size, worker_config=ALONE)
     with get_savable_loader(dataset) as loader:
         batches = [batch for _, batch in zip(range(320 // size), loader, strict=False)]
         state, stats = loader.save_state_rank(), loader.stats()
@@ -107,8 +106,7 @@ def test_fill_with_defaults(mix: str, size: int) -> None:
 @pytest.mark.parametrize("samples", [1, 10, 100])
 def test_small_data(samples: int) -> None:
     """Packs of several epochs have no sample twice."""
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    dataset = get_train_dataset(f"mix://chat-of-{samples}", task_encoder=Packed(), batch_size=1, worker_config=config)
+    dataset = get_train_dataset(f"mix://chat-of-{samples}", task_encoder=Packed(), batch_size=1, worker_config=ALONE)
     with get_savable_loader(dataset) as loader:
         packs = [pack["indices"] for _, batch in zip(range(150), loader, strict=False) for pack in batch]
     assert all(len(set(pack)) == len(pack) for pack in packs)
@@ -117,9 +115,8 @@ def test_small_data(samples: int) -> None:
 
 
 def test_nothing_is_lost_in_a_pass() -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     dataset = get_val_dataset(
-        "mix://chat-of-8000", task_encoder=Packed(skips=7), batch_size=8, worker_config=config, chunks=Chunks(lanes=4)
+        "mix://chat-of-8000", task_encoder=Packed(skips=7), batch_size=8, worker_config=ALONE, chunks=Chunks(lanes=4)
     )
     with get_savable_loader(dataset) as loader:
         batches = list(loader)
@@ -135,8 +132,7 @@ def test_a_sample_that_is_longer_than_a_pack() -> None:
     class Short(Packed):
         pack_capacity = 100
 
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    dataset = get_train_dataset("mix://chat", task_encoder=Short(), batch_size=1, worker_config=config)
+    dataset = get_train_dataset("mix://chat", task_encoder=Short(), batch_size=1, worker_config=ALONE)
     with pytest.raises(FatalSampleError, match="does not fit into a pack of 100"):
         next(iter(get_savable_loader(dataset)))
 
@@ -149,9 +145,8 @@ def test_a_run_can_go_on_on_many_numbers_of_ranks(world: int) -> None:
 
 def test_where_nothing_is_packed() -> None:
     """A plan packs, and jobs that go through the data once want single samples."""
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    job = get_processing_dataset("mix://chat", task_encoder=Packed(), worker_config=config)
+    job = get_processing_dataset("mix://chat", task_encoder=Packed(), worker_config=ALONE)
     assert [one["index"] for _, one in zip(range(3), get_savable_loader(job), strict=False)] == [0, 1, 2]
     planned = ByTokens(BestFit(Capacity(CAPACITY)), length_column=None)
-    dataset = get_train_dataset("mix://chat", task_encoder=Packed(), batching=planned, worker_config=config)
+    dataset = get_train_dataset("mix://chat", task_encoder=Packed(), batching=planned, worker_config=ALONE)
     assert "packing_buffer_size" not in dataset.identity.settings

@@ -22,7 +22,7 @@ from energon_lite import (
 )
 from energon_lite.errors import StateMismatchError, UsageError
 from energon_lite.loading import get_processing_datasets
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 
 class Once(TaskEncoder):
@@ -131,12 +131,11 @@ def test_ranks_in_step_go_on_on_others(leaf_of: Callable[..., Path]) -> None:
 
 
 def test_leaves_by_themselves_and_what_is_refused(leaf_of: Callable[..., Path]) -> None:
-    config = WorkerConfig(rank=0, world_size=1)
-    pairs = get_processing_datasets(document(leaf_of, [13, 7]), worker_config=config)
+    pairs = get_processing_datasets(document(leaf_of, [13, 7]), worker_config=ALONE)
     assert [len(list(get_savable_loader(dataset))) for dataset, _ in pairs] == [13, 7]
     assert [Path(spec.path).name for _, spec in pairs] == [leaf_of(13, "a").name, leaf_of(7, "b").name]
-    state = get_savable_loader(get_val_dataset(leaf_of(13, "a"), split_part="train", worker_config=config)).state_dict()
+    state = get_savable_loader(get_val_dataset(leaf_of(13, "a"), split_part="train", worker_config=ALONE)).state_dict()
     with pytest.raises(StateMismatchError, match="kind: 'val' in the state, 'processing' here"):
         get_savable_loader(pairs[0][0]).restore_state_rank(state)
     with pytest.raises(UsageError, match="has no argument 'shuffle_buffer_size'"):
-        get_processing_dataset(leaf_of(13, "a"), shuffle_buffer_size=3, worker_config=config)
+        get_processing_dataset(leaf_of(13, "a"), shuffle_buffer_size=3, worker_config=ALONE)

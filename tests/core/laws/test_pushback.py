@@ -25,7 +25,7 @@ from energon_lite import (
 )
 from energon_lite.errors import FatalSampleError, StateError
 from energon_lite.hooks import PackedSamplesOutput
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 ROOM = 20
 
@@ -184,13 +184,12 @@ def test_nothing_is_lost(
 ) -> None:
     """An epoch: each sample is in a pack, also those that were pushed back; also around a cut, and from the keys."""
     arguments = {"batch_size": 1, "packing_buffer_size": buffer, "chunk_size": chunk, "lanes": 1}
-    config = WorkerConfig(rank=0, world_size=1)
     packs: list[list[str]] = []
     state: Any = None
     counted = 0
     for stop in (cut, 1000):
         dataset = get_val_dataset(
-            leaf_of(50), task_encoder=encoder(kind, skips, yields), worker_config=config, **arguments
+            leaf_of(50), task_encoder=encoder(kind, skips, yields), worker_config=ALONE, **arguments
         )
         loader = get_savable_loader(dataset).with_restored_state_rank(state)
         taken = 0
@@ -217,7 +216,7 @@ def test_nothing_is_lost(
 def test_a_state_from_before_they_went_on(leaf_of: Callable[..., Path]) -> None:
     """The run goes on as it was begun: what is pushed back at a chunk's end is selected by itself."""
     build = builder(leaf_of(50), 2, 6, 16, Greedy, 0, False)
-    dataset: Any = build(WorkerConfig(rank=0, world_size=1))
+    dataset: Any = build(ALONE)
     before = {name: value for name, value in dataset.identity.settings.items() if name != "pushback"}
     released = replace(
         dataset, plan=replace(dataset.plan, pushback=False), identity=replace(dataset.identity, settings=before)
@@ -235,8 +234,7 @@ def test_a_state_from_before_they_went_on(leaf_of: Callable[..., Path]) -> None:
 @pytest.mark.parametrize("kind", [Full, Greedy])
 def test_behind_what_was_begun(leaf_of: Callable[..., Path], kind: type[Sized]) -> None:
     """Another batch size begins behind all chunks that were begun; what is passed over is known."""
-    config = WorkerConfig(rank=0, world_size=1)
-    old, new = (builder(leaf_of(50), size, 6, 16, kind, 0, False)(config) for size in (2, 3))
+    old, new = (builder(leaf_of(50), size, 6, 16, kind, 0, False)(ALONE) for size in (2, 3))
     for steps in (0, 7, 40):
         loader = get_savable_loader(old)
         delivered = sum(len(pack) for _, batch in zip(range(steps), loader, strict=False) for pack in batch["packs"])
@@ -261,7 +259,7 @@ WRONG: list[list[Any]] = [
 
 @pytest.mark.parametrize("row", WRONG, ids=str)
 def test_places_that_cannot_be(leaf_of: Callable[..., Path], row: list[Any]) -> None:
-    loader = get_savable_loader(builder(leaf_of(50), 2, 6, 16, Full, 0, False)(WorkerConfig(rank=0, world_size=1)))
+    loader = get_savable_loader(builder(leaf_of(50), 2, 6, 16, Full, 0, False)(ALONE))
     state = loader.save_state_rank() or {}
     with pytest.raises(StateError, match="damaged"):
         loader.restore_state_rank({**state, "cursors": [row, *state["cursors"][1:]]})
@@ -285,7 +283,7 @@ class Rest(Greedy):
 
 
 def test_a_selection_that_makes_nothing(leaf_of: Callable[..., Path]) -> None:
-    config, arguments = WorkerConfig(rank=0, world_size=1), {"batch_size": 1, "lanes": 1}
+    config, arguments = ALONE, {"batch_size": 1, "lanes": 1}
     dataset = get_train_dataset(
         leaf_of(50), packing_buffer_size=4, chunk_size=8, task_encoder=Stubborn(), worker_config=config, **arguments
     )
@@ -300,9 +298,8 @@ def test_a_selection_that_makes_nothing(leaf_of: Callable[..., Path]) -> None:
 
 
 def test_the_rest_of_a_sample_is_counted_with_its_first_part(leaf_of: Callable[..., Path]) -> None:
-    config = WorkerConfig(rank=0, world_size=1)
     dataset = get_val_dataset(
-        leaf_of(7), packing_buffer_size=3, batch_size=1, chunk_size=20, task_encoder=Rest(), worker_config=config
+        leaf_of(7), packing_buffer_size=3, batch_size=1, chunk_size=20, task_encoder=Rest(), worker_config=ALONE
     )
     loader = get_savable_loader(dataset)
     packs = [pack for batch in loader for pack in batch["packs"]]

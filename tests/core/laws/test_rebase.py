@@ -18,7 +18,7 @@ from energon_lite.errors import StateError, StateMismatchError, UsageError
 from energon_lite.extras.balance import CostModel, Quadratic
 from energon_lite.order.orders import Rebase
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 SIZES = {"a": 7, "b": 50, "c": 120, "d": 3, "e": 500}
 weights = st.floats(0.05, 5).map(lambda weight: round(weight, 3))
@@ -48,7 +48,7 @@ def document(recipe: dict[str, Any], leaf_of: Callable[..., Any]) -> dict[str, A
 
 
 def make(path: Any, config: WorkerConfig | None = None, **arguments: Any) -> Any:
-    config = config or WorkerConfig(rank=0, world_size=1)
+    config = config or ALONE
     return get_train_dataset(path, **{"batch_size": 3, **arguments}, worker_config=config)
 
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, rebase_state
+from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset, rebase_state
 from energon_lite.errors import StateMismatchError
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 
 def make(path: Any, **arguments: Any) -> Any:
-    return get_train_dataset(path, **{"batch_size": 3, **arguments}, worker_config=WorkerConfig(rank=0, world_size=1))
+    return get_train_dataset(path, **{"batch_size": 3, **arguments}, worker_config=ALONE)
 
 
 class Texts(TaskEncoder):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import EmptyDatasetError, StateMismatchError, UsageError
-from tests.effort import examples
+from tests.testing import examples
 
 REPETITIONS = st.sampled_from([1, 2, 3, 0.5, 1.5, 0.1, 2.75, 0.333])
 blends = st.lists(st.tuples(st.integers(1, 60), REPETITIONS), min_size=1, max_size=4).filter(

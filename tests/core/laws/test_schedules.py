@@ -19,11 +19,10 @@ from energon_lite import BestFit, Capacity, TaskEncoder, WorkerConfig, get_savab
 from energon_lite.errors import StateMismatchError
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 RAMP = ({"linear": {0: 0.9, 30_000: 0.1}}, {"linear": {0: 0.1, 30_000: 0.9}})
 
-ALONE = WorkerConfig(rank=0, world_size=1)
 
 WriteWeights = Callable[..., dict[str, Any]]
 
@@ -42,8 +41,7 @@ def write_weights(leaf_of: Any) -> WriteWeights:
 
 
 def _loader(metadataset: Any, batch_size: int = 8) -> Any:
-    config = WorkerConfig(rank=0, world_size=1)
-    return get_savable_loader(get_train_dataset(metadataset, batch_size=batch_size, worker_config=config))
+    return get_savable_loader(get_train_dataset(metadataset, batch_size=batch_size, worker_config=ALONE))
 
 
 def _state(metadataset: Any, samples: int) -> Any:
@@ -278,10 +276,9 @@ def test_a_state_with_many_stages_is_small(write_weights: WriteWeights) -> None:
 
 
 def test_the_data_set_says_that_weights_change(write_weights: WriteWeights) -> None:
-    config = WorkerConfig(rank=0, world_size=1)
-    text = str(get_train_dataset(write_weights(*RAMP), batch_size=8, worker_config=config))
+    text = str(get_train_dataset(write_weights(*RAMP), batch_size=8, worker_config=ALONE))
     assert "by weight in 2 stages" in text and "weight 0.9 at the start" in text
-    text = str(get_train_dataset(write_weights({0: 3, 9: 3}, 1), batch_size=8, worker_config=config))
+    text = str(get_train_dataset(write_weights({0: 3, 9: 3}, 1), batch_size=8, worker_config=ALONE))
     assert "stages" not in text and "weight 0.75" in text
     assert len(_loader(write_weights(*RAMP)).config()["settings"]) > len(
         _loader(write_weights(1, 1)).config()["settings"]

@@ -16,6 +16,7 @@ from energon_lite.loading.states.merge import merged, redistributed
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
 from tests.core.laws.content_encoders import Content
+from tests.testing import ALONE
 
 LIMIT = 4096
 PACKED_GROUPS = Content(packing=7, groups=2, batch_size=2, late=True)
@@ -66,7 +67,7 @@ def test_after_a_rebase_of_a_hundred_leaves(hundred: Any, tmp_path: Path) -> Non
     """With more than a billion samples of each leaf behind it."""
 
     def build(blend: Any) -> Any:
-        return get_train_dataset(blend, batch_size=128, worker_config=WorkerConfig(rank=0, world_size=1))
+        return get_train_dataset(blend, batch_size=128, worker_config=ALONE)
 
     new = json.loads(json.dumps(hundred))
     new["splits"]["train"]["blend"][7]["weight"] = 50

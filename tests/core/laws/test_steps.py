@@ -14,7 +14,7 @@ from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_trai
 from energon_lite.errors import UsageError
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 
 class Keys(TaskEncoder):
@@ -57,7 +57,7 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def build(path: Any, kind: str, config: WorkerConfig | None = None, **more: Any) -> Any:
     encoder = Groups() if kind == "groups" else Keys()
-    config = config or WorkerConfig(rank=0, world_size=1)
+    config = config or ALONE
     make = get_val_dataset if more.pop("validate", False) else get_train_dataset
     return make(path, task_encoder=encoder, worker_config=config, **KINDS[kind], **more)
 
@@ -128,8 +128,7 @@ def test_passes_that_end(leaf_of: Any, kind: str, validate: bool) -> None:
 
 
 def test_pieces_say_which_tokens(leaf_of: Any) -> None:
-    config = WorkerConfig(rank=0, world_size=1)
-    dataset = get_train_dataset(leaf_of(50, "a"), task_encoder=Keys(), worker_config=config, **CONCAT)
+    dataset = get_train_dataset(leaf_of(50, "a"), task_encoder=Keys(), worker_config=ALONE, **CONCAT)
     loader = get_savable_loader(dataset)
     samples = [sample for step in range(20) for sample in loader.samples_at(step)]
     cut = [sample for sample in samples if sample.length is not None]

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
+from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset, stateless
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.testing import ALONE
 
 STRATEGIES = [
     {"strategy": "best_fit", "capacity": 100},
@@ -44,8 +45,7 @@ def _lengths(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shown(path: Any, batches: int | None, **arguments: Any) -> list[list[tuple[int, int, int]]]:
     """The addresses of the samples of each micro-batch; ``None``: of a pass."""
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    dataset = get_train_dataset(path, batch_size=None, worker_config=config, task_encoder=Shown(), **arguments)
+    dataset = get_train_dataset(path, batch_size=None, worker_config=ALONE, task_encoder=Shown(), **arguments)
     with get_savable_loader(dataset) as loader:
         found = loader if batches is None else (batch for batch, _ in zip(loader, range(batches), strict=False))
         return [[tuple(address) for address in batch["shown"]] for batch in found]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import StateMismatchError, TopologyError, UsageError
 from tests.core.laws.token_data import QUIET, SEGMENTS, STRATEGIES, Tokens, alone, dataset_of, sequences, tokens_of
-from tests.effort import examples
+from tests.testing import examples
 
 pytestmark = pytest.mark.usefixtures("known_lengths")
 

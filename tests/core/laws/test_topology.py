@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_train_dataset, get_val_dataset
-from tests.effort import examples
+from tests.testing import examples
 
 #: 1..6 leaves with 1..500 samples each; some sizes come often, so that their files are written once.
 sizes = st.one_of(st.sampled_from([1, 2, 3, 7, 50, 500]), st.integers(1, 500))

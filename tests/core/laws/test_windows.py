@@ -10,14 +10,15 @@ from typing import Any
 import fsspec
 import pytest
 
-from energon_lite import ReadAhead, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import ReadAhead, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.storage.prepare.prepare import prepare_dataset
+from tests.testing import alone
 
 
 def epochs(path: str, workers: int, read_ahead: ReadAhead | None, count: int) -> list[Any]:
     dataset = get_train_dataset(
         path,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers),
+        worker_config=alone(workers),
         batch_size=50,
         shuffle_buffer_size=1000,
         max_samples_per_sequence=100,
@@ -62,7 +63,7 @@ def test_a_remote_data_set_gives_the_same_batches(
         assert [batch.text for batch in here] == [batch.text for batch in there]
         dataset = get_val_dataset(
             "memory://laws/r-300",
-            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers),
+            worker_config=alone(workers),
             batch_size=7,
         )
         with get_savable_loader(dataset) as loader:

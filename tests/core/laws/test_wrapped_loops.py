@@ -22,7 +22,7 @@ from energon_lite.errors import StateError, TopologyError
 from energon_lite.extras.energon import EpochizeDataset, LimitDataset, RepeatDataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.core.laws.content_encoders import Content, contents
-from tests.effort import examples
+from tests.testing import examples
 
 #: Steps that are compared at most.
 STEPS = 16

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from energon_lite import BestFit, Capacity, TaskEncoder, WorkerConfig, get_train_dataset, pack_sequences, stateless
 from energon_lite.batching import TokenSequence
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 CAPACITY = 100
 
@@ -40,7 +40,7 @@ class Tokens(TaskEncoder):
 
 
 def alone() -> WorkerConfig:
-    return WorkerConfig(rank=0, world_size=1, num_workers=0)
+    return ALONE
 
 
 def tokens_of(batches: list[Any]) -> list[list[int]]:

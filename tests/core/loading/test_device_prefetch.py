@@ -14,14 +14,13 @@ from energon_lite import (
     SavableDataLoader,
     SkipSample,
     TaskEncoder,
-    WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
 )
 from energon_lite.errors import UsageError
 from energon_lite.loading.device import DevicePrefetcher, Underway
-from tests.effort import examples
+from tests.testing import ALONE, alone, examples
 
 
 class FakeCopy:
@@ -64,7 +63,7 @@ def _name(batch: Any) -> Any:
 
 
 def _loader(path: Any, kind: str, workers: int = 0, *, ahead: bool = True) -> SavableDataLoader:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    config = alone(workers)
     if kind == "val":
         dataset: Any = get_val_dataset(path, batch_size=4, worker_config=config)
     elif kind == "packed":
@@ -213,8 +212,7 @@ def test_a_device_without_streams_gets_copies(leaf_of: Any) -> None:
         def batch(self, samples: list[Any]) -> Any:
             return {"text": [sample.text for sample in samples], "nested": {"x": [torch.ones(2)]}}
 
-    config = WorkerConfig(rank=0, world_size=1)
-    dataset = get_train_dataset(leaf_of(30), batch_size=2, task_encoder=Tensors(), worker_config=config)
+    dataset = get_train_dataset(leaf_of(30), batch_size=2, task_encoder=Tensors(), worker_config=ALONE)
     with get_savable_loader(dataset).to("meta") as loader:
         batch = next(iter(loader))
         assert batch["nested"]["x"][0].device.type == "meta" and len(batch["text"]) == 2
@@ -234,8 +232,7 @@ def test_on_a_gpu(leaf_of: Callable[..., Any], workers: int) -> None:
         def encode_sample(self, sample: Any) -> Any:
             return {"x": torch.full((1 << 16,), float(sample.text[2:])), "text": sample.text}
 
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-    dataset = get_train_dataset(leaf_of(30), batch_size=4, task_encoder=Tensors(), worker_config=config)
+    dataset = get_train_dataset(leaf_of(30), batch_size=4, task_encoder=Tensors(), worker_config=alone(workers))
     busy = torch.randn(2048, 2048, device="cuda")
     with get_savable_loader(dataset).to("cuda") as loader:
         for _, batch in zip(range(50), loader, strict=False):

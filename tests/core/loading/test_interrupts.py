@@ -19,11 +19,10 @@ import numpy as np
 import pytest
 import torch
 
-from energon_lite import TaskEncoder, TextSample, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder, TextSample, get_savable_loader, get_train_dataset
 from energon_lite.hooks import context, running_context
 from energon_lite.hooks.context import LendingScope
-from tests.effort import nightly_but
-from tests.in_time import in_time
+from tests.testing import alone, in_time, nightly_but
 
 PACKAGE = str(Path(sys.modules["energon_lite"].__file__ or "").parent)
 #: Behind these Python looks whether a signal has come.
@@ -188,8 +187,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def _points(leaf_of: Any, kind: str, method: Any, workers: int, first: int, step: int) -> int:
     def build() -> Any:
-        config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-        dataset = get_train_dataset(leaf_of(50), batch_size=3, worker_config=config, **KINDS[kind])
+        dataset = get_train_dataset(leaf_of(50), batch_size=3, worker_config=alone(workers), **KINDS[kind])
         return get_savable_loader(dataset, start_method=method)
 
     return step * _every(build, first, step, method == "thread")

@@ -16,8 +16,7 @@ from energon_lite import (
     get_train_dataset,
     get_val_dataset,
 )
-
-ALONE = WorkerConfig(rank=0, world_size=1)
+from tests.testing import ALONE
 
 
 class Groups(TaskEncoder):

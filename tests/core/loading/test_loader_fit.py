@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import TaskEncoder, WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import TaskEncoder, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import UnknownLengthError
+from tests.testing import ALONE, alone
 
 
 def _loader(path: Any, workers: int = 0, *, val: bool = False, **kwargs: Any) -> Any:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    config = alone(workers)
     data = {name: kwargs.pop(name) for name in ("virtual_epoch_length", "packing_buffer_size") if name in kwargs}
     encoder = kwargs.pop("task_encoder", None)
     get = get_val_dataset if val else get_train_dataset
@@ -63,7 +64,7 @@ def test_the_state_by_torchs_names(leaf_of: Any, tmp_path: Any) -> None:
 
 
 def test_a_loader_without_a_state_has_the_rest(leaf_of: Any) -> None:
-    dataset = get_train_dataset(leaf_of(30), batch_size=4, worker_config=WorkerConfig(rank=0, world_size=1))
+    dataset = get_train_dataset(leaf_of(30), batch_size=4, worker_config=ALONE)
     with get_loader(dataset, log_every=0).to("cpu") as loader:
         next(iter(loader))
         assert loader.stats()["batches"] == 1 and not hasattr(loader, "state_dict")

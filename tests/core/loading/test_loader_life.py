@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from energon_lite import TaskEncoder, WorkerConfig, get_loader, get_savable_loader, get_train_dataset, stateless
+from energon_lite import TaskEncoder, get_loader, get_savable_loader, get_train_dataset, stateless
 from energon_lite.errors import UsageError
+from tests.testing import alone
 
 
 class Where(TaskEncoder):
@@ -25,8 +26,7 @@ class Where(TaskEncoder):
 
 
 def dataset(leaf: Path, workers: int) -> Any:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-    return get_train_dataset(leaf, batch_size=2, task_encoder=Where(), worker_config=config)
+    return get_train_dataset(leaf, batch_size=2, task_encoder=Where(), worker_config=alone(workers))
 
 
 @pytest.mark.parametrize("kind", ["fork", "thread", "main"])

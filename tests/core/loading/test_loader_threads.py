@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
+from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset, get_val_dataset, stateless
 from energon_lite.errors import FatalSampleError, UsageError
+from tests.testing import ALONE, alone
 
 Leaf = Callable[..., Path]
 KINDS = [(0, "fork"), (2, "thread"), (2, "fork")]
 
 
 def loader_of(leaf: Path, workers: int, start_method: Any, *, endless: bool = True) -> Any:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
     make = get_train_dataset if endless else get_val_dataset
-    return get_savable_loader(make(leaf, batch_size=1, worker_config=config), start_method=start_method)
+    return get_savable_loader(make(leaf, batch_size=1, worker_config=alone(workers)), start_method=start_method)
 
 
 def keys(batches: Any, count: int) -> list[str]:
@@ -120,10 +120,7 @@ class Fails(TaskEncoder):
 
 
 def test_a_thread_takes_over_from_one_that_failed(leaf_of: Leaf, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    loader = get_savable_loader(
-        get_train_dataset(leaf_of(50), batch_size=1, task_encoder=Fails(), worker_config=config)
-    )
+    loader = get_savable_loader(get_train_dataset(leaf_of(50), batch_size=1, task_encoder=Fails(), worker_config=ALONE))
     batches = iter(loader)
     _, errors = at_once(1, lambda: keys(batches, 1))
     assert "not now" in str(errors)
@@ -182,8 +179,7 @@ class Notes(TaskEncoder):
 def test_no_batch_is_taken_while_another_thread_takes_answers_of_workers(leaf_of: Leaf) -> None:
     """``stats()`` takes answers that have come, and a thread that asks for a batch meanwhile waits until it is done."""
     expected = keys(loader_of(leaf_of(40), 0, "fork"), 20)
-    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
-    dataset = get_train_dataset(leaf_of(40), batch_size=1, task_encoder=Notes(), worker_config=config)
+    dataset = get_train_dataset(leaf_of(40), batch_size=1, task_encoder=Notes(), worker_config=alone(1))
     with get_savable_loader(dataset, start_method="fork") as loader:
         batches = iter(loader)
         found = keys(batches, 1)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from energon_lite import WorkerConfig, get_train_dataset
+from energon_lite import get_train_dataset
+from tests.testing import ALONE
 
 FILES, SHARDS, WORKERS = 256, 16, 4
 
@@ -59,7 +60,7 @@ def _blend(root: Path, leaves: int, write_dataset: Callable[..., Path]) -> Path:
         f"s{shard:02d}.tar": [(f"{shard}-{number}", {"txt": b"x"}) for number in range(2)] for shard in range(SHARDS)
     }
     first = write_dataset(root / "leaf-0", shards)
-    get_train_dataset(first, batch_size=1, worker_config=WorkerConfig(rank=0, world_size=1))  # makes the index
+    get_train_dataset(first, batch_size=1, worker_config=ALONE)  # makes the index
     files = [file.relative_to(first) for file in first.rglob("*") if file.is_file()]
     for number in range(1, leaves):
         leaf = root / f"leaf-{number}"

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import TopologyError, UsageError
+from tests.testing import ALONE
 from tests.trainer.parallel.rank_processes import RankFailure, run_ranks
 
 SAMPLES = 12
@@ -90,7 +91,7 @@ def test_srun_and_mpirun_without_a_process_group(
     assert mine == keys(leaf_of(SAMPLES), WorkerConfig(rank=1, world_size=2))
     with pytest.raises(TopologyError, match="rank 0 of 2, and this process is rank 1 of 2"):
         keys(leaf_of(SAMPLES), WorkerConfig(rank=0, world_size=2))
-    assert len(keys(leaf_of(SAMPLES), WorkerConfig(rank=0, world_size=1))) == SAMPLES // 2
+    assert len(keys(leaf_of(SAMPLES), ALONE)) == SAMPLES // 2
 
 
 @pytest.mark.parametrize("variables", [{"WORLD_SIZE": 2}, {"RANK": "x", "WORLD_SIZE": 2}, {"RANK": 2, "WORLD_SIZE": 2}])
@@ -114,7 +115,7 @@ def test_peers_that_share_batches_stay(leaf_of: Any, tmp_path: Path) -> None:
         )
         shared = [batch.__key__[0] for _, batch in zip(range(6), loader, strict=False)]
         saved = loader.save_state_global() is not None
-        return shared, keys(leaf_of(SAMPLES), WorkerConfig(rank=0, world_size=1), SAMPLES), saved
+        return shared, keys(leaf_of(SAMPLES), ALONE, SAMPLES), saved
 
     shared, every, saved = zip(*run_ranks(4, job, folder=tmp_path), strict=True)
     assert shared[0] == shared[1] and shared[2] == shared[3] and not set(shared[0]) & set(shared[2])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from energon_lite.order import windows
 from energon_lite.order.hashing import mix64
-from tests.effort import examples
+from tests.testing import examples
 
 
 @settings(max_examples=examples(200))

@@ -13,16 +13,13 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
-from energon_lite.cli.main import main
+from energon_lite import get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.documents.paths import join_url
 from energon_lite.errors import ConfigError, DatasetError, NotPreparedError
 from energon_lite.storage.read.opened_source import data_digest
 from energon_lite.storage.read.webdataset import WebdatasetSource
-
-ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
+from tests.testing import ALONE, invoke
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +67,7 @@ def test_a_tree_of_documents(put: Callable[..., None], leaf_of: Callable[..., Pa
     (tmp_path / "local.yaml").write_text("splits: {train: {path: 'memory://bucket/blends/outer.yaml'}}")
     assert keys(tmp_path / "local.yaml") == keys(f"file://{tmp_path}/local.yaml") == expected
     assert keys({"splits": {"train": {"path": "memory://bucket/blends/outer.yaml"}}}) == expected
-    prepared = CliRunner().invoke(main, ["prepare", "memory://bucket/blends/outer.yaml"])
+    prepared = invoke("prepare", "memory://bucket/blends/outer.yaml")
     assert prepared.exit_code == 0, prepared.output
     assert "memory://bucket/two [val]: 2 samples" in prepared.output and "4 data sets ready" in prepared.output
     with pytest.raises(ConfigError, match=r"leads out of the store[\s\S]*memory://bucket/blends/inner.yaml:1"):

@@ -29,8 +29,7 @@ from energon_lite.batching import strategy as strategies
 from energon_lite.errors import DatasetError, ShardChangedError, StateMismatchError, UsageError
 from energon_lite.storage import SampleDecoder
 from energon_lite.storage.read import source as sources
-
-ALONE = WorkerConfig(rank=0, world_size=1)
+from tests.testing import ALONE, alone
 
 
 class Numbers:
@@ -66,7 +65,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def texts(path: Any, function: Any = get_train_dataset, start: str = "", **options: Any) -> list[str]:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2) if start else ALONE
+    config = alone(2) if start else ALONE
     dataset = function(path, worker_config=config, batch_size=4, **options)
     with get_savable_loader(dataset, **({"start_method": start} if start else {})) as loader:
         return [text for batch in loader for text in batch["txt"]]

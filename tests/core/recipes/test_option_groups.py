@@ -19,7 +19,6 @@ from energon_lite import (
     Reading,
     TaskEncoder,
     TextSample,
-    WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -27,8 +26,8 @@ from energon_lite import (
 )
 from energon_lite.errors import UsageError
 from energon_lite.loading.energon_compat import grouped_keywords
+from tests.testing import ALONE
 
-ALONE = WorkerConfig(rank=0, world_size=1)
 BY_TEXT = ByTokens(BestFit(Capacity(20)), length_column=None, length_field="text")
 
 

@@ -8,21 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from energon_lite import (
     EnergonLiteError,
-    WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     get_val_datasets,
 )
-from energon_lite.cli.main import main
 from energon_lite.trainer.commands.tokenize import read_metadata
+from tests.testing import ALONE, invoke
 
 CRUDE = "CrudeWebdataset"
-ALONE = WorkerConfig(rank=0, world_size=1)
 
 
 @pytest.fixture
@@ -80,7 +77,7 @@ def test_a_state_of_a_file_url_fits_its_path(room: Path) -> None:
 def test_commands_take_file_urls(room: Path, command: list[str]) -> None:
     (room / "raw").mkdir()
     (room / "raw" / "0.tar").write_bytes((room / "prose" / "0.tar").read_bytes())
-    result = CliRunner().invoke(main, [word.format(room=room) for word in command])
+    result = invoke(*(word.format(room=room) for word in command))
     assert result.exit_code == 0, result.output
     assert "file:" not in result.output
 
@@ -119,19 +116,19 @@ def test_a_wrong_path_has_a_neighbour(room: Path, function: Any, wrong: str) -> 
     ids=lambda words: " ".join(words[:2]) if isinstance(words, list) else "",
 )
 def test_a_wrong_path_on_the_command_line(room: Path, command: list[str], near: str) -> None:
-    result = CliRunner().invoke(main, command)
+    result = invoke(*command)
     assert result.exit_code in (1, 2), result.output
     assert f"did you mean {str(room / near)!r}?" in result.output.replace("\n  ", " "), result.output
 
 
 def test_what_prepare_is_not_for() -> None:
     def said(path: str, *options: str) -> str:
-        result = CliRunner().invoke(main, ["prepare", path, "--non-interactive", "--split-ratio", "8,1,1", *options])
+        result = invoke("prepare", path, "--non-interactive", "--split-ratio", "8,1,1", *options)
         assert result.exit_code == 1 and f"where: {path}" in result.output
         return result.output
 
     assert "upload its .idx" in said("s3://bucket/chats.jsonl")
     assert "--length-field works on local folders" in said("s3://bucket/coco", "--length-field", "txt")
     assert "works on local folders" in said("s3://bucket/coco", "--media-metadata-by-header")
-    measured = CliRunner().invoke(main, ["measure", "s3://bucket/coco", "--task-encoder", "energon_lite:TaskEncoder"])
+    measured = invoke("measure", "s3://bucket/coco", "--task-encoder", "energon_lite:TaskEncoder")
     assert measured.exit_code == 1 and "measure works on local folders" in measured.output

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from energon_lite import EnergonLiteError, TaskEncoder, WorkerConfig, get_train_dataset
+from energon_lite import EnergonLiteError, TaskEncoder, get_train_dataset
+from tests.testing import ALONE
 
 
 class Packs(TaskEncoder):
@@ -76,6 +77,6 @@ WRONG_HOOKS: dict[str, tuple[TaskEncoder, dict[str, Any], str]] = {
 def test_hooks_that_cannot_work_are_refused(images: Path, case: str) -> None:
     encoder, arguments, words = WRONG_HOOKS[case]
     with pytest.raises(EnergonLiteError, match=words) as caught:
-        config = WorkerConfig(rank=0, world_size=1)
+        config = ALONE
         get_train_dataset(images, worker_config=config, task_encoder=encoder, **({"batch_size": 2} | arguments))
     assert caught.value.fix

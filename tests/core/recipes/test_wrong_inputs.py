@@ -30,8 +30,8 @@ from energon_lite import (
 )
 from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.hooks import Cooker
+from tests.testing import ALONE, alone
 
-ALONE = WorkerConfig(rank=0, world_size=1)
 Spoil = Callable[[Path], Any]
 
 
@@ -178,7 +178,7 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "rank out of range": (lambda path: WorkerConfig(rank=4, world_size=4), ["rank 4 of 4"]),
     "negative workers": (lambda path: WorkerConfig(rank=0, world_size=4, num_workers=-1), ["num_workers is -1"]),
     "worker_config of a loader": (
-        lambda path: get_loader(_call(path), worker_config=WorkerConfig(rank=0, world_size=1, num_workers=3)),
+        lambda path: get_loader(_call(path), worker_config=alone(3)),
         ["worker_config belongs to the data set"],
     ),
     "samples of another type": (
@@ -217,10 +217,9 @@ def test_a_call_that_cannot_work(images: Path, case: str) -> None:
 def test_broken_samples_are_skipped_counted_and_reported(
     images: Path, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
     with (
         caplog.at_level(logging.WARNING),
-        get_loader(get_val_dataset(images, batch_size=4, worker_config=config)) as loader,
+        get_loader(get_val_dataset(images, batch_size=4, worker_config=alone(workers))) as loader,
     ):
         keys = [key for batch in loader for key in batch.__key__]
         stats = loader.stats()
@@ -326,15 +325,14 @@ class TestTracebacks:
     def test_of_a_data_set(self, leaf_of: Any, tmp_path: Path) -> None:
         document = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {blend: [{weigth: 1}]}}\n"
         (tmp_path / "blend.yaml").write_text(document)
-        config = WorkerConfig(rank=0, world_size=1)
         for path, more in ((tmp_path / "blend.yaml", {}), (tmp_path / "none", {}), (leaf_of(3, "t"), {"lenes": 2})):
             for make in (get_train_dataset, get_val_dataset):
                 with pytest.raises(EnergonLiteError) as caught:
-                    make(path, batch_size=2, worker_config=config, **more)
+                    make(path, batch_size=2, worker_config=ALONE, **more)
                 assert self._own(caught.value) == 1
 
     def test_of_a_state(self, leaf_of: Any) -> None:
-        dataset = get_train_dataset(leaf_of(9, "t"), batch_size=2, worker_config=WorkerConfig(rank=0, world_size=1))
+        dataset = get_train_dataset(leaf_of(9, "t"), batch_size=2, worker_config=ALONE)
         with get_savable_loader(dataset) as loader, pytest.raises(EnergonLiteError) as caught:
             loader.restore_state_rank({"version": "none"})
         assert self._own(caught.value) == 1

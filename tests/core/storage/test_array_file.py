@@ -20,8 +20,7 @@ from energon_lite.errors import DataIndexError
 from energon_lite.storage.files import stored_array
 from energon_lite.storage.files.array_file import ALIGN, BLOCK, FileKind, read_arrays, write_arrays, writing
 from energon_lite.storage.files.stored_array import FileBody, StoredArray, open_arrays
-from tests.damage import damaged
-from tests.effort import examples
+from tests.testing import damaged, examples
 
 KIND = FileKind(b"ENRGLTST", 1, "test file", "make it again")
 NUMBERS = np.arange(3 * 4000, dtype=np.int64).reshape(-1, 3)  # 12 blocks

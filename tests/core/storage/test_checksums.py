@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,24 +16,19 @@ from energon_lite import (
     ReadAhead,
     Reading,
     TaskEncoder,
-    WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
 )
-from energon_lite.cli.main import main
 from energon_lite.errors import DataIndexError, DatasetError
 from energon_lite.extras.media import WebdatasetFileStore
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from tests.effort import examples
-from tests.shards_by_hand import TEXT_YAML, text_dataset
+from tests.testing import ALONE, TEXT_YAML, alone, examples, output_of, text_dataset
 
 
 def run(*arguments: str) -> str:
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
-    return result.output
+    return output_of(*arguments)
 
 
 class Patient(TaskEncoder):
@@ -48,9 +42,8 @@ class OneByOne(Patient):
 
 def read(path: Path, encoder: TaskEncoder, workers: int = 0, **reading: Any) -> tuple[dict[str, str], int, str]:
     """All texts by key, how many samples failed, and what was said of them."""
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
     dataset = get_val_dataset(
-        path, batch_size=4, worker_config=config, task_encoder=encoder, reading=Reading(**reading)
+        path, batch_size=4, worker_config=alone(workers), task_encoder=encoder, reading=Reading(**reading)
     )
     with get_savable_loader(dataset) as loader:
         found = {key: text for batch in loader for key, text in zip(batch.__key__, batch.text, strict=True)}
@@ -102,12 +95,11 @@ def test_damaged_samples_fail_and_all_others_are_right(
 @pytest.mark.parametrize("workers", [0, 2])
 def test_zeros_in_a_shard_become_no_text_of_a_run(workers: int, data: Path) -> None:
     run("measure", str(data), "--checksums", "--num-workers", "0")
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
     dataset = get_train_dataset(
         data,
         split_part="val",
         batch_size=5,
-        worker_config=config,
+        worker_config=alone(workers),
         task_encoder=Patient(),
         shuffle_buffer_size=10,
         max_samples_per_sequence=5,
@@ -160,7 +152,6 @@ def test_a_jsonl_file(tmp_path: Path) -> None:
         file.seek(1000)
         file.write(path.read_bytes()[1000:1100].replace(b"t", b"X"))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    config = WorkerConfig(rank=0, world_size=1)
-    with get_savable_loader(get_val_dataset(path, batch_size=4, worker_config=config)) as loader:
+    with get_savable_loader(get_val_dataset(path, batch_size=4, worker_config=ALONE)) as loader:
         texts = [text for batch in loader for text in batch["json"]["text"]]
         assert loader.stats()["failed"] > 3 and len(texts) > 80 and not any("X" in text for text in texts)

@@ -18,8 +18,7 @@ from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.damage import damaged
-from tests.effort import examples
+from tests.testing import damaged, examples
 
 VALUES = np.arange(10, dtype=np.int32) * 11
 

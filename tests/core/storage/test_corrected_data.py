@@ -19,13 +19,11 @@ from typing import Any
 import fsspec
 import pytest
 
-from energon_lite import ReadAhead, Reading, WorkerConfig, get_savable_loader, get_val_dataset
+from energon_lite import ReadAhead, Reading, get_savable_loader, get_val_dataset
 from energon_lite.extras.media import JsonlFileStore, WebdatasetFileStore
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from tests.shards_by_hand import write_tar
 from tests.tables_by_hand import write_mds, write_megatron
-
-ALONE = WorkerConfig(rank=0, world_size=1)
+from tests.testing import ALONE, write_tar
 
 
 def make(path: Path, word: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from energon_lite.storage.files import file_lock
 from energon_lite.storage.files.file_lock import lock, only_one, unlock
-from tests.in_time import in_time
+from tests.testing import in_time
 
 
 @contextmanager

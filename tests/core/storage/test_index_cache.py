@@ -15,7 +15,7 @@ from energon_lite.storage.index.index_cache import index_places
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.kill_steps import killed_at_every_step
+from tests.testing import killed_at_every_step
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from energon_lite.storage.index.nv_meta import write_shard_index
 from energon_lite.storage.prepare.prepare import prepare_jsonl
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.kill_steps import killed_at_every_step
+from tests.testing import killed_at_every_step
 
 objects = st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=40), max_size=3)
 spaces = st.text("\r \t", max_size=3)

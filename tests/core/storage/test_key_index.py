@@ -14,7 +14,7 @@ from energon_lite.storage.index import key_index
 from energon_lite.storage.index.key_index import KeyIndex, hash_keys, hash_text
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import ShardScan
-from tests.effort import examples
+from tests.testing import examples
 
 
 def index_of(*shards: list[str]) -> PackedIndex:

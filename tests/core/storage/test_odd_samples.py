@@ -9,7 +9,7 @@ from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare import odd_samples
 from energon_lite.storage.prepare.odd_samples import odd_sample_notes, usual_parts
 from energon_lite.storage.tar.tar_scan import scan_shard
-from tests.shards_by_hand import Parts, write_tar
+from tests.testing import Parts, write_tar
 
 
 def notes(path: Path, odd: dict[int, Parts], count: int = 100) -> list[str]:

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import get_savable_loader, get_train_dataset
 from energon_lite.errors import MissingShardError
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.tar.tar_scan import ShardScan
 from tests.core.storage.memory_work import look_up
-from tests.in_time import in_time
 from tests.private_memory import private_growth
+from tests.testing import ALONE, in_time
 
 SCRIPT = Path(__file__).parents[3] / "tools/bench/open_at_scale.py"
 
@@ -58,7 +58,7 @@ def opened_until_the_first_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) 
             batch_size=1,
             shuffle_buffer_size=None,
             max_samples_per_sequence=None,
-            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+            worker_config=ALONE,
         )
         with get_savable_loader(dataset) as loader:
             next(iter(loader))

@@ -17,7 +17,7 @@ from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.in_time import in_time
+from tests.testing import in_time
 
 
 @pytest.fixture

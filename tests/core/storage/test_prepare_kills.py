@@ -14,7 +14,7 @@ from energon_lite.storage.files import atomic_file
 from energon_lite.storage.files.atomic_file import remove_leftovers, temporary_path
 from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.kill_steps import killed_at_every_step
+from tests.testing import killed_at_every_step
 
 OPTIONS = {"split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}, "workers": 1}
 

@@ -25,8 +25,7 @@ from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job import job as helpers
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
-from tests.damage import damaged
-from tests.effort import examples
+from tests.testing import damaged, examples
 
 Scanned = list[str]
 OPTIONS = {"split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}, "force_overwrite": True}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from energon_lite.errors import DatasetError, ShardChangedError, UsageError
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardRange, ShardStore, head_checksum
 from energon_lite.storage.read.range_cache import RangeCache, ReadAhead
-from tests.damage import damaged
+from tests.testing import damaged
 
 
 @pytest.fixture

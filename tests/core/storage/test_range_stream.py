@@ -22,8 +22,8 @@ from energon_lite.extras.media import AVDecoder
 from energon_lite.storage import open_stream
 from energon_lite.storage.read import range_stream
 from energon_lite.storage.read.range_stream import RangeStream
-from tests.effort import examples
 from tests.media_files import long_film
+from tests.testing import examples
 
 
 @settings(max_examples=examples(60))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import http.server
+import itertools
 import os
 import pickle
 import re
@@ -15,15 +17,17 @@ from typing import Any
 import fsspec
 import pytest
 
+import energon_lite as lib
 from energon_lite.errors import (
     DatasetError,
+    FatalSampleError,
     FatalStorageError,
     MissingShardError,
     NotPreparedError,
     ShardChangedError,
 )
-from energon_lite.storage.files import remote_files
-from energon_lite.storage.files.remote_files import is_remote, list_files, read_range
+from energon_lite.storage.files import file_versions, remote_files, retries
+from energon_lite.storage.files.remote_files import is_remote, list_files, read_range, tried
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.remote import local_meta, shard_sizes
@@ -34,8 +38,9 @@ URL = "memory://bucket/ten"
 
 
 @pytest.fixture
-def memory() -> Iterator[Any]:
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     fs = fsspec.filesystem("memory")
+    monkeypatch.setattr(file_versions, "_known", {})  # of the objects of other tests
     yield fs
     fs.store.clear()
     fs.pseudo_dirs[:] = [""]
@@ -109,7 +114,7 @@ def test_shards_that_changed(upload: Callable[[], None], memory: Any) -> None:
 
 
 def test_a_store_that_fails_for_a_moment(upload: object, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_files, "_RETRIES", (0.0, 0.0))
+    monkeypatch.setattr(retries, "_UNKNOWN", (0.0, 0.0))
     cat_file, left = type(memory).cat_file, [2]
 
     def flaky(self: Any, *arguments: Any, **keywords: Any) -> bytes:
@@ -144,7 +149,7 @@ def test_a_store_that_answers_with_other_bytes(
     wrong: str, upload: object, ten: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sample is right or an error; also where the answer begins with the bytes that were asked for."""
-    monkeypatch.setattr(remote_files, "_RETRIES", (0.0,))
+    monkeypatch.setattr(retries, "_UNKNOWN", (0.0,))
     local, there = WebdatasetSource.open(ten), WebdatasetSource.open(URL, store=ShardStore())
     cat_file = type(memory).cat_file
 
@@ -164,7 +169,7 @@ def test_a_store_that_answers_with_other_bytes(
 
 
 def test_small_files_that_arrive_cut_off(upload: object, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_files, "_RETRIES", (0.0, 0.0))
+    monkeypatch.setattr(retries, "_UNKNOWN", (0.0, 0.0))
     get_file, cuts = type(memory).get_file, [1]
 
     def cut(self: Any, one: str, to: str, **more: Any) -> None:
@@ -272,7 +277,7 @@ def test_chained_urls_are_refused(upload: object, url: str) -> None:
 @pytest.mark.parametrize("url", ["nosuchthing://x/y", "://x", "http://[::1/x", "\0://x", "memory2://", "reference://x"])
 def test_urls_that_nobody_reads(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote_files, "_RETRIES", ())
+    monkeypatch.setattr(retries, "_UNKNOWN", ())
     with pytest.raises(DatasetError):
         local_meta(url)
 
@@ -284,3 +289,92 @@ def test_a_damaged_record_of_copies_is_made_again(upload: object, tmp_path: Path
     record.write_text(text)
     assert len(WebdatasetSource.open(URL)) == 10
     assert record.read_text() != text
+
+
+class Clock:
+    """A clock that sleeping sets forward."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (remote_files, retries):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(retries, "_gave_up", {})
+    return clock
+
+
+def test_a_store_that_is_away_is_waited_for_once(
+    upload: object, memory: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once for each way in which a loader tries to read a sample."""
+    document = b"{sample_type: TextSample, field_map: {text: txt}}"
+    memory.pipe_file("/bucket/ten/.nv-meta/dataset.yaml", document)
+    dataset = lib.get_train_dataset(
+        URL,
+        batch_size=1,
+        worker_config=lib.WorkerConfig(rank=0, world_size=1),
+        reading=lib.Reading(read_ahead=lib.ReadAhead(hedge=False, requests=1)),
+    )
+
+    def away(*_: Any, **__: Any) -> bytes:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "no one is there")
+
+    with lib.get_savable_loader(dataset) as loader:
+        batches = iter(loader)
+        next(batches)
+        with monkeypatch.context() as outage:
+            outage.setattr(type(memory), "cat_file", away)
+            began = clock.now
+            with pytest.raises(FatalSampleError, match=r"the store cannot be read, for 6\d\d s: ConnectionRefused"):
+                [*itertools.islice(batches, 10)]
+    assert 600 <= clock.now - began < 630
+
+
+def test_the_store_is_waited_for_anew_later(
+    upload: object, memory: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cat_file, tries = type(memory).cat_file, list[str]()
+
+    def away(_: Any, path: str, **more: Any) -> bytes:
+        tries.append(path)
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "no one is there")
+
+    def wait(url: str = f"{URL}/a.tar") -> float:
+        began = clock.now
+        with pytest.raises(FatalStorageError):
+            read_range(url, 0, 6)
+        return clock.now - began
+
+    monkeypatch.setattr(type(memory), "cat_file", away)
+    assert wait() > 600
+    tries.clear()
+    assert wait() == 0 == wait("memory://bucket/other.tar") and len(tries) == 2
+    assert wait("memory://another/a.tar") > 600, "another server"
+    clock.now += 31
+    assert wait() > 600
+    monkeypatch.setattr(type(memory), "cat_file", cat_file)
+    read_range(f"{URL}/a.tar", 0, 6)
+    monkeypatch.setattr(type(memory), "cat_file", away)
+    assert wait() > 600, "it was there in between"
+
+
+def test_a_short_wait_at_the_start_shortens_no_later_one(clock: Clock) -> None:
+    def away() -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "no one is there")
+
+    with pytest.raises(FatalStorageError):
+        tried(away, URL, None)
+    began = clock.now
+    with pytest.raises(FatalStorageError):
+        tried(away, URL, None, 600.0)
+    assert clock.now - began > 600

@@ -74,6 +74,7 @@ def serve(make_tar: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(remote_files, "_file_systems", {})
     monkeypatch.setattr(remote_files, "_opened", {})
+    monkeypatch.setattr("energon_lite.extras.remote.direct_ranges._known", {})
     write(make_tar, "data", "old")
     prepare_dataset(tmp_path / "data", split_ratio="1,0,0", sample_type="TextSample", field_map={"text": "txt"})
     servers: list[http.server.ThreadingHTTPServer] = []

@@ -20,7 +20,7 @@ from energon_lite.storage.read.range_cache import RangeCache, ReadAhead
 from energon_lite.storage.read.run_reader import RunReader, read_in_runs
 from energon_lite.storage.read.sample_reader import SampleReader, fetch_samples
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
-from tests.effort import examples
+from tests.testing import examples
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from energon_lite.errors import MissingShardError
 from energon_lite.storage.read import run_reader, sample_reader
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
-from tests.effort import examples
+from tests.testing import examples
 
 FOREVER = 10**9
 

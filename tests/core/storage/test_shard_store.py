@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from energon_lite.errors import DatasetError, FatalSampleError, FatalStorageError, MissingShardError, ShardChangedError
-from energon_lite.storage.files import shard_store
+from energon_lite.storage.files import retries, shard_store
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore, head_checksum, shared_store
 
 
@@ -112,7 +112,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> list[in
 def test_a_failure_that_passes_goes_unnoticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, times: int
 ) -> None:
-    monkeypatch.setattr(shard_store, "_RETRIES", (0.0, 0.001, 0.001, 0.001))
+    monkeypatch.setattr(retries, "_LOCAL", (0.0, 0.001, 0.001, 0.001))
     path, identity = shard(tmp_path / "a", b"0123456789")
     store = ShardStore()
     assert store.read(path, identity, 0, 1) == b"0"
@@ -138,7 +138,7 @@ def test_a_failure_that_does_not_pass_is_waited_for_once(tmp_path: Path, monkeyp
 def test_a_shortage_is_waited_for_and_is_no_samples_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str
 ) -> None:
-    monkeypatch.setattr(shard_store, "_RETRIES", (0.0, 0.001, 0.001))
+    monkeypatch.setattr(retries, "_SHORT", (0.0, 0.001, 0.001))
     (path, identity), (other, its) = shard(tmp_path / "a", b"0123456789"), shard(tmp_path / "b", b"b")
     store, real, left = ShardStore(), getattr(os, call), [3]
     store.read(other, its, 0, 1)

@@ -11,7 +11,7 @@ from energon_lite.errors import ShardFormatError
 from energon_lite.storage.prepare import unique_keys
 from energon_lite.storage.prepare.unique_keys import make_keys_unique
 from energon_lite.storage.tar.tar_scan import scan_shard
-from tests.shards_by_hand import write_tar
+from tests.testing import write_tar
 
 
 def names(path: Path) -> list[str]:

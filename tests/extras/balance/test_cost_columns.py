@@ -26,8 +26,7 @@ from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.loading.measuring.values import columns_of
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.effort import examples
-from tests.kill_steps import killed_at_every_step
+from tests.testing import examples, killed_at_every_step
 
 PATCHES = ImageColumns(ImagePatches(10))
 

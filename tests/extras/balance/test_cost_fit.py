@@ -14,7 +14,7 @@ from energon_lite.extras.balance.cost_fit import (
     write_cost_model,
 )
 from energon_lite.extras.balance.cost_model import CostModel, Quadratic
-from tests.effort import examples
+from tests.testing import examples
 
 TRUE = CostModel(Quadratic(3 * 10**9, 2 * 10**12, 10**14), Quadratic(5 * 10**9, 10**12, 10**15), 10**11, 4 * 10**15)
 

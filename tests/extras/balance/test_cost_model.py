@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from energon_lite.batching.transformer_shape import TransformerShape
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance.cost_model import CostModel, Quadratic
-from tests.effort import examples
+from tests.testing import examples
 
 SHAPE = TransformerShape(hidden_size=4, num_layers=2, num_heads=2, ffn_size=8, vocab_size=10)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import TopologyError, UsageError
 from energon_lite.extras.balance.encoder_plan import EncoderPlan
-from tests.effort import examples
+from tests.testing import examples
 
 
 def travelled(plan: EncoderPlan, images: np.ndarray) -> list[list[int]]:

@@ -14,7 +14,7 @@ from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.packing import BestFit
 from energon_lite.extras.balance.even_costs import arrange_costs, even_costs, fit_limits, place_outsized
 from energon_lite.extras.balance.rank_columns import UNIT, RankColumns, levels_of, shares_of
-from tests.effort import examples
+from tests.testing import examples
 
 
 def drawn(count: int, seed: int = 0) -> tuple[Ints, Ints, Ints]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance.image_columns import ImagePatches
-from tests.effort import examples
+from tests.testing import examples
 
 SIZES = st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 5000)), min_size=1, max_size=5)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import DecodeError
 from energon_lite.extras.balance.image_size import IMAGE_HEAD_BYTES, image_size
-from tests.effort import examples
+from tests.testing import examples
 
 Image = pytest.importorskip("PIL.Image")
 FORMATS = ["JPEG", "PNG", "GIF", "WEBP", "BMP"]

@@ -11,7 +11,7 @@ from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.packing import BestFit
 from energon_lite.extras.balance.movable_samples import MovableSamples
 from energon_lite.extras.balance.rank_columns import UNIT, shares_of
-from tests.effort import examples
+from tests.testing import examples
 
 LIMIT = 2000
 

@@ -7,14 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 
-from energon_lite.cli.main import main
 from energon_lite.cli.text import parse_bytes
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance import CostModel, Quadratic, capacity_trial, read_cost_model, write_cost_model
 from energon_lite.extras.balance.capacity_trial import Outcome, Trial, run_trial
-from tests.in_time import in_time
+from tests.testing import command, in_time, invoke
 
 #: A step that takes one MiB for each token, and others.
 MODULE = """
@@ -60,8 +58,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def profile(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["profile", *map(str, arguments)])
-    return result.exit_code, result.output
+    return command("profile", *arguments)
 
 
 def one(function: str, capacity: int = 10, limit: int | None = None, steps: int = 1, timeout: float = 30) -> Outcome:
@@ -185,7 +182,7 @@ def a_run(folder: Path, count: int = 60) -> Path:
 
 def test_the_costs_of_a_run(tmp_path: Path) -> None:
     run, costs = a_run(tmp_path / "run"), tmp_path / "costs.json"
-    result = CliRunner().invoke(main, ["profile", str(run), "-o", str(costs)], catch_exceptions=False)
+    result = invoke("profile", run, "-o", costs)
     assert "fitted by 60 micro-batches" in result.output
     assert "2 us for each of tokens" in result.output and "3 ms for each of images" in result.output
     model = read_cost_model(costs)
@@ -193,7 +190,7 @@ def test_the_costs_of_a_run(tmp_path: Path) -> None:
     # Costs in another unit, as those by a model's shape, are compared by their proportions.
     write_cost_model(costs, CostModel(Quadratic(b=4 * 10**9), Quadratic(c=6 * 10**12)))
     words = ["profile", str(run / "micro_batches.jsonl"), "--compare", str(costs), "--json"]
-    found = json.loads(CliRunner().invoke(main, words, catch_exceptions=False).output)
+    found = json.loads(invoke(*words).output)
     assert found["error"] < 1e-6 and found["error_of_compared"] < 1e-6
     assert sum(found["shares"].values()) == pytest.approx(1)
 

@@ -18,7 +18,7 @@ from energon_lite.batching.token_plan import Span, TokenPlan
 from energon_lite.extras.balance.cost_model import CostModel
 from energon_lite.order import BlendOrder
 from energon_lite.order.shuffle import LeafOrder
-from tests.effort import examples
+from tests.testing import examples
 
 CAPACITY = 2048
 MODEL = CostModel.from_features(dict.fromkeys(("tokens", "patches", "loss_tokens"), 10**9))

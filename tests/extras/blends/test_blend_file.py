@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import get_savable_loader, get_train_dataset
 from energon_lite.errors import ConfigError, DataIndexError, EnergonLiteError, UsageError
 from energon_lite.extras.blends import blend_file, leaf_table, opening
 from energon_lite.extras.blends.leaf_table import KnownLeaf, LeafTable
@@ -23,9 +23,9 @@ from energon_lite.extras.energon import BatchDataset, BlendDataset
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.prepare.prepare import prepare_dataset
+from tests.testing import ALONE, alone
 
 LEAVES = 80
-ALONE = WorkerConfig(rank=0, world_size=1)
 OLD = 1_600_000_000
 
 
@@ -158,7 +158,7 @@ def test_repetitions_subsets_labels_and_schedules(blend: Path, monkeypatch: pyte
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow), "thread"])
 def test_workers(blend: Path, method: Any) -> None:
     expected = delivered(opened(blend))[0]
-    dataset = opened(blend, worker_config=WorkerConfig(rank=0, world_size=1, num_workers=2))
+    dataset = opened(blend, worker_config=alone(2))
     with get_savable_loader(dataset, start_method=method) as loader:
         batches = iter(loader)
         found = [next(batches) for _ in range(8)]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from energon_lite.extras.blends import forks
 from energon_lite.extras.blends.forks import done_by_forks
-from tests.effort import examples
+from tests.testing import examples
 
 
 @settings(max_examples=examples(25))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from energon_lite.config.leaf_spec import AuxReference, LeafSpec, Step, Subset, WeightUnit
 from energon_lite.config.weight_schedule import Segment
 from energon_lite.extras.blends.leaf_table import LeafRecords
-from tests.effort import examples
+from tests.testing import examples
 
 _NUMBERS = st.floats(1e-300, 1.0)
 _PLAIN = st.recursive(

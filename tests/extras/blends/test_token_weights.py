@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
-from energon_lite.cli.main import main
+from energon_lite import get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.config.leaf_spec import LeafSpec, WeightUnit
 from energon_lite.config.metadataset import load_metadataset
 from energon_lite.config.weight_schedule import blend_shares, constant, schedule, values_at
@@ -30,9 +28,8 @@ from energon_lite.order import BlendOrder
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.shuffle import LeafOrder, Leaves
 from energon_lite.storage.index.columns import write_column
-from tests.effort import examples
+from tests.testing import ALONE, examples, invoke
 
-CONFIG = WorkerConfig(rank=0, world_size=1)
 #: Leaves of so many samples, with so many tokens each.
 LENGTHS = {"a": [4] * 10, "b": [1, 2, 3, 4, 5, 6], "c": [100, 300], "d": [7] * 13}
 
@@ -115,7 +112,7 @@ def document(root: Path, entries: dict[str, Any], unit: str = "tokens") -> dict[
 
 
 def loader(path: Any, **more: Any) -> Any:
-    return get_savable_loader(get_train_dataset(path, batch_size=16, worker_config=CONFIG, **more))
+    return get_savable_loader(get_train_dataset(path, batch_size=16, worker_config=ALONE, **more))
 
 
 def test_tokens_of_a_run(measured: Path) -> None:
@@ -219,7 +216,7 @@ def test_other_columns_and_what_is_missing(measured: Path, leaf_of: Callable[...
     with pytest.raises(ConfigError, match="have none"):
         loader(document(measured, {"a": 1, "c": 1}, "zero") | (write_zero(measured) or {}))
     assert (
-        len(list(get_savable_loader(get_val_dataset(document(measured, {"a": 1, "b": 3}), worker_config=CONFIG)))) == 16
+        len(list(get_savable_loader(get_val_dataset(document(measured, {"a": 1, "b": 3}), worker_config=ALONE)))) == 16
     )
     epochs = {"splits": {"train": {"blend_weight_unit": "tokens", "blend_epochized": [{"path": str(measured / "a")}]}}}
     with pytest.raises(ConfigError, match="belongs to a blend by weight"):
@@ -239,7 +236,7 @@ def write_zero(root: Path) -> None:
 
 def test_info_shows_both(measured: Path, tmp_path: Path) -> None:
     (tmp_path / "blend.yaml").write_text(json.dumps(document(measured, {"a": 1, "c": 3})))
-    output = CliRunner().invoke(main, ["info", str(tmp_path / "blend.yaml")]).output
+    output = invoke("info", tmp_path / "blend.yaml").output
     lines = {line.split()[0].rpartition("/")[2]: line for line in output.splitlines() if "[train]" in line}
     assert "share of tokens" in output
     assert "94.34%" in lines["a"] and "25%" in lines["a"] and "5.66%" in lines["c"] and "75%" in lines["c"]

@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from click.testing import CliRunner
 
-from energon_lite import WorkerConfig, get_val_dataset
-from energon_lite.cli.main import main
+from energon_lite import get_val_dataset
 from energon_lite.storage.index.columns import write_column
+from tests.testing import ALONE, command
 
 
 def run(*arguments: Any) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["filter", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.output
+    return command("filter", *arguments)
 
 
 def test_a_condition_is_stored_under_a_name(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
@@ -26,8 +23,7 @@ def test_a_condition_is_stored_under_a_name(leaf_of: Callable[..., Path], tmp_pa
     write_column(leaf, "length", np.arange(50))
     code, output = run(leaf, "short", "tokens < 12 and tokens % 2 == 0")
     assert code == 0 and "filter 'short' keeps 6 of 50 samples" in output
-    config = WorkerConfig(rank=0, world_size=1)
-    assert len(get_val_dataset(leaf, filter="short", worker_config=config).leaves[0].source) == 6
+    assert len(get_val_dataset(leaf, filter="short", worker_config=ALONE).leaves[0].source) == 6
     assert run(leaf, "short", "tokens < 3")[0] == 1
     assert "keeps 3 of 50" in run(leaf, "short", "tokens < 3", "--force-overwrite")[1]
     for where, words in (("short", "is no condition"), ("tokens <", "no filter"), ("score > 1", "no column 'score'")):

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from energon_lite import (
     EnergonLiteError,
-    WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -27,9 +26,8 @@ from energon_lite.extras.energon import build_filter_index, build_filter_index_f
 from energon_lite.extras.energon.sample_filters import SampleFilter
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
-CONFIG = WorkerConfig(rank=0, world_size=1)
 VALUES = {"length": np.array([3, 900, 4096, 5000, 0]), "q.a": np.array([0.5, 1.5, -2.0, 0.0, 3.0])}
 
 
@@ -156,7 +154,7 @@ def test_in_a_metadataset(leaf: Path, tmp_path: Path) -> None:
         return {"__module__": "megatron.energon", "__class__": "Recipe", "splits": {"train": {"blend": [reference]}}}
 
     def loader(path: Any, **more: Any) -> Any:
-        return get_savable_loader(get_train_dataset(path, batch_size=2, worker_config=CONFIG, **more))
+        return get_savable_loader(get_train_dataset(path, batch_size=2, worker_config=ALONE, **more))
 
     def shown(one: Any) -> list[str]:
         return sorted(key for batch in (next(batches) for batches in [iter(one)] * 5) for key in batch.__key__)
@@ -174,7 +172,7 @@ def test_in_a_metadataset(leaf: Path, tmp_path: Path) -> None:
     with pytest.raises(EnergonLiteError, match=r"inner\.yaml") as caught:
         loader(document("tokens <", None))
     assert "no filter" in str(caught.value)
-    assert len(list(get_savable_loader(get_val_dataset(leaf, worker_config=CONFIG, filter="tokens < 50")))) == 5
+    assert len(list(get_savable_loader(get_val_dataset(leaf, worker_config=ALONE, filter="tokens < 50")))) == 5
     assert state["position"] == 10
 
 
@@ -222,7 +220,7 @@ def test_of_a_source_of_ones_own() -> None:
     register_source("filtered", open_numbers)
 
     def dataset(text: str) -> Any:
-        return get_val_dataset("filtered://x", batch_size=4, worker_config=CONFIG, filter=text)
+        return get_val_dataset("filtered://x", batch_size=4, worker_config=ALONE, filter=text)
 
     found = [number for batch in get_savable_loader(dataset("100 <= tokens < 200")) for number in batch["n"]]
     assert found == [10, 11, 12, 13, 14]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_lite import TextSample, WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_lite import TextSample, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import (
     ConfigError,
     DataIndexError,
@@ -27,8 +27,8 @@ from energon_lite.extras.energon import traverse_metadataset
 from energon_lite.loading.makers import metadataset_keys
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.index.index_cache import cache_folder
+from tests.testing import ALONE, alone
 
-ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 JOINER = {"__module__": "joiner_of_these_tests", "__function__": "pair"}
 CODE = """
 from energon_lite import Sample, TextSample, edataclass
@@ -193,11 +193,10 @@ def test_each_once_and_again(room: Path, same: Any) -> None:
     }
 
     def loader(workers: int) -> Any:
-        config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
         return get_savable_loader(
             get_train_dataset(
                 document,
-                worker_config=config,
+                worker_config=alone(workers),
                 batch_size=2,
                 trust_code=True,
                 shuffle_buffer_size=4,
@@ -233,8 +232,7 @@ def test_each_once_and_again(room: Path, same: Any) -> None:
 def test_other_workers(room: Path, cache: Path) -> None:
     """A source can be sent to another process, which sees that the table is the one it was made with; threads have
     their own."""
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
-    dataset = get_val_dataset(join(room), split_part="train", worker_config=config, trust_code=True, batch_size=2)
+    dataset = get_val_dataset(join(room), split_part="train", worker_config=alone(2), trust_code=True, batch_size=2)
     with get_savable_loader(dataset, start_method="thread") as loader:
         assert [text for batch in loader for text in batch.text] == ["a0+b0", "a2+b2", "a4+b4", "a6+b6"]
     sent = pickle.dumps(dataset.leaves[0].source)

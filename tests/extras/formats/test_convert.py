@@ -11,16 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import WorkerConfig, get_savable_loader, get_val_dataset
-from energon_lite.cli.main import main
+from energon_lite import get_savable_loader, get_val_dataset
 from energon_lite.errors import DatasetError, UsageError
 from energon_lite.extras.formats.convert_command import DONE_FILE, convert_dataset
 from energon_lite.storage.sharded_job.ranks import Ranks
-from tests.effort import examples
+from tests.testing import ALONE, examples, invoke
 
 pytest.importorskip("pyarrow")
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
@@ -56,8 +54,7 @@ def tars(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., 
 
 
 def samples(path: Any) -> list[dict[str, Any]]:
-    config = WorkerConfig(rank=0, world_size=1)
-    with get_savable_loader(get_val_dataset(path, split_part="train", worker_config=config)) as loader:
+    with get_savable_loader(get_val_dataset(path, split_part="train", worker_config=ALONE)) as loader:
         return [{name: value for name, value in dict(one).items() if not name.startswith("__")} for one in loader]
 
 
@@ -282,10 +279,10 @@ def test_the_command_on_several_processes(tmp_path: Path, tars: Path) -> None:
         "4",
         "--no-progress",
     ]
-    result = CliRunner().invoke(main, [*arguments, "--num-workers", "2", "--without", "png"])
+    result = invoke(*arguments, "--num-workers", "2", "--without", "png")
     assert result.exit_code == 0, result.output
     assert f"{SAMPLES} samples in 8 shards" in result.output
     assert "png" not in samples(tmp_path / "new")[0] and (tmp_path / "new" / DONE_FILE).exists()
-    result = CliRunner().invoke(main, [*arguments, "--without", "png"])
+    result = invoke(*arguments, "--without", "png")
     assert "8 shards of them there already" in result.output
     assert "streaming" not in sys.modules

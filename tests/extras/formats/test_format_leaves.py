@@ -35,12 +35,11 @@ from energon_lite import (
 )
 from energon_lite.errors import ConfigError
 from energon_lite.storage.read import source as sources
-from tests.effort import examples
+from tests.testing import ALONE, alone, examples
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402 -- behind the skip
 
-ALONE = WorkerConfig(rank=0, world_size=1)
 ROWS = 60
 TYPED = """\
 sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
@@ -77,9 +76,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batches(path: Any, function: Any = get_val_dataset, workers: int = 0, **options: Any) -> list[Any]:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
     options = {"split_part": "train", "batch_size": 8} | options
-    with get_savable_loader(function(path, worker_config=config, **options)) as loader:
+    with get_savable_loader(function(path, worker_config=alone(workers), **options)) as loader:
         return list(loader)
 
 
@@ -174,8 +172,7 @@ def test_in_a_blend_and_resumed_on_other_ranks(tmp_path: Path, photos: Path) -> 
 @pytest.mark.slow
 def test_on_workers(photos: Path, start: str) -> None:
     expected = [batch["caption"] for batch in batches(str(photos), get_train_dataset, repeat=False)]
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
-    dataset = get_train_dataset(str(photos), worker_config=config, batch_size=8, repeat=False)
+    dataset = get_train_dataset(str(photos), worker_config=alone(2), batch_size=8, repeat=False)
     with get_savable_loader(dataset, start_method=start) as loader:
         assert [batch["caption"] for batch in loader] == expected
 

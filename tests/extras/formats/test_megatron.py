@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from energon_lite import EnergonLiteError
 from energon_lite.errors import DataIndexError, MissingShardError, ShardChangedError, ShardFormatError
 from energon_lite.extras.formats.megatron import MegatronSource, open_sequences, open_source
-from tests.effort import examples
 from tests.tables_by_hand import write_megatron
+from tests.testing import examples
 
 DOCUMENTS = [[[1, 2, 3]], [[4], [5, 6]], [], [[7, 8, 9, 10]]]
 

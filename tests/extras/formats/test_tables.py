@@ -23,8 +23,8 @@ from energon_lite.errors import (
 )
 from energon_lite.extras.formats import held_tables
 from energon_lite.extras.formats.tables import open_source
-from tests.effort import examples
 from tests.tables_by_hand import write_table
+from tests.testing import examples
 
 pa = pytest.importorskip("pyarrow")
 KINDS = ("parquet", "arrow", "stream.arrow")

@@ -12,6 +12,7 @@ from torch import nn
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
 from energon_lite.loading.iterators.dataset import SavableDataset
 from tests.extras.frameworks.framework_ranks import logged
+from tests.testing import ALONE
 
 SAMPLES = 26
 
@@ -82,7 +83,7 @@ def numbers_of(batch: Any) -> list[int]:
 def expected(leaf: Path, batches: int, **given: Any) -> list[list[int]]:
     """The first micro-batches of a run that nobody disturbed."""
     found = []
-    with get_savable_loader(train_data(leaf, WorkerConfig(rank=0, world_size=1), **given)) as loader:
+    with get_savable_loader(train_data(leaf, ALONE, **given)) as loader:
         while len(found) < batches:
             for batch in loader:
                 found.append(numbers_of(batch))

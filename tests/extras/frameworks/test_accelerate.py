@@ -28,6 +28,7 @@ from tests.extras.frameworks.numbered_samples import (
     train_data,
     val_data,
 )
+from tests.testing import ALONE
 
 Leaf = Callable[[int, str], Path]
 
@@ -100,7 +101,7 @@ def test_a_validation_gathers_each_sample_once(samples: int, leaf_of: Leaf, tmp_
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_last_batch_of_a_pass_ends_an_accumulation(packed: bool, leaf_of: Leaf) -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
-    data = train_data(leaf_of(SAMPLES, "hf"), WorkerConfig(rank=0, world_size=1), repeat=False, packed=packed)
+    data = train_data(leaf_of(SAMPLES, "hf"), ALONE, repeat=False, packed=packed)
     model, loader = accelerator.prepare(Model(), AccelerateLoader(data))
     for _ in range(2):
         synchronised = []
@@ -114,10 +115,9 @@ def test_the_last_batch_of_a_pass_ends_an_accumulation(packed: bool, leaf_of: Le
 
 def test_batches_that_were_taken_ahead_come_again(leaf_of: Leaf) -> None:
     """Of a pass of which nobody knows the end, one is: neither a loop that is left nor a state loses it."""
-    config = WorkerConfig(rank=0, world_size=1)
     leaf = leaf_of(SAMPLES, "hf")
     Accelerator(cpu=True)
-    loader = AccelerateLoader(get_savable_loader(train_data(leaf, config, repeat=False, packed=True)))
+    loader = AccelerateLoader(get_savable_loader(train_data(leaf, ALONE, repeat=False, packed=True)))
     seen = [numbers_of(batch) for _, batch in zip(range(2), loader, strict=False)]
     state = loader.state_dict()
     seen += [numbers_of(batch) for _, batch in zip(range(2), loader, strict=False)]
@@ -130,7 +130,7 @@ def test_batches_that_were_taken_ahead_come_again(leaf_of: Leaf) -> None:
 
 def test_what_accelerate_looks_for_behind_a_loader(leaf_of: Leaf) -> None:
     Accelerator(cpu=True)
-    leaf, config = leaf_of(SAMPLES, "hf"), WorkerConfig(rank=0, world_size=1)
+    leaf, config = leaf_of(SAMPLES, "hf"), ALONE
     loader = AccelerateLoader(train_data(leaf, config))
     assert (len(loader), len(loader.dataset)) == (13, SAMPLES)
     assert len(AccelerateLoader(val_data(leaf, config)).dataset) == SAMPLES

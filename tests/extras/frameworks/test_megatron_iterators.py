@@ -24,8 +24,7 @@ from energon_lite import (
 from energon_lite.errors import StateError, UsageError
 from energon_lite.extras.frameworks.megatron import DataIterator, data_iterators, worker_config
 from energon_lite.storage.read.webdataset import WebdatasetSource
-
-ALONE = WorkerConfig(rank=0, world_size=1)
+from tests.testing import ALONE
 
 
 def keys(batches: Any, count: int) -> list[list[str]]:

@@ -29,8 +29,8 @@ from energon_lite.extras.frameworks.torchtitan import (
     data_loader,
     model_inputs,
 )
-from tests.effort import examples
 from tests.extras.frameworks.titan_data import Encoder, train, train_unmeasured, validate
+from tests.testing import examples
 from tests.trainer.parallel.rank_processes import run_ranks
 
 #: Micro-batches of a step, over all ranks; its divisors are the worlds.

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from energon_lite import WorkerConfig, get_val_dataset
 from energon_lite.errors import TopologyError
 from energon_lite.extras.frameworks.trainer_loader import TrainerLoader, _repeated
-from tests.effort import examples
 from tests.extras.frameworks.numbered_samples import expected, numbers_of, train_data, val_data
+from tests.testing import ALONE, examples
 
 
 @dataclass
@@ -121,4 +121,4 @@ def test_what_belongs_to_rows_is_repeated_at_any_depth() -> None:
 
 def test_a_loader_of_another_rank_is_refused(leaf_of: Callable[..., Path]) -> None:
     with pytest.raises(TopologyError, match="made for rank 0 of 1, and this process is rank 1 of 2"):
-        TrainerLoader(val_data(leaf_of(5, "hf"), WorkerConfig(rank=0, world_size=1)), rank=1, world_size=2)
+        TrainerLoader(val_data(leaf_of(5, "hf"), ALONE), rank=1, world_size=2)

@@ -35,6 +35,7 @@ from tests.extras.frameworks.numbered_samples import (
     train_data,
     val_data,
 )
+from tests.testing import ALONE
 
 Leaf = Callable[[int, str], Path]
 
@@ -197,7 +198,7 @@ class SavesInBetween(TrainerCallback):
 
 def one_run(leaf: Path, folder: Path, kind: type[Trainer] = Seen, **given: Any) -> Any:
     """In this process: a trainer and what it is to see."""
-    data = train_data(leaf, WorkerConfig(rank=0, world_size=1), packed=given.pop("packed", False))
+    data = train_data(leaf, ALONE, packed=given.pop("packed", False))
     trainer = kind(Model(), arguments_in(folder, **given), train_dataset=data)
     trainer.seen_file = folder / "one-0"
     return trainer
@@ -238,7 +239,7 @@ class Keeps(Prepares, Seen):
 
 
 def test_one_call_for_a_trainer_that_prepares_its_data(tmp_path: Path, leaf_of: Leaf) -> None:
-    leaf, config = leaf_of(SAMPLES, "hf"), WorkerConfig(rank=0, world_size=1)
+    leaf, config = leaf_of(SAMPLES, "hf"), ALONE
     rows = [{"number": 1.0, "labels": 1}]
     for kind in (Prepares, Keeps):
         trainer = kind(Model(), arguments_in(tmp_path, max_steps=4), train_dataset=rows, compute_metrics=metrics)

@@ -12,8 +12,9 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, stateless
+from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset, get_val_dataset, stateless
 from energon_lite.extras.frameworks.transformers import use_loaders
+from tests.testing import ALONE
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ def sft_trainer(leaf: Path, folder: Path, steps: int) -> Any:
     trainer = trl.SFTTrainer(
         LlamaForCausalLM(config), args=arguments, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer
     )
-    options: dict[str, Any] = {"worker_config": WorkerConfig(rank=0, world_size=1), "task_encoder": Tokens()}
+    options: dict[str, Any] = {"worker_config": ALONE, "task_encoder": Tokens()}
     train = get_savable_loader(get_train_dataset(leaf, batch_size=2, **options))
     use_loaders(trainer, train=train, evaluation=get_val_dataset(leaf, batch_size=2, **options))
     trainer.seen = []

@@ -6,19 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.cli.main import main
 from energon_lite.extras.inspect.analyze_debug import HeatMap
 from tests.conftest import text_dataset
+from tests.testing import command
 
 
 def analyze(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["analyze-debug", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.output
+    return command("analyze-debug", *arguments)
 
 
 class TestHeatMap:

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
-from energon_lite.cli.main import main
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect.audited_run import PlannedSteps
 from energon_lite.extras.inspect.recorded_steps import RecordedStep, read_metrics, read_traces
+from tests.testing import command
 
 WriteDataset = Callable[..., Path]
 
@@ -26,9 +25,7 @@ def texts(tmp_path: Path, write_dataset: WriteDataset) -> Path:
 
 
 def audit(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["audit", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-    return result.exit_code, result.output
+    return command("audit", *arguments)
 
 
 def go(texts: Path, trace: Path, world: int, steps: int, state: Any = None, seed: int = 0, save_at: int = 0) -> Any:

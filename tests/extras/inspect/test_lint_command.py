@@ -9,22 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from energon_lite.cli.main import main
 from energon_lite.storage.sharded_job import job as helpers
 from energon_lite.storage.tar.tar_headers import TarHeaders
 from tests.broken_set import FIELDS, KINDS, write_broken_set
 from tests.conftest import TEXT_YAML, text_dataset, write_dataset
-from tests.shards_by_hand import write_tar
+from tests.testing import invoke, write_tar
 
 CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
 def energon_lite(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(main, [str(one) for one in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert "Traceback" not in result.output
+    result = invoke(*arguments)
     return result.exit_code, result.stdout
 
 
@@ -292,7 +288,7 @@ class TestTogether:
 
         perform = helpers._perform
         monkeypatch.setattr(helpers, "_perform", dying)
-        result = CliRunner().invoke(main, ["lint", str(broken[0]), "--num-workers", "1"])
+        result = invoke("lint", broken[0], "--num-workers", "1")
         assert result.exit_code == 1 and len(done) == 2
         names: list[str] = []
         monkeypatch.setattr(
@@ -329,7 +325,7 @@ class TestTogether:
             return perform(work, unit)
 
         monkeypatch.setattr(helpers, "_perform", stopped)
-        result = CliRunner().invoke(main, ["lint", str(write(False)), "--num-workers", "1"])
+        result = invoke("lint", write(False), "--num-workers", "1")
         assert result.exit_code == 1 and "Aborted" in result.output
         monkeypatch.setattr(helpers, "_perform", perform)
         code, found = lint(write(True))
@@ -358,7 +354,7 @@ class TestTogether:
 class TestPrepare:
     def test_it_names_what_it_can_see(self, tmp_path: Path) -> None:
         truth = write_broken_set(tmp_path)
-        result = CliRunner().invoke(main, ["prepare", str(tmp_path), "--non-interactive", "--split-ratio", "1,0,0"])
+        result = invoke("prepare", tmp_path, "--non-interactive", "--split-ratio", "1,0,0")
         assert result.exit_code == 0
         words = {
             "missing part": "1 sample has no part 'txt', which nearly all others have: ",

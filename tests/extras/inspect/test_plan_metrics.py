@@ -18,7 +18,7 @@ from energon_lite.extras.inspect.plan_metrics import (
     measure_plan,
     rank_loads,
 )
-from tests.effort import examples
+from tests.testing import examples
 
 
 def test_by_hand() -> None:

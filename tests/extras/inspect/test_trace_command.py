@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from energon_lite import (
     Capacity,
@@ -24,11 +23,10 @@ from energon_lite import (
     get_train_dataset,
 )
 from energon_lite.batching import TokenSequence
-from energon_lite.cli.main import main
 from energon_lite.extras.inspect.trace import chrome_events, read_runs
 from energon_lite.loading.makers import observers
 from energon_lite.storage.index.columns import write_column
-from tests.effort import nightly_but
+from tests.testing import alone, invoke, nightly_but
 
 
 class Slow(TaskEncoder):
@@ -190,14 +188,13 @@ def test_a_line_has_the_samples_of_its_batch(
 ) -> None:
     encoder, arguments = ENCODERS[kind]
     tag = "q" if kind == "planned" else ""
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
     leaves = [leaf_of(30, f"a{tag}"), leaf_of(20, f"b{tag}")]
     if kind == "planned":
         for leaf, count in zip(leaves, (30, 20), strict=True):
             write_column(str(leaf), "length", np.full(count, 7, dtype=np.int64))
     entries = [{"path": str(leaf), "weight": 1} for leaf in leaves]
     blend = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": entries}}}
-    dataset = get_train_dataset(blend, task_encoder=encoder(), worker_config=config, **arguments)
+    dataset = get_train_dataset(blend, task_encoder=encoder(), worker_config=alone(workers), **arguments)
     with get_savable_loader(dataset, trace=tmp_path / "trace.jsonl", start_method=method) as loader:
         batches = [batch for _, batch in zip(range(12), loader, strict=False)]
     _, *lines = _lines(tmp_path / "trace.jsonl")
@@ -249,7 +246,7 @@ def test_the_tables(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with _loader(leaf_of(30), file, "clock", workers=1, start_method="fork") as loader:
         for _ in zip(range(15), loader, strict=False):  # two epochs
             pass
-    result = CliRunner().invoke(main, ["trace", str(file), "--slowest", "3"])
+    result = invoke("trace", file, "--slowest", "3")
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert lines[0].startswith("15 batches, 60 samples") and "the trainer waited" in lines[0]
@@ -263,7 +260,7 @@ def test_the_tables(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_when_a_sample_was_seen(traced: Path) -> None:
-    result = CliRunner().invoke(main, ["trace", str(traced), "--key", "a-7"])
+    result = invoke("trace", traced, "--key", "a-7")
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert lines[0] == "a-7: seen 2 times"
@@ -277,27 +274,27 @@ def test_a_sample_inside_of_a_pack(leaf_of: Any, tmp_path: Path) -> None:
     with _loader(leaf_of(30), file, "packs") as loader:
         batches = [batch for _, batch in zip(range(2), loader, strict=False)]
     keys = [key for batch in batches for pack in batch["__key__"] for key in pack.split("+")]
-    seen = CliRunner().invoke(main, ["trace", str(file), "-k", keys[-1]])
+    seen = invoke("trace", file, "-k", keys[-1])
     assert seen.exit_code == 0 and f"{keys[-1]}: seen 1 time\n" in seen.output and "step 1" in seen.output
     later = next(f"a-{number}" for number in range(30) if f"a-{number}" not in keys)
-    unseen = CliRunner().invoke(main, ["trace", str(file), "-k", later])
+    unseen = invoke("trace", file, "-k", later)
     assert unseen.exit_code == 0, unseen.output
     assert unseen.output.startswith(f"{later}: not seen so far; it is in {leaf_of(30)}, shard-00")
 
 
 def test_a_key_that_no_data_set_has(traced: Path, leaf_of: Any) -> None:
-    result = CliRunner().invoke(main, ["trace", str(traced), "-k", "nobody", "-k", "a-7"])
+    result = invoke("trace", traced, "-k", "nobody", "-k", "a-7")
     assert result.exit_code == 1 and "a-7: seen 2 times" in result.output
     assert f"nobody: no data set of the trace has a sample with this key ({leaf_of(30)})" in result.output
     moved = traced.with_name("moved.jsonl")
     moved.write_text(traced.read_text().replace(str(leaf_of(30)), "/gone"))
-    result = CliRunner().invoke(main, ["trace", str(moved), "-k", "nobody"])
+    result = invoke("trace", moved, "-k", "nobody")
     assert result.exit_code == 1 and "nobody: not seen so far; /gone cannot be searched for it" in result.output
 
 
 def test_the_chrome_trace(traced: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    result = CliRunner().invoke(main, ["trace", str(traced), "-o", str(out)])
+    result = invoke("trace", traced, "-o", out)
     assert result.exit_code == 0 and "ui.perfetto.dev" in result.output
     events = json.loads(out.read_text())["traceEvents"]
     assert events == list(chrome_events(read_runs([str(traced)])[0]))
@@ -315,7 +312,7 @@ def test_the_chrome_trace(traced: Path, tmp_path: Path) -> None:
 
 def test_lines_that_are_cut_off_are_left_out(traced: Path) -> None:
     traced.write_bytes(traced.read_bytes()[:-20])
-    result = CliRunner().invoke(main, ["trace", str(traced)])
+    result = invoke("trace", traced)
     assert (
         result.exit_code == 0 and "14 batches" in result.output and "1 line left out: not to be read" in result.output
     )
@@ -331,5 +328,5 @@ def test_lines_that_are_cut_off_are_left_out(traced: Path) -> None:
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "x.jsonl").write_text(text)
-    result = CliRunner().invoke(main, ["trace", str(tmp_path / "x.jsonl")])
+    result = invoke("trace", tmp_path / "x.jsonl")
     assert result.exit_code == 1 and message in result.output

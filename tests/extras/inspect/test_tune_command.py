@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from energon_lite.cli.main import main
 from energon_lite.extras.inspect.tune_command import memory_of
+from tests.testing import invoke
 
 ENCODERS = """
 import ctypes, os, time
@@ -42,12 +41,12 @@ def folder(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def tune(*arguments: object) -> Any:
-    return CliRunner().invoke(main, ["tune", *map(str, arguments)])
+    return invoke("tune", *arguments)
 
 
 @pytest.mark.slow
 def test_batches_by_tokens_in_one_word(folder: Path) -> None:
-    stored = CliRunner().invoke(main, ["measure", str(folder), "--length-field", "txt", "--no-progress"])
+    stored = invoke("measure", folder, "--length-field", "txt", "--no-progress")
     assert stored.exit_code == 0, stored.output
     given = ["--seconds", 4, "--most-workers", 1, "--no-threads", "--json"]
     found = tune(folder, "--batching", "best_fit:capacity=40", *given)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from energon_lite.errors import DecodeError, FatalSampleError, UsageError
 from energon_lite.extras.media import AVDecoder, get_clips_uniform, get_single_frames_uniform
 from energon_lite.storage import open_stream
-from tests.effort import examples
 from tests.media_files import BEEP, CONTAINERS, FPS, LEFT_OUT, RATE, SECONDS, SOUNDS, film, frame, media, sound
+from tests.testing import examples
 
 KINDS = [*CONTAINERS, *SOUNDS]
 FAST_START = ("movflags=+faststart",)

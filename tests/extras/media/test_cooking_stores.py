@@ -20,7 +20,6 @@ from energon_lite import (
     Sample,
     TaskEncoder,
     TextSample,
-    WorkerConfig,
     basic_sample_keys,
     cooker,
     edataclass,
@@ -36,9 +35,9 @@ from energon_lite.hooks import HookContext, hook_context
 from energon_lite.loading.makers import metadataset_keys
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.stores import CachePool, FileStore, NoCachePool
+from tests.testing import ALONE, alone
 
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-ALONE = WorkerConfig(rank=0, world_size=1)
 COUNT = 8
 
 
@@ -113,8 +112,7 @@ def blend(root: Path, aux: dict[str, str] | None = None, **more: Any) -> Path:
 
 
 def dataset(root: Path, encoder: TaskEncoder, aux: dict[str, str] | None = None, workers: int = 0, **more: Any) -> Any:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-    arguments = {"batch_size": 2, "worker_config": config, "task_encoder": encoder} | more
+    arguments = {"batch_size": 2, "worker_config": alone(workers), "task_encoder": encoder} | more
     return get_train_dataset(blend(root, aux), **arguments)
 
 

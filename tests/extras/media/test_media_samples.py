@@ -9,10 +9,8 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from click.testing import CliRunner
 
-from energon_lite import TaskEncoder, TextSample, WorkerConfig, cooker, get_savable_loader, get_train_dataset, stateless
-from energon_lite.cli.main import main
+from energon_lite import TaskEncoder, TextSample, cooker, get_savable_loader, get_train_dataset, stateless
 from energon_lite.errors import UsageError
 from energon_lite.extras.media import AVData, AVDecoder, av_decoder
 from energon_lite.hooks import Cooker
@@ -21,6 +19,7 @@ from energon_lite.storage import SampleDecoder
 from energon_lite.storage.prepare.prepare import index_again
 from energon_lite.storage.read.range_stream import RangeStream
 from tests.media_files import FPS, film, long_film, sound
+from tests.testing import alone, invoke
 
 FILMS = """\
 __module__: megatron.energon
@@ -51,12 +50,11 @@ class Clips(TaskEncoder):
 
 
 def loader_of(path: Path | str, encoder: TaskEncoder | None = None, workers: int = 0) -> Any:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
     return get_savable_loader(
         get_train_dataset(
             path,
             batch_size=2,
-            worker_config=config,
+            worker_config=alone(workers),
             task_encoder=encoder,
             repeat=False,
             shuffle_buffer_size=None,
@@ -91,7 +89,7 @@ def test_films_that_were_cut_off_are_counted_and_the_run_is_the_same_when_resume
 
 
 def test_lint_names_films_that_were_cut_off(films: Path) -> None:
-    result = CliRunner().invoke(main, ["lint", str(films), "--no-progress"])
+    result = invoke("lint", films, "--no-progress")
     assert result.exit_code == 1 and result.output.count("bytes are missing") == 2, result.output
 
 

@@ -9,11 +9,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from energon_lite.cli.main import main
 from energon_lite.extras.media.mount_command import FileOperations, FileView
 from tests.conftest import text_dataset, write_dataset
+from tests.testing import invoke
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +71,7 @@ class TestCommand:
         vars(fuse).update(Operations=object, FUSE=lambda *arguments, **options: calls.append((arguments, options)))
         monkeypatch.setitem(sys.modules, "mfusepy", fuse)
         path = text_dataset(tmp_path / "set", 5)
-        result = CliRunner().invoke(main, ["mount", str(path), str(tmp_path / "point"), "-s", "-d", "-w"])
+        result = invoke("mount", path, tmp_path / "point", "-s", "-d", "-w")
         assert result.exit_code == 0 and "5 samples, 5 files" in result.output
         ((operations, point), options) = calls[0]
         assert (point, options["foreground"], options["ro"]) == (str(tmp_path / "point"), False, True)
@@ -81,8 +80,8 @@ class TestCommand:
     def test_without_fuse(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "mfusepy", None)
         monkeypatch.setitem(sys.modules, "fuse", None)
-        result = CliRunner().invoke(main, ["mount", str(text_dataset(tmp_path / "set", 5)), str(tmp_path / "point")])
+        result = invoke("mount", text_dataset(tmp_path / "set", 5), tmp_path / "point")
         assert result.exit_code == 1 and "energon-lite[mount]" in result.output and not (tmp_path / "point").exists()
         (tmp_path / "a.yaml").write_text("splits: {}")
-        result = CliRunner().invoke(main, ["mount", str(tmp_path / "a.yaml"), str(tmp_path / "point")])
+        result = invoke("mount", tmp_path / "a.yaml", tmp_path / "point")
         assert result.exit_code == 1 and "mount one of its data sets" in result.output

@@ -3,11 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from energon_lite.cli.main import main
 from energon_lite.extras.media.stores.media_table import MediaTable
 from tests.media_files import film, sound
+from tests.testing import command
 
 
 @pytest.fixture
@@ -18,8 +17,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(main, [*map(str, arguments)])
-    return result.exit_code, result.output
+    return command(*arguments)
 
 
 def test_a_folder(folder: Path) -> None:

@@ -8,15 +8,14 @@ from typing import Any
 
 import fsspec
 import pytest
-from click.testing import CliRunner
 
-from energon_lite.cli.main import main
 from energon_lite.errors import ShardFormatError, UsageError
 from energon_lite.extras.remote import prepare_url
 from energon_lite.storage.files.remote_files import list_files
 from energon_lite.storage.prepare.prepare import index_again, prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.testing import invoke
 
 URL = "memory://bucket/ten"
 OPTIONS: dict[str, Any] = {"split_ratio": "2,1,0", "sample_type": "TextSample", "field_map": {"text": "txt"}}
@@ -136,11 +135,11 @@ def test_what_cannot_be_written_to(memory: Any, monkeypatch: pytest.MonkeyPatch)
 def test_on_the_command_line(memory: Any, tmp_path: Path) -> None:
     words = ["prepare", URL, "--non-interactive", "--split-ratio", "2,1,0", "--tmp-path", str(tmp_path / "tmp")]
     words += ["--sample-type", "TextSample", "--field-map", '{"text": "txt"}', "--no-progress"]
-    result = CliRunner().invoke(main, words)
+    result = invoke(*words)
     assert result.exit_code == 0, result.output
     assert URL in result.output and not list((tmp_path / "tmp").rglob("*.json"))
     assert len(WebdatasetSource.open(URL)) == 10
-    again = CliRunner().invoke(main, ["prepare", URL, "--tar-index-only", "--no-progress"])
+    again = invoke("prepare", URL, "--tar-index-only", "--no-progress")
     assert again.exit_code == 0, again.output
 
 

@@ -17,7 +17,7 @@ from energon_lite.errors import FatalStorageError
 from energon_lite.extras.remote.direct_ranges import DirectRanges
 from energon_lite.extras.remote.range_client import RangeClient, StatusError, UnusualAnswer
 from energon_lite.storage.files import remote_files
-from energon_lite.storage.files.remote_errors import kind_of
+from energon_lite.storage.files.retries import kind_of
 
 BODY = bytes(range(256)) * 400
 HEAD = b"GET /a HTTP/1.1\r\nHost: here\r\n"
@@ -269,6 +269,7 @@ def test_failures_pass(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp")
     monkeypatch.setattr(remote_files, "_file_systems", {})
     monkeypatch.setattr(remote_files, "_opened", {})
+    monkeypatch.setattr("energon_lite.extras.remote.direct_ranges._known", {})
     url = f"http://127.0.0.1:{server.port}/b"
     busy = b"HTTP/1.1 503 Slow Down\r\ncontent-length: 0\r\n\r\n"
     server.script = [lambda first, last: [busy], lambda first, last: [None], ODD["other range"], ODD["refused"]]

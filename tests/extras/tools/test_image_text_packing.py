@@ -19,14 +19,13 @@ from energon_lite import (
     SkipSample,
     TextSample,
     VQASample,
-    WorkerConfig,
     get_savable_loader,
     get_train_dataset,
 )
 from energon_lite.batching.positions import mrope_positions
 from energon_lite.extras.tools.image_text_packing import ImageTextRow, ImageTextTaskEncoder
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.effort import examples
+from tests.testing import ALONE, examples
 
 IMAGE, END = 9, 8
 SIZES = [(2, 2), (4, 2), (6, 4), (3, 7)]
@@ -81,9 +80,8 @@ def check_row(row: Any, capacity: int) -> None:
 
 def test_by_a_plan(leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: lengths(self))
-    config = WorkerConfig(rank=0, world_size=1)
     dataset: Any = get_train_dataset(
-        leaf_of(50), task_encoder=Pictures(), worker_config=config, batching=BestFit(Capacity(60)), repeat=False
+        leaf_of(50), task_encoder=Pictures(), worker_config=ALONE, batching=BestFit(Capacity(60)), repeat=False
     )
     with get_savable_loader(dataset) as loader:
         steps = len(loader)
@@ -100,9 +98,8 @@ def test_by_a_plan(leaf_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_by_hooks(leaf_of: Any, size: int, tmp_path: Path) -> None:
-    config = WorkerConfig(rank=0, world_size=1)
     dataset = get_train_dataset(
-        leaf_of(500), task_encoder=Pictures(capacity=60), worker_config=config, batch_size=size, packing_buffer_size=32
+        leaf_of(500), task_encoder=Pictures(capacity=60), worker_config=ALONE, batch_size=size, packing_buffer_size=32
     )
     with get_savable_loader(dataset, trace=tmp_path / "trace.jsonl") as loader:
         rows = [row for _, row in zip(range(60), loader, strict=False)]

@@ -11,12 +11,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from energon_lite import WorkerConfig
-from energon_lite.cli.main import main
 from energon_lite.extras.frameworks.torchtitan import LoaderRequest, TitanLoader
 from tests.house.docs.pages import DOCS, blocks
+from tests.testing import ALONE, invoke
 from tests.trainer.tokenizing.conftest import tokenizer_folder as tokenizer_folder
 
 PAGE = DOCS / "with_torchtitan.md"
@@ -36,13 +34,13 @@ def test_its_commands_work_on_real_text(
         (tmp_path / "corpus" / f"{number:02d}.jsonl").write_text("\n".join(texts))
     (command,) = re.findall(r"^energon-lite (tokenize .*?[^\\])$", PAGE.read_text(), re.M | re.S)
     words = shlex.split(command.replace("\\\n", " ").replace("assets/hf/llama", str(tokenizer_folder)))
-    done = CliRunner().invoke(main, [*words, "--num-workers", "1", "--no-progress"])
+    done = invoke(*words, "--num-workers", "1", "--no-progress")
     assert done.exit_code == 0, done.output
     code = next(block.code for block in blocks(PAGE, "python") if block.mark == "file: my_runs.py")
     (tmp_path / "titan_page_runs.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     runs = importlib.import_module("titan_page_runs")
-    request = LoaderRequest(worker_config=WorkerConfig(rank=0, world_size=1), dataset_path="tokens", seq_len=SEQ_LEN)
+    request = LoaderRequest(worker_config=ALONE, dataset_path="tokens", seq_len=SEQ_LEN)
     for make in (runs.train, runs.validate):
         inputs, labels = next(iter(TitanLoader(make, request)))
         assert inputs["input"].shape == labels.shape == (1, SEQ_LEN) and int((labels >= 0).sum()) > SEQ_LEN // 2

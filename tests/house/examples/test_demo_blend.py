@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite import WorkerConfig, get_loader, get_train_dataset, get_val_dataset
+from energon_lite import get_loader, get_train_dataset, get_val_dataset
 from examples.demo import blend
 from examples.demo.blend import DatasetRecipe
 from examples.demo.errors import DemoError
-
-ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
+from tests.testing import ALONE
 
 
 def small(recipe: DatasetRecipe, count: int) -> DatasetRecipe:

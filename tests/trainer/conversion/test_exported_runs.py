@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from energon_lite.cli.main import main
 from energon_lite.errors import StateError
 from energon_lite.trainer import (
     ByteTokenizer,
@@ -32,7 +30,7 @@ from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
-from tests.effort import examples
+from tests.testing import examples, output_of
 
 SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 24}
 
@@ -63,9 +61,7 @@ def words(folder: Path) -> str:
 def export(tmp_path: Path, *options: str) -> str:
     """What the command says."""
     arguments = ["convert-weights", "native-to-hf", str(tmp_path / "run"), str(tmp_path / "out"), *options]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
-    return result.output
+    return output_of(*arguments)
 
 
 def test_a_run_on_bytes_comes_with_a_tokenizer_that_encodes_equally(tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from energon_lite.cli.main import main
 from energon_lite.errors import ConfigError
 from energon_lite.trainer import (
     OptimizerConfig,
@@ -31,6 +29,7 @@ from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistri
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.starting_weights import load_starting_weights
 from examples.toy_data import chat, write_lines, write_model, write_tokenizer
+from tests.testing import invoke
 from tests.trainer.conversion.small_models import SCALING, SaveModel, change_config
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 
@@ -146,7 +145,7 @@ def test_as_a_new_user_would(run_ranks: RunRanks, tmp_path: Path) -> None:
     assert lines[10]["eval_loss/held_out"] < 0.8 * lines[0]["eval_loss/held_out"]
 
     arguments = ["convert-weights", "native-to-hf", str(run / "checkpoints"), str(tmp_path / "mine")]
-    exported = CliRunner().invoke(main, arguments)
+    exported = invoke(*arguments)
     assert exported.exit_code == 0, exported.output
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "mine")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "mine")

@@ -23,7 +23,7 @@ from energon_lite.trainer.models.attention_functions import (
 )
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.sequence import Run
-from tests.effort import examples
+from tests.testing import examples
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from energon_lite.trainer.models.config import RopeScaling
-from tests.effort import examples
+from tests.testing import examples
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import (
     ALL_KINDS,

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from energon_lite.batching.digests import AddressList
-from energon_lite.cli.main import main
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset
 from energon_lite.trainer import Trainer, TrainerConfig, config_from_dict, latest_checkpoint, read_state
+from tests.testing import command
 from tests.trainer.parallel.rank_processes import RunRanks
 
 SAMPLES = 30
@@ -46,9 +45,7 @@ def digests(output: Path) -> list[tuple[int, str]]:
 
 
 def audit(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["audit", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-    return result.exit_code, result.output
+    return command("audit", *arguments)
 
 
 @pytest.mark.parametrize("share", ["load", "broadcast"])

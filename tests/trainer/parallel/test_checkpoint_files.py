@@ -11,7 +11,7 @@ import torch
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, find_checkpoint, latest_checkpoint
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import Layout
 from tests.trainer.parallel.training_part import STATE, Part

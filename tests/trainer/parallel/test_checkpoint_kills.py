@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, find_checkpoint, save_checkpoint
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
-from tests.kill_steps import die_at
+from tests.testing import die_at
 from tests.trainer.parallel.copying_store import CopyingStore
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.test_parity import Layout

@@ -11,7 +11,7 @@ import torch
 from energon_lite.errors import StateMismatchError
 from energon_lite.trainer.checkpointing import checkpoint
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint, read_state
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.late_collectives import watched_collectives
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import Layout

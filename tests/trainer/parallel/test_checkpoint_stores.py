@@ -15,7 +15,7 @@ import torch
 
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, find_checkpoint, read_state, save_checkpoint
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.copying_store import CopyingStore
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.test_checkpoint_crashes import kill_instead, sabotage

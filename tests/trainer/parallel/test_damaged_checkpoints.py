@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import StateError
 from energon_lite.trainer import Trainer, find_checkpoint, find_weights, latest_checkpoint
-from tests.effort import examples
+from tests.testing import examples
 from tests.trainer.parallel.copying_store import CopyingStore
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.test_checkpoint_crashes import kill_instead, sabotage

@@ -10,7 +10,7 @@ import pytest
 
 from energon_lite.trainer.optimizer.config import ParameterGroup
 from energon_lite.trainer.parallel.mesh import build_mesh
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.foreign_nets import CONFIG, NETS, Found, make_net, serial, train, unlike
 from tests.trainer.parallel.rank_processes import RunRanks
 

@@ -25,7 +25,7 @@ from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint, loa
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.foreign_nets import CONFIG, Found, make_net, run_steps, serial, train, unlike
 from tests.trainer.parallel.rank_processes import RunRanks
 

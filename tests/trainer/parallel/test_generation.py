@@ -15,7 +15,7 @@ from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.generate import Sampling, choose, generate
-from tests.effort import examples
+from tests.testing import examples
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.test_parity import BASE, Layout
 

@@ -10,7 +10,7 @@ import pytest
 
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.training.config import OptimizerConfig
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.plain_llama import PlainRun
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import (

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.trainer.parallel.neighbours import neighbours
-from tests.effort import examples
+from tests.testing import examples
 
 
 @settings(max_examples=examples(200))

@@ -19,7 +19,7 @@ from energon_lite.trainer import Trainer, config_to_dict, read_state
 from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from energon_lite.trainer.training.step import evaluate_each
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 

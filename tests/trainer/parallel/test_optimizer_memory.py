@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
 
 WIDTH = 64

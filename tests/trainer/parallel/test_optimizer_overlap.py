@@ -17,7 +17,7 @@ from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.step import train_step
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.awkward_net import CONFIG, F64, AwkwardNet, Batch, Run, make, make_steps, train
 from tests.trainer.parallel.late_collectives import watched_collectives
 from tests.trainer.parallel.rank_processes import RunRanks

@@ -13,7 +13,7 @@ import torch
 from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.awkward_net import (
     CONFIG,
     F32,

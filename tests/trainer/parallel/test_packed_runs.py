@@ -22,7 +22,7 @@ from energon_lite.trainer.optimizer.config import learning_rate
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
 from energon_lite.trainer.training.pipeline import run_pipeline
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.test_parity import BASE, Layout, gathered
 from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401

@@ -18,7 +18,7 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
 from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.step import train_step
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel import plain_llama
 from tests.trainer.parallel.plain_llama import PlainRun, Rows, Shape, Weights
 from tests.trainer.parallel.rank_processes import RunRanks

@@ -16,7 +16,7 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.pipeline import run_pipeline
 from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_order
 from energon_lite.trainer.training.step import evaluate
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.test_parity import BASE, Layout, make_rows, make_steps, own, plain_run_in_child
 from tests.trainer.training.host_reads import host_reads

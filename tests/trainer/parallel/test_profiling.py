@@ -13,7 +13,7 @@ import pytest
 
 from energon_lite.errors import ConfigError
 from energon_lite.trainer import TrainConfig
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, train  # noqa: F401
 

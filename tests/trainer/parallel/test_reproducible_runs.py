@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from energon_lite.trainer import TrainerConfig
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_packed_runs import BATCHING, measured  # noqa: F401
 from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from energon_lite.trainer import Trainer, TrainerConfig, config_from_dict
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.test_trainer_runs import train
 

@@ -17,7 +17,7 @@ from energon_lite.trainer import Trainer, TrainerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training import requests
 from energon_lite.trainer.training.requests import Requests
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.test_nonfinite_runs import EACH_LAYOUT, saved, spoil_gradients
 from tests.trainer.parallel.test_trainer_runs import TRAIN_SAMPLES, blend, line, make_config, metrics, send, train  # noqa: F401

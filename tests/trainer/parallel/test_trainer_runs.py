@@ -30,7 +30,7 @@ from energon_lite.trainer import (
 )
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.trainer.training.throughput import image_flops, training_flops
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 
 WriteDataset = Callable[..., Path]

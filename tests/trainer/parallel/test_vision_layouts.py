@@ -19,7 +19,7 @@ from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
 from energon_lite.trainer.training.pipeline import run_pipeline
-from tests.effort import examples, nightly_but
+from tests.testing import examples, nightly_but
 from tests.trainer.parallel.plain_llama import PlainRun, Rows
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_any_combination import layouts

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
-from tests.effort import examples
+from tests.testing import examples
 
 MARK = "<image>"
 CHAT = (

@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from energon_lite import WorkerConfig, get_loader, get_val_dataset
-from energon_lite.cli.main import main
+from energon_lite import get_loader, get_val_dataset
 from energon_lite.errors import ConfigError, EmptyDatasetError, UsageError
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.ranks import Ranks
@@ -28,10 +26,7 @@ from energon_lite.trainer.commands.tokenize import read_metadata
 from energon_lite.trainer.tokenizing import run
 from energon_lite.trainer.tokenizing.run import Input, tokenize_files
 from energon_lite.trainer.tokenizing.tasks import Task
-from tests.effort import nightly_but
-from tests.kill_steps import killed_at, killed_at_every_step
-
-ALONE = WorkerConfig(rank=0, world_size=1)
+from tests.testing import ALONE, invoke, killed_at, killed_at_every_step, nightly_but
 
 
 @pytest.fixture(scope="module")
@@ -271,10 +266,10 @@ def test_the_field_of_a_text_is_found(tokenizer_folder: Path, tmp_path: Path) ->
     records = [{"text": "ab", "content": "not me"}, {"content": "abc"}, {"body": "a"}]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     command = ["tokenize", str(tmp_path / "texts.jsonl"), "-t", str(tokenizer_folder), "-o", str(tmp_path / "out")]
-    result = CliRunner().invoke(main, [*command, "--task", "pt", "--num-workers", "1"])
+    result = invoke(*command, "--task", "pt", "--num-workers", "1")
     assert result.exit_code == 0 and "3 records -> 2 examples with 9 tokens" in result.output, result.output
     assert "no field 'text' or 'content'; there are: body" in result.output
-    result = CliRunner().invoke(main, [*command, "--task", "pt", "--text-field", "body", "--force-overwrite"])
+    result = invoke(*command, "--task", "pt", "--text-field", "body", "--force-overwrite")
     assert "3 records -> 1 example with 3 tokens" in result.output, result.output
 
 
@@ -320,7 +315,7 @@ def test_metadata_files_that_are_wrong(text: str, words: str, tmp_path: Path) ->
 
 
 def _command(*arguments: str) -> Any:
-    return CliRunner().invoke(main, ["tokenize", *arguments])
+    return invoke("tokenize", *arguments)
 
 
 def test_the_command_shows_what_it_did(chats: Path, tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -10,20 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.batching import PackedBatch, PaddedBatch
-from energon_lite.cli.main import main
 from energon_lite.loading.leaves import find_leaves, open_source
 from energon_lite.trainer import TokenizedTaskEncoder
+from tests.testing import ALONE, invoke
 
-ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 CAPACITY = 64
 
 
 def run(*arguments: object) -> Any:
-    return CliRunner().invoke(main, [*map(str, arguments)])
+    return invoke(*arguments)
 
 
 @pytest.fixture(scope="module")

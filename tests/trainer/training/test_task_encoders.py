@@ -33,7 +33,7 @@ from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.tokenizing.task_encoder import TokenizedSample
 from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer
-from tests.effort import examples
+from tests.testing import examples
 
 BASE: dict[str, Any] = {"__key__": "k", "__restore_key__": ("sample", 0, 0, 0, 0)}
 BOS, EOS, PAD = ByteTokenizer.bos, ByteTokenizer.eos, ByteTokenizer.pad

@@ -11,7 +11,7 @@ from typing import Any
 from energon_lite.config.leaf_spec import FoundLeaves, LeafSpec
 from energon_lite.documents.paths import local_path
 from energon_lite.errors import StateError, UnlikeError, UsageError, counted, did_you_mean
-from energon_lite.extras.inspect.sample_history import indices_of
+from energon_lite.extras.inspect.appearances import indices_of
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder, stateless
 from energon_lite.loading.blend_weights import LeafFacts, by_samples, leaf_facts
 from energon_lite.loading.iterators.dataset import SavableDataset

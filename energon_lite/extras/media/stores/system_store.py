@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from energon_lite.errors import DatasetError, MissingEntryError
 from energon_lite.extras.media.stores.media_table import MediaTable
 from energon_lite.samples import SourceInfo
-from energon_lite.storage.files.remote_files import file_size, is_remote, read_file, read_range
-from energon_lite.storage.files.shortage import SHORTAGES, out_of
+from energon_lite.storage.files.byte_ranges import size_of
+from energon_lite.storage.files.remote_files import is_remote, read_file, read_range
+from energon_lite.storage.files.retries import SHORTAGES, out_of
 from energon_lite.storage.stores.file_store import FileStore
 
 __all__ = ["ByteRangeStore", "SystemFileStore"]
@@ -49,7 +50,7 @@ class SystemFileStore(FileStore[bytes]):
 
     def locate(self, key: str) -> tuple[int, SourceInfo]:
         path = self._path(key)
-        size = self._asked(lambda: file_size(path) if is_remote(path) else os.stat(path).st_size, path, key)
+        size = self._asked(lambda: size_of(path), path, key)
         return size, self._source(key)
 
     def get_path(self) -> str:

@@ -22,7 +22,7 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.errors import FatalSampleError, UsageError, WorkerError
-from tests.in_time import in_time
+from tests.testing import in_time
 
 
 def _loader(path: Any, workers: int, *, encoder: TaskEncoder | None = None, **kwargs: Any) -> SavableDataLoader:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.loading.executors.transport import pack, raise_unpicklable, unsendable
+from tests.testing import alone
 
 
 def _loader(path: Any, encoder: TaskEncoder, method: str = "fork", **arguments: Any) -> Any:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
-    data = {"batch_size": 2, "task_encoder": encoder, "worker_config": config, **arguments}
+    data = {"batch_size": 2, "task_encoder": encoder, "worker_config": alone(1), **arguments}
     return get_savable_loader(get_train_dataset(path, **data), start_method=method)  # type: ignore[arg-type]
 
 

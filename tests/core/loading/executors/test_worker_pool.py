@@ -19,19 +19,18 @@ import numpy as np
 import pytest
 import torch
 
-from energon_lite import Capacity, Greedy, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import Capacity, Greedy, TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError, WorkerError
 from energon_lite.loading.executors import torch_worker_info, worker_handle, worker_process
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.effort import nightly_but
+from tests.testing import ALONE, alone, nightly_but
 
 
 def _loader(
     path: Path, workers: int, encoder: TaskEncoder | None = None, *, batch_size: int = 2, **options: Any
 ) -> Any:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-    dataset = get_train_dataset(path, batch_size=batch_size, task_encoder=encoder, worker_config=config)
+    dataset = get_train_dataset(path, batch_size=batch_size, task_encoder=encoder, worker_config=alone(workers))
     return get_savable_loader(dataset, **options)
 
 
@@ -244,9 +243,8 @@ def test_the_end_of_a_virtual_epoch_throws_nothing_away(
     monkeypatch.setattr(WorkerPool, "submit", counting)
     monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: np.full(len(self), 3))
     way: dict[str, Any] = {"batch_size": None, "batching": Greedy(Capacity(9))} if by_tokens else {"batch_size": 3}
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
     dataset = get_train_dataset(
-        leaf_of(50), worker_config=config, virtual_epoch_length=5, task_encoder=Sized(100), **way
+        leaf_of(50), worker_config=alone(2), virtual_epoch_length=5, task_encoder=Sized(100), **way
     )
     with get_savable_loader(dataset, prefetch_factor=4) as loader:
         for _ in range(6):
@@ -302,7 +300,7 @@ class Teller(TaskEncoder):
 
     def batch(self, samples: list[Any]) -> Any:
         info = torch.utils.data.get_worker_info()
-        config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        config = ALONE
         return "none" if info is None else f"{info.id - config.rank_worker_id()} of {info.num_workers}"
 
 

@@ -15,12 +15,12 @@ from energon_lite import (
     ReadAhead,
     TaskEncoder,
     TextSample,
-    WorkerConfig,
     get_savable_loader,
     get_train_dataset,
 )
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.read import range_cache
+from tests.testing import ALONE
 
 
 class Twice(TaskEncoder):
@@ -32,8 +32,7 @@ class Twice(TaskEncoder):
 
 
 def keys(data: Path, batches: int, **options: Any) -> list[tuple[str, ...]]:
-    config = WorkerConfig(rank=0, world_size=1)
-    dataset = get_train_dataset(data, batch_size=7, worker_config=config, task_encoder=Twice(), **options)
+    dataset = get_train_dataset(data, batch_size=7, worker_config=ALONE, task_encoder=Twice(), **options)
     with get_savable_loader(dataset) as loader:
         return [tuple(batch.__key__) for batch in islice(loader, batches)]
 

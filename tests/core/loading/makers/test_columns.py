@@ -16,13 +16,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import DefaultTaskEncoder, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import DefaultTaskEncoder, TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import FatalSampleError, ShardChangedError
 from energon_lite.loading.makers.batch_runner import BatchRunner, Failure, Job
 from energon_lite.loading.makers.columns import has_default_hooks
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.storage import SampleDecoder
-from tests.effort import examples
+from tests.testing import ALONE, alone, examples
 
 Same = Callable[[Any, Any], bool]
 
@@ -90,9 +90,7 @@ def blend(folder: Path, names: tuple[str, ...], *more: tuple[str, Any]) -> dict[
 
 
 def pipeline(path: Any, encoder: TaskEncoder, **arguments: Any) -> tuple[BatchRunner, list[Job]]:
-    dataset = get_train_dataset(
-        path, worker_config=WorkerConfig(rank=0, world_size=1), task_encoder=encoder, **arguments
-    )
+    dataset = get_train_dataset(path, worker_config=ALONE, task_encoder=encoder, **arguments)
     return dataset.runner(), dataset.jobs(0, [(number,) for number in range(25)])
 
 
@@ -143,8 +141,7 @@ def test_unlike_pictures_are_refused_or_padded_either_way(pictures: Path, same: 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_two_types_in_one_batch(folder: Path, pictures: Path, leaf_of: Callable[..., Path], workers: int) -> None:
     both = blend(folder, (str(pictures), str(leaf_of(20))))
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-    dataset = get_train_dataset(both, batch_size=4, worker_config=config, task_encoder=DefaultTaskEncoder())
+    dataset = get_train_dataset(both, batch_size=4, worker_config=alone(workers), task_encoder=DefaultTaskEncoder())
     with get_savable_loader(dataset) as loader, pytest.raises(FatalSampleError, match="samples of 2 types") as caught:
         next(iter(loader))
     words = ("CaptioningSample: ", "TextSample: a-", str(pictures), str(leaf_of(20)), "encode_sample", "cooker")

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
+from tests.testing import alone
 
 SAMPLES = 24
 
@@ -23,7 +24,7 @@ def _broken(*_: Any) -> Any:
 
 
 def _loader(path: Any, encoder: TaskEncoder | None, way: str = "main") -> Any:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0 if way == "main" else 2)
+    config = alone(0 if way == "main" else 2)
     dataset = get_train_dataset(path, batch_size=8, task_encoder=encoder, worker_config=config)
     return get_savable_loader(dataset, **({"start_method": way} if way != "main" else {}))
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import energon_lite
-from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.storage.read.sample_reader import SampleReader
+from tests.testing import ALONE
 
 PACKAGE = str(Path(energon_lite.__file__).parent)
 
@@ -32,8 +33,7 @@ class Batches(TaskEncoder):
 
 
 def _loader(path: Any, encoder: TaskEncoder, **arguments: Any) -> Any:
-    config = WorkerConfig(rank=0, world_size=1)
-    return get_savable_loader(get_train_dataset(path, task_encoder=encoder, worker_config=config, **arguments))
+    return get_savable_loader(get_train_dataset(path, task_encoder=encoder, worker_config=ALONE, **arguments))
 
 
 @pytest.mark.parametrize("windows", [(None, None), (40, 10)])

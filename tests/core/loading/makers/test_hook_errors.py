@@ -18,13 +18,13 @@ from energon_lite import (
     Cooker,
     SkipSample,
     TaskEncoder,
-    WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     stateless,
 )
 from energon_lite.errors import FatalSampleError
+from tests.testing import alone
 
 #: Arguments of the data set: planned batches; chunks in lanes; batches by tokens.
 KINDS: dict[str, dict[str, Any]] = {
@@ -48,9 +48,8 @@ class Base(TaskEncoder):
 
 
 def _loader(path: Any, encoder: TaskEncoder, workers: int = 0, *, val: bool = False, **arguments: Any) -> Any:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
     build = get_val_dataset if val else get_train_dataset
-    return get_savable_loader(build(path, worker_config=config, task_encoder=encoder, **arguments))
+    return get_savable_loader(build(path, worker_config=alone(workers), task_encoder=encoder, **arguments))
 
 
 def _line_of(function: Callable[..., Any], text: str) -> int:

@@ -19,7 +19,6 @@ from energon_lite import (
     SavableDataLoader,
     SkipSample,
     TaskEncoder,
-    WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -29,10 +28,11 @@ from energon_lite.batching import TokenSequence
 from energon_lite.errors import UsageError
 from energon_lite.loading.progress import tokens_of
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.testing import ALONE, alone
 
 
 def _loader(path: Any, encoder: TaskEncoder | None = None, workers: int = 0, **kwargs: Any) -> SavableDataLoader:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    config = alone(workers)
     names = ("batch_size", "packing_buffer_size")
     given = {"batch_size": 4} | {name: kwargs.pop(name) for name in names if name in kwargs}
     return get_savable_loader(get_train_dataset(path, task_encoder=encoder, worker_config=config, **given), **kwargs)
@@ -170,7 +170,7 @@ def test_tokens_of_planned_batches(leaf_of: Any, says_tokens: bool, monkeypatch:
         batch_size=None,
         batching=BestFit(Capacity(16)),
         task_encoder=Sequences(),
-        worker_config=WorkerConfig(rank=0, world_size=1),
+        worker_config=ALONE,
     )
     with get_savable_loader(dataset) as loader:
         batches = [batch for _, batch in zip(range(10), loader, strict=False)]
@@ -235,8 +235,7 @@ def test_a_negative_interval_is_refused(leaf_of: Any) -> None:
 
 
 def test_counts_of_validation_are_exact(leaf_of: Any) -> None:
-    config = WorkerConfig(rank=0, world_size=1)
-    dataset = get_val_dataset(leaf_of(30, "a"), batch_size=4, task_encoder=Picky(), worker_config=config)
+    dataset = get_val_dataset(leaf_of(30, "a"), batch_size=4, task_encoder=Picky(), worker_config=ALONE)
     loader = get_savable_loader(dataset)
     for _ in loader:
         pass

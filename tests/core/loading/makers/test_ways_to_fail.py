@@ -15,10 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import SkipSample, TaskEncoder, get_savable_loader, get_train_dataset
 from energon_lite.errors import FatalSampleError, UnlikeError
 from energon_lite.loading.makers import hook_errors
-from tests.effort import examples
+from tests.testing import alone, examples
 
 #: Hooks, and what a data set is given so that they are called.
 HOOKS: dict[str, dict[str, Any]] = {
@@ -78,8 +78,7 @@ def _encoder(hook: str, does: Callable[[Any], Any]) -> TaskEncoder:
 
 
 def _loader(path: Path, encoder: TaskEncoder, method: str = "main", **arguments: Any) -> Any:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2)
-    data = {"batch_size": 2, "task_encoder": encoder, "worker_config": config, **arguments}
+    data = {"batch_size": 2, "task_encoder": encoder, "worker_config": alone(2), **arguments}
     return get_savable_loader(get_train_dataset(path, **data), start_method=method)
 
 

@@ -29,7 +29,7 @@ from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.ranks import Ranks
-from tests.kill_steps import killed_at_every_step
+from tests.testing import killed_at_every_step
 
 MakeTar = Callable[..., Path]
 MAKER = Maker({"by": "test"})

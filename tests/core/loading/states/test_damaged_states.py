@@ -23,7 +23,6 @@ from energon_lite import (
     Capacity,
     EnergonLiteError,
     TaskEncoder,
-    WorkerConfig,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -35,8 +34,7 @@ from energon_lite.loading.states.merge import merged, redistributed
 from energon_lite.loading.states.rebase import rebase_state
 from energon_lite.loading.states.summary import summary, summary_lines
 from energon_lite.storage.read.webdataset import WebdatasetSource
-
-ALONE = WorkerConfig(rank=0, world_size=1)
+from tests.testing import ALONE
 
 
 class Yielding(TaskEncoder):

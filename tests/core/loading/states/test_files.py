@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import get_savable_loader, get_train_dataset
 from energon_lite.errors import StateError, UsageError
 from energon_lite.loading.states.files import SUFFIXES, read_state_files, write_state_file
+from tests.testing import ALONE
 
 
 @pytest.fixture
 def state(leaf_of: Callable[..., Path]) -> dict[str, Any]:
-    dataset = get_train_dataset(leaf_of(7), batch_size=2, worker_config=WorkerConfig(rank=0, world_size=1))
+    dataset = get_train_dataset(leaf_of(7), batch_size=2, worker_config=ALONE)
     return get_savable_loader(dataset).save_state_rank() or {}
 
 

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset, rebase_state
+from energon_lite import get_savable_loader, get_train_dataset, rebase_state
 from energon_lite.batching.plan import worlds_for
 from energon_lite.errors import StateError, StateMismatchError, TopologyError
 from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.state import CursorFields, make_state
 from energon_lite.loading.states.merge import merged, redistributed
+from tests.testing import ALONE
 
 IDENTITY = {"fingerprint": "ab", "settings": {"seed": 1, "batch_size": 4}, "leaves": 1, "samples": 9, "marks": "x"}
 
@@ -99,8 +100,7 @@ def test_dealt_and_merged_again(lanes: int, position: int, data: st.DataObject) 
 
 
 def test_a_rebased_state_and_one_that_is_not_do_not_mix(leaf_of: Callable[..., Path]) -> None:
-    config = WorkerConfig(rank=0, world_size=1)
-    dataset = get_train_dataset(leaf_of(7), batch_size=2, worker_config=config)
+    dataset = get_train_dataset(leaf_of(7), batch_size=2, worker_config=ALONE)
     state = (get_savable_loader(dataset).save_state_rank() or {}) | {"position": 4}
     rebased, _ = rebase_state(state, dataset, dataset)
     with pytest.raises(StateMismatchError, match="rebase"):

@@ -17,7 +17,7 @@ from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.sharded_job import job as helpers
 from energon_lite.storage.sharded_job.job import Outcome, run_units
 from energon_lite.storage.tar.tar_scan import ShardScan
-from tests.in_time import in_time
+from tests.testing import in_time
 
 
 @pytest.fixture

@@ -17,9 +17,8 @@ from energon_lite.errors import DatasetError, EnergonLiteError, UsageError
 from energon_lite.storage.sharded_job import job as helpers
 from energon_lite.storage.sharded_job.job import ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
-from tests.in_time import in_time
-from tests.kill_steps import killed_at_every_step
 from tests.number_units import Squares, done, write_inputs
+from tests.testing import in_time, killed_at_every_step
 
 
 def job_of(root: Path, units: int, ranks: Ranks | None = None, workers: int = 1, **more: object) -> ShardedJob:

@@ -22,7 +22,7 @@ from energon_lite.extras.energon.compat import loaders as compat
 from energon_lite.extras.energon.compat.hooks import DefaultTaskEncoder
 from energon_lite.loading.iterators import lane_iterator
 from tests.core.laws.content_encoders import Content, contents
-from tests.effort import examples
+from tests.testing import examples
 
 LAWS = Path(__file__).parents[3] / "core" / "laws"
 energon = pytest.importorskip("megatron.energon")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from energon_lite.extras.energon.compat.dealt_plan import DealtPlan, Shares
 from energon_lite.order import ConcatOrder
-from tests.effort import examples
+from tests.testing import examples
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=4)
 

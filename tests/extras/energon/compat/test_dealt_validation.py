@@ -14,7 +14,7 @@ from energon_lite.errors import StateMismatchError
 from energon_lite.extras.energon.compat import loaders as compat
 from energon_lite.extras.energon.compat.dealt_plan import DealtPlan, Shares
 from energon_lite.order import ConcatOrder
-from tests.effort import examples
+from tests.testing import examples
 
 
 @settings(max_examples=examples(25), deadline=None)

@@ -18,9 +18,9 @@ import energon_lite
 from energon_lite import TaskEncoder, WorkerConfig, cooker, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import SampleError, UsageError
 from energon_lite.storage import SampleDecoder
+from tests.testing import ALONE
 
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-ALONE = WorkerConfig(rank=0, world_size=1)
 
 
 @pytest.fixture

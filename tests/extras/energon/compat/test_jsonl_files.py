@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from energon_lite import (
     BestFit,
@@ -20,7 +19,6 @@ from energon_lite import (
     Cooker,
     TaskEncoder,
     TextSample,
-    WorkerConfig,
     basic_sample_keys,
     get_loader,
     get_savable_loader,
@@ -28,10 +26,8 @@ from energon_lite import (
     get_val_dataset,
     stateless,
 )
-from energon_lite.cli.main import main
 from energon_lite.errors import UsageError
-
-ALONE = WorkerConfig(rank=0, world_size=1)
+from tests.testing import ALONE, alone, invoke, output_of
 
 
 def write(path: Path, count: int, name: str = "text") -> Path:
@@ -42,9 +38,7 @@ def write(path: Path, count: int, name: str = "text") -> Path:
 
 
 def run(*arguments: Any) -> str:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
-    return result.output
+    return output_of(*arguments)
 
 
 @stateless
@@ -99,7 +93,7 @@ def test_blended_shuffled_and_resumed(tmp_path: Path, leaf_of: Callable[[int, st
     def loader(workers: int) -> Any:
         dataset = get_train_dataset(
             blend, batch_size=4, shuffle_buffer_size=None, max_samples_per_sequence=None, task_encoder=Texts(),
-            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers), repeat=False,
+            worker_config=alone(workers), repeat=False,
         )  # fmt: skip
         return get_savable_loader(dataset)
 
@@ -175,5 +169,5 @@ def test_prepared_by_command(tmp_path: Path) -> None:
     assert sorted(found.name for found in tmp_path.iterdir()) == [
         "a.jsonl", "a.jsonl.energon_lite.columns", "a.jsonl.energon_lite.idx", "a.jsonl.idx",
     ]  # fmt: skip
-    result = CliRunner().invoke(main, ["prepare", str(path), "--split-ratio", "8,1,1", "--non-interactive"])
+    result = invoke("prepare", path, "--split-ratio", "8,1,1", "--non-interactive")
     assert isinstance(result.exception, UsageError) or "--split-ratio: a JSONL file" in result.output

@@ -16,7 +16,7 @@ import torch
 
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import EmptyDatasetError, StateMismatchError
-from tests.effort import nightly_but
+from tests.testing import nightly_but
 
 
 class Packs(TaskEncoder):

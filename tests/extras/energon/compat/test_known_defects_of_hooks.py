@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from energon_lite import (
     Cooker,
@@ -28,12 +27,12 @@ from energon_lite import (
     get_val_dataset,
     stateless,
 )
-from energon_lite.cli.main import main
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.storage.files.shard_store import ShardStore
 from energon_lite.storage.index.index_cache import index_places
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.testing import ALONE, invoke
 
 CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
@@ -52,7 +51,7 @@ def _equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _run(*words: str) -> Any:
-    return CliRunner().invoke(main, list(words))
+    return invoke(*words)
 
 
 class Draws(TaskEncoder):
@@ -68,7 +67,7 @@ class Draws(TaskEncoder):
 def test_seeds_of_a_hook_do_not_stick(leaf_of: Any) -> None:
     """2. The seed that a hook had met first was kept for good: in other workers, and where samples were made again."""
     encoder = Draws()
-    plain = get_val_dataset(leaf_of(20), batch_size=None, worker_config=WorkerConfig(rank=0, world_size=1))
+    plain = get_val_dataset(leaf_of(20), batch_size=None, worker_config=ALONE)
     encoder.encode_sample(next(iter(get_savable_loader(plain))))  # used by the trainer itself, before workers exist
     with _loader(leaf_of(20), encoder, workers=3) as loader:
         batches = [batch for _, batch in zip(range(10), loader, strict=False)]
@@ -256,9 +255,7 @@ def test_splits_that_list_the_same_shards_in_another_order(tmp_path: Path, write
     path = write_dataset(tmp_path / "data", shards, splits=splits)
     for order in (["train", "val", "test"], ["test", "val", "train"]):
         for split in order:  # each finds the index that another one has left
-            dataset = get_val_dataset(
-                path, split_part=split, batch_size=None, worker_config=WorkerConfig(rank=0, world_size=1)
-            )
+            dataset = get_val_dataset(path, split_part=split, batch_size=None, worker_config=ALONE)
             found = [(sample.__key__, sample.text) for sample in get_savable_loader(dataset)]
             expected = [key for shard in splits[split] for key, _ in shards[shard]]
             assert found == [(key, key) for key in expected]

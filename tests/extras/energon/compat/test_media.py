@@ -15,13 +15,12 @@ import pytest
 import torch
 
 import energon_lite.extras.media
-from energon_lite.cli.main import main
 from energon_lite.extras.media import AVDecoder, get_clips_uniform, get_single_frames_uniform
 from energon_lite.extras.media.stores.media_table import MediaTable
 from energon_lite.storage import SampleDecoder
 from energon_lite.storage.samples.content import guess_extension
 from tests.media_files import CONTAINERS, RATE, SECONDS, SOUNDS, film, media
-from tests.shards_by_hand import write_tar
+from tests.testing import output_of, write_tar
 
 energon = pytest.importorskip("megatron.energon.av")
 
@@ -144,11 +143,8 @@ def picture(path: Path, size: tuple[int, int]) -> None:
 
 
 def run(*arguments: object) -> str:
-    from click.testing import CliRunner
 
-    result = CliRunner().invoke(main, [*map(str, arguments)])
-    assert result.exit_code == 0, result.output
-    return result.output
+    return output_of(*arguments)
 
 
 def rows(root: Path) -> dict[str, tuple[str, str]]:

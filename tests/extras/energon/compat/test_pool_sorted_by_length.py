@@ -25,8 +25,8 @@ from energon_lite import (
 from energon_lite.batching import SortedWindow
 from energon_lite.errors import UsageError
 from energon_lite.extras.energon import BatchDataset
+from tests.testing import ALONE
 
-CONFIG = WorkerConfig(rank=0, world_size=1)
 SAMPLES = 64
 
 
@@ -78,7 +78,7 @@ def texts(tmp_path: Path, tools: Any) -> Path:
 
 def waste(path: Path, encoder: Any, **options: Any) -> float:
     """The share of padding in some batches."""
-    loader = get_savable_loader(get_train_dataset(path, worker_config=CONFIG, task_encoder=encoder, **options))
+    loader = get_savable_loader(get_train_dataset(path, worker_config=ALONE, task_encoder=encoder, **options))
     batches = [batch.tokens for batch, _ in zip(loader, range(12), strict=False)]
     assert all(len(batch) for batch in batches)
     return sum(int((batch == 0).sum()) for batch in batches) / sum(batch.numel() for batch in batches)
@@ -86,7 +86,7 @@ def waste(path: Path, encoder: Any, **options: Any) -> float:
 
 def test_the_refusal_names_what_to_use_and_that_is_enough(texts: Path) -> None:
     with pytest.raises(UsageError, match=r"Sorting\.build_train_datasets would not be called") as refused:
-        get_train_dataset(texts, batch_size=4, worker_config=CONFIG, task_encoder=Sorting())
+        get_train_dataset(texts, batch_size=4, worker_config=ALONE, task_encoder=Sorting())
     fix = str(refused.value.fix)
     assert "batch_group_criterion that returns (class of the length, None)" in fix
     batching = eval(fix.rpartition("batching=")[2], {**globals()})  # the advice, to the letter
@@ -109,5 +109,5 @@ def test_the_refusal_names_what_to_use_and_that_is_enough(texts: Path) -> None:
 def test_each_method_of_the_pipeline_has_its_own_advice(texts: Path, method: str, instead: str) -> None:
     builder = type("Builder", (Encoder,), {method: lambda self, *given, **more: None})
     with pytest.raises(UsageError, match=f"{method} would not be called") as refused:
-        get_train_dataset(texts, batch_size=4, worker_config=CONFIG, task_encoder=builder())
+        get_train_dataset(texts, batch_size=4, worker_config=ALONE, task_encoder=builder())
     assert instead in str(refused.value.fix)

@@ -15,7 +15,6 @@ import energon_lite
 from energon_lite import (
     Sample,
     TextSample,
-    WorkerConfig,
     edataclass,
     get_loader,
     get_savable_loader,
@@ -45,8 +44,7 @@ from energon_lite.extras.energon.factories.kinds import (
     get_dataset_type,
 )
 from energon_lite.extras.energon.factories.loaders import DatasetBlendMode, DatasetSubset, get_dataset_from_config
-
-ALONE = WorkerConfig(rank=0, world_size=1)
+from tests.testing import ALONE
 
 
 @edataclass

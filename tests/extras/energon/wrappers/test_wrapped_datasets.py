@@ -37,7 +37,7 @@ from energon_lite.extras.energon import (
     RepeatDataset,
     ShuffleBufferDataset,
 )
-from tests.effort import examples
+from tests.testing import examples
 
 
 class Names(TaskEncoder):

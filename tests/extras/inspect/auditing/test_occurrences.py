@@ -15,7 +15,7 @@ from energon_lite.extras.inspect.occurrences import Occurrences, StreamPlaces, p
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, Rebase
 from energon_lite.order.shuffle import LeafOrder, Leaves
 from energon_lite.order.stages import WeightStage
-from tests.effort import examples
+from tests.testing import examples
 
 #: Positions that are gone through.
 STOP = 20_000

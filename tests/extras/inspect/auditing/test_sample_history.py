@@ -22,9 +22,9 @@ from energon_lite import (
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect import find_samples, sample_history
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.testing import ALONE
 
 WriteDataset = Callable[..., Path]
-ALONE = WorkerConfig(rank=0, world_size=1)
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from energon_lite.extras.inspect.linting.run import lint, spans_of
 from energon_lite.extras.inspect.linting.work import Span, Target
 from energon_lite.storage.prepare.prepare import index_again
 from tests.conftest import write_dataset
-from tests.damage import damaged
-from tests.effort import examples
+from tests.testing import damaged, examples
 
 SAMPLES = [(f"{number:02d}", {"txt": b"text %d" % number, "cls": b"%d" % number}) for number in range(12)]
 

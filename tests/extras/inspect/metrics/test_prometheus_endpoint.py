@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect import PrometheusEndpoint
 from energon_lite.extras.inspect.prometheus import exposition
-from tests.in_time import in_time
+from tests.testing import in_time
 
 #: The grammar of the text format, for what we write: comments, and a name, labels, and a number.
 _LINE = re.compile(

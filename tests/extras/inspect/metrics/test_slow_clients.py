@@ -16,7 +16,7 @@ from energon_lite.extras.inspect import PrometheusEndpoint, prometheus
 from energon_lite.extras.inspect.preview.server import PreviewServer
 from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
-from tests.in_time import in_time
+from tests.testing import in_time
 
 #: Connections of each client.
 MANY = 500

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.extras.inspect.preview.element import document, element, joined, raw, url_path
-from tests.effort import examples
+from tests.testing import examples
 
 
 class Seen(HTMLParser):

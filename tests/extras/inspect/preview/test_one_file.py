@@ -3,17 +3,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from click.testing import CliRunner
-
-from energon_lite.cli.main import main
 from tests.extras.inspect.preview.samples_to_show import blend, hostile
 from tests.extras.inspect.preview.test_server import Page
+from tests.testing import invoke
 
 
 def written(path: Path, file: Path, *options: str) -> str:
     encoder = "tests.extras.inspect.preview.samples_to_show:Keep"
     command = ["preview", str(path), "--html", str(file), "--task-encoder", encoder, *options]
-    result = CliRunner().invoke(main, command, catch_exceptions=False)
+    result = invoke(*command)
     assert result.exit_code == 0, result.output
     return file.read_text()
 

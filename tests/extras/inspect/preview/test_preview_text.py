@@ -5,21 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from PIL import Image
 
-from energon_lite.cli.main import main
 from energon_lite.extras.inspect.preview import terminal as preview_text
 from energon_lite.extras.inspect.preview.terminal import picture_lines, sample_lines
 from tests.conftest import text_dataset, write_dataset
+from tests.testing import command
 
 CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
 def run(*arguments: object, answers: str | None = None) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["preview", "--text", *map(str, arguments)], input=answers)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.output
+    return command("preview", "--text", *arguments, answers=answers)
 
 
 class TestCommand:

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from energon_lite import ByTokens, Chunks, WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.cli.main import main
 from energon_lite.errors import FatalSampleError, StateMismatchError, UsageError
 from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
 from energon_lite.extras.inspect.preview.steps import Place
 from tests.extras.inspect.preview.samples_to_show import BY_TOKENS, Keep, Packer, Words, blend, tokens
+from tests.testing import invoke
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +111,7 @@ class TestChunks:
     def test_batches_by_measured_tokens_are_those_of_a_loader(self, data: Path) -> None:
         encoder = "tests.extras.inspect.preview.samples_to_show:Words"
         command = ["measure", str(data / "tokens"), "--task-encoder", encoder, "--num-workers", "0", "--no-progress"]
-        assert CliRunner().invoke(main, command).exit_code == 0
+        assert invoke(*command).exit_code == 0
         options = RunOptions(batching={"strategy": "best_fit", "capacity": 100})
         site = Site(ShownRun.open(str(data / "tokens"), options, Words()))
         dataset = get_train_dataset(data / "tokens", worker_config=alone(), batching=BY_TOKENS, task_encoder=Words())

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from energon_lite import TaskEncoder, WorkerConfig, get_train_dataset, stateless
+from energon_lite import TaskEncoder, get_train_dataset, stateless
 from energon_lite.extras.inspect.tune_command import LoaderSpeed, available_memory, memory_of
 from energon_lite.extras.inspect.tuning import Setting
+from tests.testing import alone
 
 
 class Sleeps(TaskEncoder):
@@ -22,8 +23,7 @@ class Sleeps(TaskEncoder):
 
 def speed_of(path: Any, **kwargs: Any) -> LoaderSpeed:
     def make(workers: int) -> Any:
-        config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-        return get_train_dataset(path, batch_size=4, task_encoder=Sleeps(), worker_config=config, **kwargs)
+        return get_train_dataset(path, batch_size=4, task_encoder=Sleeps(), worker_config=alone(workers), **kwargs)
 
     return LoaderSpeed(make, 0.4)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect.tuning import Bounds, Setting, Speed, Tuning, tune
-from tests.effort import examples
+from tests.testing import examples
 
 GIB = 1 << 30
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.media.stores.cache_folder import CacheFolder
-from tests.effort import examples
+from tests.testing import examples
 
 MOST = 100
 

@@ -20,7 +20,7 @@ from energon_lite.extras.media import FileCacheLazy, FileStoreCachePool, SystemF
 from energon_lite.storage import SampleDecoder
 from energon_lite.storage.stores import DecodeFileStore, DirectLazy, MockLazy, NoCachePool, PrimaryFileStore
 from tests.extras.media.stores.numbered_store import NumberedStore, source_of, value_of
-from tests.in_time import in_time
+from tests.testing import in_time
 
 MakePool = Callable[..., FileStoreCachePool]
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from PIL import Image
 
-from tests.effort import examples
+from tests.testing import examples
 
 T = pytest.importorskip("torchvision.transforms", exc_type=ImportError)
 

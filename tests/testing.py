@@ -1,0 +1,256 @@
+"""Door of the tests: data sets by hand, loaders of one rank, commands run here, accidents, kills and limits of time.
+
+``HYPOTHESIS_PROFILE`` chooses how much is tried: ``default``; ``check``, a fifth of the examples, for the inner loop;
+``nightly``, twenty times as many, others each time.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import tarfile
+import threading
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from energon_lite import WorkerConfig
+from energon_lite.cli.main import main
+
+T = TypeVar("T")
+Parts = dict[str, bytes]
+
+#: The only rank of a run, without workers.
+ALONE = WorkerConfig(rank=0, world_size=1)
+
+
+def alone(workers: int) -> WorkerConfig:
+    """The only rank of a run, with so many workers."""
+    return WorkerConfig(rank=0, world_size=1, num_workers=workers)
+
+
+def invoke(*arguments: object, answers: str | None = None) -> Result:
+    """The result of a command of the library, run in this process; only its own errors may end it."""
+    result = CliRunner().invoke(main, [*map(str, arguments)], input=answers)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    return result
+
+
+def command(*arguments: object, answers: str | None = None) -> tuple[int, str]:
+    """Exit status and output of a command."""
+    result = invoke(*arguments, answers=answers)
+    return result.exit_code, result.output
+
+
+def output_of(*arguments: object) -> str:
+    """Output of a command that succeeds."""
+    code, output = command(*arguments)
+    assert code == 0, output
+    return output
+
+
+def write_tar(path: Path, samples: Sequence[tuple[str, Parts]]) -> None:
+    """A tar of ``(key, {part: bytes})``, byte for byte the same each time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for key, parts in samples:
+            for name, data in parts.items():
+                info = tarfile.TarInfo(f"{key}.{name}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+
+
+TEXT_YAML = """\
+__module__: megatron.energon
+__class__: StandardWebdatasetFactory
+sample_type:
+  __module__: megatron.energon
+  __class__: TextSample
+field_map:
+  text: txt
+"""
+
+
+def write_dataset(
+    path: Path,
+    shards: dict[str, Sequence[tuple[str, Parts]]],
+    *,
+    splits: dict[str, list[str]] | None = None,
+    dataset_yaml: str = TEXT_YAML,
+    exclude: Sequence[str] = (),
+) -> Path:
+    """A prepared folder: tars and the small files of ``.nv-meta`` (the index is built when it is opened)."""
+    for name, samples in shards.items():
+        write_tar(path / name, samples)
+    meta = path / ".nv-meta"
+    meta.mkdir(parents=True, exist_ok=True)
+    counts = {name: len(samples) for name, samples in shards.items()}
+    (meta / ".info.json").write_text(json.dumps({"energon_version": "7.4.1", "shard_counts": counts}))
+    split = {"split_parts": splits or {"train": list(shards), "val": list(shards)}, "exclude": list(exclude)}
+    (meta / "split.yaml").write_text(json.dumps(split))  # JSON is YAML
+    (meta / "dataset.yaml").write_text(dataset_yaml)
+    return path
+
+
+def text_dataset(path: Path, count: int, *, shards: int = 1, prefix: str = "") -> Path:
+    """``count`` text samples with keys ``{prefix}0, {prefix}1, ...`` whose text is their key."""
+    samples = [(f"{prefix}{number}", {"txt": f"{prefix}{number}".encode()}) for number in range(count)]
+    size = -(-count // shards)
+    return write_dataset(
+        path, {f"shard-{i:03d}.tar": samples[i * size : (i + 1) * size] for i in range(shards) if samples[i * size :]}
+    )
+
+
+#: Examples of a test that says nothing else, in the default profile.
+_USUAL = 50
+
+
+def load_profile() -> None:
+    """Have hypothesis use the profile that the environment chooses."""
+    settings.register_profile(
+        "default",
+        deadline=None,
+        derandomize=True,
+        max_examples=_USUAL,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
+    )
+    default = settings.get_profile("default")
+    settings.register_profile("check", parent=default, max_examples=_USUAL // 5)
+    settings.register_profile("nightly", parent=default, derandomize=False, max_examples=_USUAL * 20)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def examples(count: int) -> int:
+    """Examples of a test that tries ``count`` in the default profile.
+
+    Example:
+        >>> @settings(max_examples=examples(200))
+        ... @given(st.integers())
+        ... def test_it(number): ...
+    """
+    return max(1, count * settings().max_examples // _USUAL)
+
+
+def nightly_but(always: Collection[int], cases: Iterable[Any]) -> list[Any]:
+    """Parameters of a test: those at the places ``always`` are tried each time, the others with ``-m nightly``.
+
+    Of a product, ``always`` should have each value of each axis at least once.
+
+    Example:
+        >>> @pytest.mark.parametrize(("world", "reduce"), nightly_but({0, 3}, itertools.product([1, 2], "ab")))
+    """
+    given = [case if isinstance(case, tuple) else (case,) for case in cases]
+    assert max(always) < len(given)
+    return [
+        pytest.param(*case, marks=[pytest.mark.nightly] * (place not in always)) for place, case in enumerate(given)
+    ]
+
+
+def in_time(step: Callable[[], T], seconds: float = 10.0) -> T:
+    """What ``step`` gives, or raises, run in another thread; TimeoutError: it is still at it after so long."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(step())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(seconds)
+
+
+#: Functions of ``os`` that change what is on the disk, or promise that it is there.
+STEPS = ("replace", "rename", "unlink", "remove", "fsync", "mkdir", "rmdir")
+
+
+def killed_at_every_step(
+    work: Callable[[], object], before: Callable[[], object] = lambda: None, more: Sequence[tuple[Any, str]] = ()
+) -> Iterator[bool]:
+    """Do ``work`` in children, each killed one step later than the one before, until one does it all.
+
+    Args:
+        work: what is done, in one process (its own children would not be killed with it).
+        before: called before each.
+        more: further functions whose calls are steps, as (module, name).
+
+    Yields:
+        Whether the child was killed; False once, at the end.
+    """
+    step, killed = 0, True
+    while killed:
+        before()
+        killed = killed_at(step, work, more)
+        yield killed
+        step += 1
+
+
+def die_at(step: int, more: Sequence[tuple[Any, str]] = ()) -> None:
+    """Let this process kill itself when it begins its ``step``-th step from now."""
+    left = step
+
+    def count(function: Callable[..., object]) -> Callable[..., object]:
+        def counted(*arguments: object, **options: object) -> object:
+            nonlocal left
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            return function(*arguments, **options)
+
+        return counted
+
+    for owner, name in [*((os, name) for name in STEPS), *more]:
+        setattr(owner, name, count(getattr(owner, name)))
+
+
+def killed_at(step: int, work: Callable[[], object], more: Sequence[tuple[Any, str]] = ()) -> bool:
+    """Do ``work`` in a child that is killed when it begins its ``step``-th step (from 0); whether it was."""
+    child = os.fork()
+    if not child:
+        try:
+            die_at(step, more)
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert status in (0, signal.SIGKILL), status
+    return status != 0
+
+
+@st.composite
+def _damaged(draw: st.DrawFn, whole: bytes) -> bytes:
+    data = bytearray(whole)
+    kind = draw(st.sampled_from(["bit", "bit", "zeros", "cut", "more"]))
+    place = draw(st.integers(0, len(data) - 1))
+    if kind == "bit":
+        data[place] ^= 1 << draw(st.integers(0, 7))
+    elif kind == "zeros":
+        size = draw(st.integers(1, len(data) - place))
+        data[place : place + size] = bytes(size)
+    elif kind == "cut":
+        del data[place:]
+    else:
+        data += draw(st.binary(min_size=1, max_size=600))
+    return bytes(data)
+
+
+def damaged(data: st.DataObject, whole: bytes) -> bytes:
+    """The contents of a file after one accident; they may be what they were.
+
+    Args:
+        data: hypothesis' ``st.data()``, which chooses the accident.
+        whole: the contents, not empty.
+    """
+    return data.draw(_damaged(whole))
