@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal
 
 import torch
 
-from energon_lite.errors import UnlikeError, UsageError, field_of, listed
+from energon_lite.errors import FatalSampleError, UnlikeError, UsageError, field_of, listed
 from energon_lite.samples import BASE_FIELDS, Batch
 from energon_lite.samples.sample import BASE_COLLATIONS
 from energon_lite.tensors import pad_stack
@@ -24,6 +24,8 @@ __all__ = [
     "collate_entry",
     "empty_like",
     "generic_batch",
+    "rows_like",
+    "rows_of",
 ]
 
 #: Treatment of tensors of one field whose shapes differ. None: an error. A number: each dimension is padded with it, at
@@ -262,3 +264,55 @@ def empty_like(batch: Any, rows: int) -> Any:
     if isinstance(batch, (list, tuple)):
         return type(batch)() if len(batch) == rows else batch
     return batch
+
+
+def rows_like(like: Any, rows: int, where: str) -> int:
+    """Return the length of the tensors and lists of a batch that belong to its samples.
+
+    Args:
+        like: the batch.
+        rows: number of its samples.
+        where: name of the task encoder, for messages.
+
+    Raises:
+        FatalSampleError: it is not clear which parts of the batch belong to its samples.
+    """
+    if rows not in _sizes(like):
+        rows = rows_of(like, 0)
+    if not rows:
+        raise FatalSampleError(
+            f"a rank has no samples left, and what an empty batch looks like is not clear: this {type(like).__name__} "
+            "has no tensors or lists of one and the same length",
+            where=where,
+            fix="write empty_batch(self, like, rows) in the task encoder: the batch `like` without its samples",
+        )
+    return rows
+
+
+def rows_of(batch: Any, otherwise: int) -> int:
+    """Return the number of samples in a batch, from the batch alone: the length of ``__key__``, or else the common
+    first dimension of all its tensors and lists; ``otherwise`` if there is none."""
+    keys = batch.get("__key__") if isinstance(batch, dict) else getattr(batch, "__key__", None)
+    if isinstance(keys, (list, tuple)):
+        return len(keys)
+    sizes = set(_sizes(batch))
+    return sizes.pop() if len(sizes) == 1 else otherwise
+
+
+def _sizes(value: Any) -> Iterator[int]:
+    """Yield the first dimensions of the tensors and lists in a batch."""
+    if isinstance(value, dict):
+        parts = list(value.values())
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        parts = list(value)
+    else:
+        shape = getattr(value, "shape", None)
+        if shape:
+            yield int(shape[0])
+        elif isinstance(value, (list, tuple)):
+            yield len(value)
+        return
+    for part in parts:
+        yield from _sizes(part)

@@ -13,7 +13,7 @@ from energon_lite.loading.iterators.identity import Identity
 from energon_lite.loading.iterators.lane_cursor import check_topology
 from energon_lite.loading.iterators.lane_dataset import PUSHBACK, LaneDataset
 from energon_lite.loading.makers.chunk_bundles import TokenBundling
-from energon_lite.loading.makers.pack_selection import pack_selection
+from energon_lite.loading.makers.sample_length import pack_selection
 from energon_lite.loading.options import Chunking
 from energon_lite.loading.token_batching import TokenBatching
 from energon_lite.order.orders import Order

@@ -237,7 +237,7 @@ def _packing_buffer(encoder: TaskEncoder, size: int | None, *, by_tokens: bool) 
     """
     if size is not None or by_tokens or getattr(encoder, "pack_capacity", None) is None:
         return size
-    from energon_lite.loading.makers.pack_selection import DEFAULT_BUFFER, pack_selection
+    from energon_lite.loading.makers.sample_length import DEFAULT_BUFFER, pack_selection
 
     return DEFAULT_BUFFER if pack_selection(encoder) is not None else None
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from energon_lite.batching.collate import rows_of
 from energon_lite.errors import TopologyError, UsageError
 from energon_lite.loading.iterators.collectives import gather_states, is_running
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.state import State
-from energon_lite.loading.makers.empty_batch import rows_of
 from energon_lite.loading.recipes import get_savable_loader
 from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.loading.states.merge import merged

@@ -10,13 +10,14 @@ import numpy as np
 
 from energon_lite.batching.epochs import plan_epochs
 from energon_lite.batching.micro_batches import MicroBatches
+from energon_lite.batching.sequence_batches import as_planned
 from energon_lite.batching.strategy import Strategy
 from energon_lite.errors import FatalSampleError, UsageError
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.makers.chunk_job import Carried, ChunkPlace, Item
 from energon_lite.loading.makers.chunk_run import BEHIND, ChunkRun, dropped, origins_of
 from energon_lite.loading.makers.outcomes import Mark, Rejected
-from energon_lite.loading.makers.sample_length import SampleLength, as_planned
+from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.order.hashing import HashDomain, hash_ints
 
 __all__ = [

@@ -24,7 +24,7 @@ from energon_lite.loading.makers.hook_errors import returned_nothing
 from energon_lite.loading.makers.job_runner import SAMPLE
 from energon_lite.loading.makers.leaf import SampleNames
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, set_restore_key
-from energon_lite.loading.makers.pack_selection import PackSelection
+from energon_lite.loading.makers.sample_length import PackSelection
 from energon_lite.order.hashing import HashDomain
 
 __all__ = ["ChunkItems"]

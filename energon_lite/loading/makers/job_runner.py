@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any
 
+from energon_lite.batching.collate import rows_like
 from energon_lite.errors import FatalSampleError, SampleError, SkipSample
 from energon_lite.hooks import (
     HookContext,
@@ -26,7 +27,6 @@ from energon_lite.hooks import (
 )
 from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.columns import Rows, columns_of
-from energon_lite.loading.makers.empty_batch import empty_batch
 from energon_lite.loading.makers.hook_errors import (
     FATAL,
     NEVER_A_RESULT,
@@ -41,7 +41,6 @@ from energon_lite.loading.makers.hook_errors import (
 from energon_lite.loading.makers.leaf import Leaf, SampleNames, largest_mean_bytes, reads_ahead
 from energon_lite.loading.makers.observers import Services
 from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, Result, set_restore_key, where_of
-from energon_lite.loading.makers.sample_length import as_planned
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.storage.read.sample_reader import fetch_samples
 from energon_lite.worker_config import ErrorHandler
@@ -252,6 +251,8 @@ class JobRunner:
             if not self.hooks.batched:
                 set_restore_key(sample, key)
             if len(address) > 3:
+                from energon_lite.batching.sequence_batches import as_planned
+
                 sample = self.guarded("plan", leaf.name, f"sample {index}", sample, as_planned, sample, *address[3:])
             return sample
         except Rejected as rejected:
@@ -302,7 +303,9 @@ class JobRunner:
         context.move(self.seed, *origin, 2)
         if "empty_batch" in self.seeded_hooks:
             context.seed_globals()
-        return empty_batch(self.encoder, like, rows)
+        if not is_overridden(self.encoder, "empty_batch"):
+            rows = rows_like(like, rows, type(self.encoder).__name__)
+        return self.encoder.empty_batch(like, rows)
 
     def guarded(
         self,

@@ -1,4 +1,4 @@
-"""Length of an encoded sample, and the check of a sample against its plan by tokens.
+"""Length of an encoded sample, and full packs of samples by their lengths.
 
 The length is taken from the first of these that exists: the field that the user names; the task encoder's own
 ``sample_length(encoded)``; the first existing field of :data:`LENGTH_FIELDS`; the sample itself, if it is a tensor or a
@@ -8,14 +8,17 @@ list.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_lite.errors import FatalSampleError, SampleError, SkipSample, did_you_mean
-from energon_lite.hooks import TaskEncoder
+from energon_lite.batching.best_fit_decreasing import full_packs
+from energon_lite.batching.capacity import at_least_one
+from energon_lite.errors import FatalSampleError, did_you_mean, field_of
+from energon_lite.hooks import PackedSamplesOutput, TaskEncoder, is_overridden
+from energon_lite.loading.makers.outcomes import Address
 
-__all__ = ["LENGTH_FIELDS", "SampleLength", "as_planned"]
+__all__ = ["DEFAULT_BUFFER", "LENGTH_FIELDS", "PackSelection", "SampleLength", "pack_selection"]
 
 
 #: Fields that are taken for the tokens of a sample by default.
@@ -132,33 +135,50 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-def as_planned(sample: Any, start: int, length: int, is_cut: int) -> Any:
-    """Return the piece of a sample that the plan asks for.
+#: Samples of a buffer by default. From about 64 on, packs hardly become fuller; a resumed run makes the samples of the
+#: running buffers again.
+DEFAULT_BUFFER = 128
 
-    Raises:
-        SampleError: the sample is longer than planned, or cannot be cut.
-        SkipSample: this piece begins after the end of a sample that is shorter than planned.
-        FatalSampleError: the sample is not of a type that this library can cut.
+
+def pack_selection(encoder: TaskEncoder) -> PackSelection | None:
+    """Return the default selection for an encoder; None: it has its own selection, or does not pack."""
+    capacity = encoder.pack_capacity
+    if capacity is None or is_overridden(encoder, "select_samples_to_pack"):
+        return None
+    at_least_one("give the tokens of a pack, or None", pack_capacity=capacity)
+    return PackSelection(SampleLength(encoder), capacity)
+
+
+@dataclass(frozen=True)
+class PackSelection:
+    """Replacement for ``select_samples_to_pack``: full packs of the samples of a buffer, in order from its beginning.
+
+    Args:
+        length: function that returns the length of a sample in tokens.
+        capacity: capacity of a pack in tokens.
     """
-    from energon_lite.batching.sequence_batches import TokenSequence, cut_sequence
 
-    if not isinstance(sample, TokenSequence):
-        if is_cut:
+    length: SampleLength
+    capacity: int
+
+    def __call__(self, samples: list[Any], addresses: Sequence[Address | None]) -> PackedSamplesOutput[Any]:
+        """Return the packs, none of which mixes epochs, and push back the last samples of the buffer.
+
+        Args:
+            samples: the samples of the buffer.
+            addresses: their addresses, as far as they are known.
+
+        Raises:
+            FatalSampleError: a sample has no length, or is longer than a pack.
+        """
+        lengths = list(map(self.length, samples))
+        longest = max(lengths)
+        if longest > self.capacity:
             raise FatalSampleError(
-                f"the plan cuts samples, and encode_sample returned a {type(sample).__name__}",
-                fix="return a TokenSequence, or choose another `oversize` than truncate and split",
+                f"a sample of {longest} tokens does not fit into a pack of {self.capacity}",
+                where=str(field_of(samples[lengths.index(longest)], "__key__") or ""),
+                fix="raise pack_capacity of the task encoder, or skip or cut such samples before they are packed",
             )
-        return sample
-    if is_cut:
-        there = len(sample.tokens) - start
-        if not there:
-            raise SkipSample(f"nothing is left of it from token {start} on: it is shorter than planned")
-        # A cut sample, too, may be shorter than planned; then its last piece is shorter.
-        return cut_sequence(sample, start, min(length, there) if there > 0 else length)
-    if len(sample.tokens) > length:
-        raise SampleError(
-            f"the sample has {len(sample.tokens)} tokens, and its batch was planned for {length}",
-            where=sample.__key__,
-            fix="measure the lengths again: they are not those of this task encoder",
-        )
-    return sample
+        owners = [None if address is None else (address[:2], address[2]) for address in addresses]
+        packs, taken = full_packs(lengths, self.capacity, owners)
+        return PackedSamplesOutput([[samples[place] for place in pack] for pack in packs], samples[taken:])

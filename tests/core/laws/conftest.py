@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,22 @@ class Cluster:
         states = [loader.save_state_rank() for loader in self.loaders]
         assert all(state == states[0] for state in states)
         return states[0]
+
+    @classmethod
+    def straight(cls, build: Callable[[WorkerConfig], Any], segments: Sequence[tuple[int, int, int]]) -> list[Any]:
+        """The batches of one rank without workers, as many as :meth:`chained` gives."""
+        with cls(build, 1, 0) as alone:
+            return alone.steps(sum(world * steps for world, _, steps in segments))
+
+    @classmethod
+    def chained(cls, build: Callable[[WorkerConfig], Any], segments: Sequence[tuple[int, int, int]]) -> list[Any]:
+        """The batches of a run that goes on in other topologies, each a (world, workers, steps)."""
+        found, state = [], None
+        for world, workers, steps in segments:
+            with cls(build, world, workers, state) as ranks:
+                found += ranks.steps(steps)
+                state = json.loads(json.dumps(ranks.state()))
+        return found
 
     def close(self) -> None:
         for loader in self.loaders:

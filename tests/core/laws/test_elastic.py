@@ -7,14 +7,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_train_dataset
 from energon_lite.loading.states.merge import merged, redistributed
-from energon_lite.storage.read.webdataset import WebdatasetSource
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
 from tests.core.laws.content_encoders import Content
@@ -81,12 +79,7 @@ chains = st.lists(st.tuples(topologies, st.integers(0, 7)), min_size=1, max_size
 resumed = st.lists(topologies, min_size=2, max_size=2)
 
 
-@pytest.fixture(autouse=True)
-def _lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    def column(self: WebdatasetSource, name: str) -> np.ndarray:
-        return np.array([index * 37 % 60 + 1 for index in range(len(self))], dtype=np.int64)
-
-    monkeypatch.setattr(WebdatasetSource, "column", column)
+pytestmark = pytest.mark.usefixtures("known_lengths")
 
 
 def _plain(batches: list[Any]) -> list[Any]:

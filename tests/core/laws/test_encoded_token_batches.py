@@ -26,14 +26,10 @@ from energon_lite import (
 )
 from energon_lite.batching import LengthDifference, TokenSequence
 from energon_lite.errors import FatalSampleError, StateMismatchError, UsageError
+from tests.core.laws.token_data import length_of
 from tests.testing import ALONE, examples
 
 CAPACITY = 100
-
-
-def length_of(index: int) -> int:
-    """Tokens of sample ``index``: 1 to 60."""
-    return index * 37 % 60 + 1
 
 
 def sequence(sample: Any, part: int = 0) -> TokenSequence:

@@ -17,7 +17,6 @@ from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_trai
 from energon_lite.errors import StateError, StateMismatchError, UsageError
 from energon_lite.extras.balance import CostModel, Quadratic
 from energon_lite.order.orders import Rebase
-from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import ALONE, examples
 
 SIZES = {"a": 7, "b": 50, "c": 120, "d": 3, "e": 500}
@@ -266,14 +265,6 @@ class Packs(Addresses):
         return samples
 
 
-@pytest.fixture
-def lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    def column(self: WebdatasetSource, name: str) -> np.ndarray:
-        return np.array([index * 37 % 60 + 1 for index in range(len(self))], dtype=np.int64)
-
-    monkeypatch.setattr(WebdatasetSource, "column", column)
-
-
 def positions(leaf_of: Callable[..., Any], tag: str) -> dict[tuple[int, int], int]:
     """Where in its leaf's stream a sample is, by index and epoch."""
     rows = make(leaf_of(SIZES[tag], tag)).plan.order.lookup(np.arange(3000)).rows()
@@ -296,7 +287,7 @@ LANES: dict[str, Any] = {"packing_buffer_size": 8, "chunk_size": 16, "lanes": 6}
 def test_chunks_that_were_begun_are_given_up(
     cluster: Any,
     leaf_of: Any,
-    lengths: None,
+    known_lengths: None,
     arguments: dict[str, Any],
     encoder: Any,
     first: Any,
@@ -340,7 +331,7 @@ def test_chunks_that_were_begun_are_given_up(
             assert len(set(here)) == len(here)
 
 
-def test_a_chunks_end_gives_nothing_up(cluster: Any, leaf_of: Any, lengths: None) -> None:
+def test_a_chunks_end_gives_nothing_up(cluster: Any, leaf_of: Any, known_lengths: None) -> None:
     fixed = {**TOKENS, "batching": {"strategy": "fixed", "batch_size": 5}, "task_encoder": Addresses()}
     old = make(document({"weight": {"a": 1.0, "c": 2.0}}, leaf_of), **fixed)
     new = make(document({"weight": {"c": 1.0, "e": 2.0}}, leaf_of), **fixed)
@@ -355,7 +346,7 @@ def test_a_chunks_end_gives_nothing_up(cluster: Any, leaf_of: Any, lengths: None
     assert stream == list(range(len(stream)))
 
 
-def test_a_run_goes_on_with_other_costs(leaf_of: Any, lengths: None) -> None:
+def test_a_run_goes_on_with_other_costs(leaf_of: Any, known_lengths: None) -> None:
     fixed = {**TOKENS, "batching": {"strategy": "fixed", "batch_size": 5}, "task_encoder": Addresses()}
     path = document({"weight": {"a": 1.0, "c": 2.0}}, leaf_of)
     old, new = (

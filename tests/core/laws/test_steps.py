@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset, rebase_state
 from energon_lite.errors import UsageError
 from energon_lite.storage.read.sample_reader import SampleReader
-from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import ALONE, examples
 
 
@@ -47,12 +45,7 @@ CONCAT: dict[str, Any] = {
 worlds = st.sampled_from([1, 2, 3, 4])
 
 
-@pytest.fixture(autouse=True)
-def lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    def column(self: WebdatasetSource, name: str) -> np.ndarray:
-        return np.array([index * 37 % 60 + 1 for index in range(len(self))], dtype=np.int64)
-
-    monkeypatch.setattr(WebdatasetSource, "column", column)
+pytestmark = pytest.mark.usefixtures("known_lengths")
 
 
 def build(path: Any, kind: str, config: WorkerConfig | None = None, **more: Any) -> Any:

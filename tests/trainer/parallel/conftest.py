@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-# Test folders are no packages; the helpers beside this file are imported by their plain names.
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.rank_processes import run_ranks as run
+from tests.trainer.parallel.small_runs import blend, measured
+
+__all__ = ["blend", "measured", "run_ranks"]
 
 # The first optimizer of a process imports torch's compiler, which takes a second or more: here once, not in each rank.
 torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])

@@ -21,10 +21,10 @@ from energon_lite.trainer import Trainer, find_checkpoint, find_weights, latest_
 from tests.testing import examples
 from tests.trainer.parallel.copying_store import CopyingStore
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.small_runs import make_config, train
 from tests.trainer.parallel.test_checkpoint_crashes import kill_instead, sabotage
 from tests.trainer.parallel.test_checkpoint_files import cut, flip
 from tests.trainer.parallel.test_parity import Layout
-from tests.trainer.parallel.test_trainer_runs import WriteDataset, blend, make_config, train  # noqa: F401
 from tests.trainer.parallel.training_part import Part
 
 NAMES = ["step-00000002", "step-00000004", "step-00000006"]
@@ -91,7 +91,7 @@ def contents(folder: Path, patterns: Iterable[str] = ("**/*",)) -> dict[str, byt
 
 
 @pytest.fixture
-def finished(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> Path:  # noqa: F811
+def finished(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> Path:
     """The folder of a run of two ranks with three checkpoints."""
     config = make_config(blend, tmp_path / "finished", keep=3, async_save=False)
     assert run_ranks(2, lambda rank: train(config)) == [6, 6]
@@ -102,11 +102,7 @@ def finished(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> Path:  # noqa:
 @settings(max_examples=examples(30), phases=[Phase.generate])  # a rank is a process: shrinking takes minutes
 @given(data=st.data())
 def test_no_run_begins_again_in_silence(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    finished: Path,
-    tmp_path: Path,
-    data: st.DataObject,
+    run_ranks: RunRanks, blend: Path, finished: Path, tmp_path: Path, data: st.DataObject
 ) -> None:
     output = tmp_path / "run"
     shutil.rmtree(output, ignore_errors=True)
@@ -153,10 +149,7 @@ def test_no_run_begins_again_in_silence(
 
 @pytest.mark.slow
 def test_the_advice_ends_the_trouble_and_nothing_of_the_former_run_is_lost(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    finished: Path,
-    tmp_path: Path,
+    run_ranks: RunRanks, blend: Path, finished: Path, tmp_path: Path
 ) -> None:
     """One that is copied there again; another folder for checkpoints; the folder moved away."""
     root = finished / "checkpoints"

@@ -21,8 +21,8 @@ from energon_lite.trainer.checkpointing import checkpoint
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.small_runs import make_config, train
 from tests.trainer.parallel.test_parity import Layout
-from tests.trainer.parallel.test_trainer_runs import blend, make_config, train  # noqa: F401
 from tests.trainer.parallel.training_part import STATE, Part
 
 
@@ -56,11 +56,7 @@ def saved(root: Path) -> list[str]:
 @pytest.mark.parametrize("error", [Spoilt, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("world", [1, 2])
 def test_an_error_waits_for_the_checkpoint_that_is_being_written(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-    error: type[BaseException],
-    world: int,
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, error: type[BaseException], world: int
 ) -> None:
     config = make_config(blend, tmp_path / "run")
 
@@ -73,11 +69,7 @@ def test_an_error_waits_for_the_checkpoint_that_is_being_written(
     assert saved(tmp_path / "run/checkpoints") == ["step-00000002"]
 
 
-def test_a_signal_does_not_cut_it_off(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_a_signal_does_not_cut_it_off(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     """What ends the other ranks of a run when one has failed, sends SIGTERM first."""
     config = make_config(blend, tmp_path / "run")
 
@@ -96,9 +88,7 @@ def test_a_signal_does_not_cut_it_off(
 
 
 def test_a_rank_that_fails_alone_leaves_a_checkpoint_and_no_rank_that_waits(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
+    run_ranks: RunRanks, blend: Path, tmp_path: Path
 ) -> None:
     config = make_config(blend, tmp_path / "run")
 
@@ -118,10 +108,7 @@ def test_a_rank_that_fails_alone_leaves_a_checkpoint_and_no_rank_that_waits(
 
 @pytest.mark.parametrize("stuck", [[0, 1], [1]])
 def test_a_checkpoint_that_cannot_be_finished_is_given_up_with_a_word(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-    stuck: list[int],
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, stuck: list[int]
 ) -> None:
     """Also where the other rank is stuck, and this one's share was written."""
     config = make_config(blend, tmp_path / "run", save_timeout=0.5)
@@ -145,12 +132,7 @@ def test_a_checkpoint_that_cannot_be_finished_is_given_up_with_a_word(
 
 
 @pytest.mark.parametrize("good", [True, False])
-def test_closing_finishes_or_raises(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-    good: bool,
-) -> None:
+def test_closing_finishes_or_raises(run_ranks: RunRanks, blend: Path, tmp_path: Path, good: bool) -> None:
     config = make_config(blend, tmp_path / "run")
 
     def job(rank: int) -> None:

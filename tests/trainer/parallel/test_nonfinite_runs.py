@@ -21,7 +21,7 @@ from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from energon_lite.trainer.training.step import evaluate_each
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
-from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
+from tests.trainer.parallel.small_runs import make_config, metrics, send, train
 
 Disturb = Callable[[Trainer, int], None]
 
@@ -76,11 +76,7 @@ def message(config: Any, disturb: Disturb) -> Callable[[int], str]:
 
 @EACH_LAYOUT
 def test_a_run_with_spoilt_weights_ends_on_all_ranks_with_the_good_checkpoints(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-    world: int,
-    mesh: dict[str, int],
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, world: int, mesh: dict[str, int]
 ) -> None:
     config = make_config(blend, tmp_path / "run", mesh=mesh, steps=9, save_every=1)
     texts = run_ranks(world, message(config, spoil_weights(4)))
@@ -93,11 +89,7 @@ def test_a_run_with_spoilt_weights_ends_on_all_ranks_with_the_good_checkpoints(
 
 @pytest.mark.parametrize(("world", "mesh"), nightly_but({1, 3}, LAYOUTS), ids=NAMES)
 def test_a_run_ends_after_some_steps_in_a_row_that_are_not_finite(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-    world: int,
-    mesh: dict[str, int],
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, world: int, mesh: dict[str, int]
 ) -> None:
     config = make_config(blend, tmp_path / "run", mesh=mesh, steps=9, save_every=1, nonfinite_limit=2)
     texts = run_ranks(world, message(config, spoil_gradients(3, 5, 6, 7, 8)))
@@ -111,9 +103,7 @@ def test_a_run_ends_after_some_steps_in_a_row_that_are_not_finite(
 
 
 def test_a_few_steps_that_are_not_finite_are_left_out_and_said(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
+    run_ranks: RunRanks, blend: Path, tmp_path: Path
 ) -> None:
     config = make_config(blend, tmp_path / "run", steps=8, save_every=2, keep=9)
 
@@ -134,10 +124,7 @@ def test_a_few_steps_that_are_not_finite_are_left_out_and_said(
 
 @pytest.mark.parametrize("by_sigterm", [False, True])
 def test_a_last_checkpoint_after_left_out_updates_costs_no_other_and_remembers_them(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-    by_sigterm: bool,
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, by_sigterm: bool
 ) -> None:
     spoil = spoil_gradients(3, 4, 5, 6)
 
@@ -157,11 +144,7 @@ def test_a_last_checkpoint_after_left_out_updates_costs_no_other_and_remembers_t
     assert "steps 3 to 5" in text and "data.skip_steps=[3, 4, 5]" in text
 
 
-def test_moments_that_are_not_finite_are_no_checkpoint(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_moments_that_are_not_finite_are_no_checkpoint(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     """Weights may be as they were, and the run is lost all the same: what is saved is looked at."""
 
     def disturb(trainer: Trainer, step: int) -> None:
@@ -174,11 +157,7 @@ def test_moments_that_are_not_finite_are_no_checkpoint(
     assert saved(tmp_path / "run") == [1, 2]
 
 
-def test_steps_passed_over_take_the_data_that_follows(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_steps_passed_over_take_the_data_that_follows(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     """On any layout the same, and in the numbers that the error names."""
 
     def keys(world: int, skip: tuple[int, ...], steps: int) -> list[Any]:
@@ -198,11 +177,7 @@ def test_steps_passed_over_take_the_data_that_follows(
         assert keys(world, (2, 4), 3) == [straight[0], straight[2], straight[4]]
 
 
-def test_a_spoilt_run_is_a_failure_of_the_process(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_a_spoilt_run_is_a_failure_of_the_process(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     config = make_config(blend, tmp_path / "run", mesh={"pp": 2}, save_every=1)
     with pytest.raises(RankFailure) as failure:
         run_ranks(4, lambda rank: train(config, spoil_weights(2)))
@@ -210,12 +185,7 @@ def test_a_spoilt_run_is_a_failure_of_the_process(
 
 
 @pytest.mark.parametrize("how", ["resumed", "init_from"])
-def test_what_is_read_is_looked_at_too(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-    how: str,
-) -> None:
+def test_what_is_read_is_looked_at_too(run_ranks: RunRanks, blend: Path, tmp_path: Path, how: str) -> None:
     """Another program may have written it, and a step with it would be blamed on the data."""
     other = tmp_path / ("run" if how == "resumed" else "other")
 
@@ -247,11 +217,7 @@ def spoil_mask(trainer: Trainer, number: int, value: float) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_loss_mask_that_is_not_finite_is_named_with_its_step_and_can_be_passed_over(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-    world: int,
-    value: float,
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, world: int, value: float
 ) -> None:
     config = make_config(blend, tmp_path / "run", nonfinite_limit=1, save_every=1)
     skipping = dataclasses.replace(config, data=dataclasses.replace(config.data, skip_steps=(3,)))
@@ -275,9 +241,7 @@ def test_a_loss_mask_that_is_not_finite_is_named_with_its_step_and_can_be_passed
 
 
 def test_a_loss_mask_of_a_validation_set_that_is_not_finite_is_an_error_too(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
+    run_ranks: RunRanks, blend: Path, tmp_path: Path
 ) -> None:
     def evaluate(rank: int) -> str:
         with Trainer(make_config(blend, tmp_path / "run", eval_every=1)) as trainer:
@@ -291,11 +255,7 @@ def test_a_loss_mask_of_a_validation_set_that_is_not_finite_is_an_error_too(
         assert "loss mask of a validation set is not finite" in text and "books" in text
 
 
-def test_what_is_passed_over_already_is_said_again(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_what_is_passed_over_already_is_said_again(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     config = make_config(blend, tmp_path / "run", nonfinite_limit=1)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, skip_steps=(2,)))
     (text,) = run_ranks(1, message(config, spoil_gradients(3)))

@@ -10,7 +10,7 @@ import torch
 
 from energon_lite.trainer import Trainer
 from tests.trainer.parallel.rank_processes import RunRanks
-from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
+from tests.trainer.parallel.small_runs import make_config, metrics, send, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; pytest -m gpu")]
 
@@ -21,10 +21,7 @@ def losses(output: Path) -> list[float]:
 
 @pytest.mark.parametrize("async_save", [False, True])
 def test_a_run_and_its_resumption_follow_the_curve_of_the_cpu(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-    async_save: bool,
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, async_save: bool
 ) -> None:
     on_cpu = make_config(blend, tmp_path / "cpu", steps=8)
     run_ranks(1, lambda rank: train(on_cpu))  # a group of gloo's, and so on the CPU

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from energon_lite import CaptioningSample, TextSample
-from energon_lite.cli.measure import command as measure
 from energon_lite.errors import ConfigError
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.trainer import MultimodalBatch, MultimodalTaskEncoder, TrainerConfig
@@ -24,8 +22,8 @@ from energon_lite.trainer.parallel.parameters import layout_of
 from energon_lite.trainer.training.pipeline import run_pipeline
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.small_runs import BATCHING, make_config, metrics, send, train
 from tests.trainer.parallel.test_parity import BASE, Layout, gathered
-from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 CONFIG = dataclasses.replace(BASE, vocab_size=259, vocab_multiple=64)
 Loss = tuple[float, dict[str, torch.Tensor]]
@@ -110,28 +108,6 @@ def test_documents_are_what_makes_the_difference(run_ranks: RunRanks) -> None:
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def measured(blend: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
-    """The blend of pictures and texts, with the lengths that the trainer's task encoder gives."""
-    (blend.parent / "trainer_rows.py").write_text(
-        "from energon_lite.trainer import MultimodalTaskEncoder\n"
-        "rows = MultimodalTaskEncoder(max_length=12, image_size=4, patch_size=2)\n"
-    )
-    monkeypatch.syspath_prepend(str(blend.parent))
-    for part in ("train", "val"):
-        options = ["--task-encoder", "trainer_rows:rows", "--split-parts", part, "--num-workers", "0", "--no-progress"]
-        done = CliRunner().invoke(measure, [str(blend), *options], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-    return blend
-
-
-BATCHING: dict[str, dict[str, Any]] = {
-    "capacity": {"strategy": "capacity", "capacity": 48},
-    "best_fit": {"strategy": "best_fit", "capacity": 40, "open_bins": 4},
-    "cost": {"strategy": "best_fit", "capacity": 40, "unit": "cost", "alpha": 64},
-}
-
-
 def token_config(path: Path, output: Path, batching: dict[str, Any], **more: Any) -> TrainerConfig:
     config = make_config(path, output, **more)
     model = dataclasses.replace(config.model, patch_size=2, num_layers=4)
@@ -204,10 +180,6 @@ def test_a_strategy_that_cannot_be_is_refused(run_ranks: RunRanks, measured: Pat
     assert "data.batching.capcity" in run_ranks(1, message)[0]
 
 
-def test_lengths_that_nobody_measured_are_asked_for(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_lengths_that_nobody_measured_are_asked_for(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     with pytest.raises(RankFailure, match="energon-lite measure"):
         run_ranks(1, lambda rank: train(token_config(blend, tmp_path / "run", BATCHING["best_fit"])))

@@ -11,7 +11,7 @@ from energon_lite.errors import ConfigError, UsageError
 from energon_lite.trainer import TrainerConfig
 from energon_lite.trainer.training.config_file import config_from_dict, config_to_dict
 from tests.trainer.parallel.rank_processes import RunRanks
-from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, train  # noqa: F401
+from tests.trainer.parallel.small_runs import make_config, metrics, train
 
 GROUPS = [{"match": "*norm*", "weight_decay": 0.1, "lr_scale": 0.5}, {"match": "vision.*", "lr_scale": 0.0}]
 
@@ -22,11 +22,7 @@ def with_groups(config: TrainerConfig, groups: object) -> TrainerConfig:
     return config_from_dict(values)
 
 
-def test_rates_are_reported_and_a_run_goes_on_elsewhere(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_rates_are_reported_and_a_run_goes_on_elsewhere(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     whole = with_groups(make_config(blend, tmp_path / "whole", steps=4), GROUPS)
     run_ranks(1, lambda rank: train(whole))
     lines = metrics(tmp_path / "whole")
@@ -43,7 +39,7 @@ def test_rates_are_reported_and_a_run_goes_on_elsewhere(
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_a_group_without_parameters_is_refused(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_group_without_parameters_is_refused(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     def job(rank: int) -> str:
         with pytest.raises(UsageError) as error:
             train(with_groups(make_config(blend, tmp_path), [{"match": "*norn*"}]))
@@ -52,7 +48,7 @@ def test_a_group_without_parameters_is_refused(run_ranks: RunRanks, blend: Path,
     assert "no parameter that is trained is in the group '*norn*'" in run_ranks(1, job)[0]
 
 
-def test_a_group_that_cannot_be_is_refused(blend: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_group_that_cannot_be_is_refused(blend: Path, tmp_path: Path) -> None:
     for wrong in ({"match": "*", "lr_scale": -1}, {"match": "*", "rate": 1}, {}):
         with pytest.raises(ConfigError):
             with_groups(make_config(blend, tmp_path), [wrong])

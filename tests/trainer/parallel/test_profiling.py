@@ -15,7 +15,7 @@ from energon_lite.errors import ConfigError
 from energon_lite.trainer import TrainConfig
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
-from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, train  # noqa: F401
+from tests.trainer.parallel.small_runs import make_config, metrics, train
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
@@ -27,12 +27,7 @@ TOOL = Path(__file__).parents[3] / "tools/draw_schedule.py"
 
 
 @pytest.mark.parametrize("virtual", nightly_but({1}, [1, 2]))
-def test_a_window_leaves_traces_and_a_picture(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-    virtual: int,
-) -> None:
+def test_a_window_leaves_traces_and_a_picture(run_ranks: RunRanks, blend: Path, tmp_path: Path, virtual: int) -> None:
     config = make_config(blend, tmp_path / "run", mesh={"pp": 2, "virtual": virtual}, steps=4, profile=[2, 3])
     if virtual == 2:
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=4))
@@ -67,11 +62,7 @@ def test_a_window_leaves_traces_and_a_picture(
         assert second["ts"] >= first["ts"] + first["dur"] - 1000
 
 
-def test_a_profiled_run_is_the_same_run(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_a_profiled_run_is_the_same_run(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     for name, window in (("plain", None), ("profiled", [1, 2])):
         config = make_config(blend, tmp_path / name, steps=3, profile=window)
         run_ranks(1, lambda rank, c=config: train(c))

@@ -17,8 +17,7 @@ import pytest
 from energon_lite.trainer import TrainerConfig
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
-from tests.trainer.parallel.test_packed_runs import BATCHING, measured  # noqa: F401
-from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
+from tests.trainer.parallel.small_runs import BATCHING, make_config, metrics, send, train
 
 #: World size and mesh. All share two micro-batches and more; four layers fit two stages with two chunks.
 LAYOUTS: list[tuple[int, dict[str, Any]]] = [
@@ -52,12 +51,7 @@ def run_config(path: Path, output: Path, mesh: dict[str, Any], *, packed: bool =
     ids=str,
 )
 def test_two_runs_of_one_configuration_write_the_same(
-    run_ranks: RunRanks,
-    measured: Path,  # noqa: F811
-    tmp_path: Path,
-    world: int,
-    mesh: dict[str, Any],
-    packed: bool,
+    run_ranks: RunRanks, measured: Path, tmp_path: Path, world: int, mesh: dict[str, Any], packed: bool
 ) -> None:
     """All but times, to the last bit, whatever number of workers loads."""
     found = []
@@ -97,31 +91,20 @@ def interrupted(run_ranks: RunRanks, path: Path, folder: Path, *, stops: int, se
 
 
 @pytest.mark.nightly
-def test_a_run_stopped_at_random_steps_follows_the_curve(
-    run_ranks: RunRanks,
-    measured: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_a_run_stopped_at_random_steps_follows_the_curve(run_ranks: RunRanks, measured: Path, tmp_path: Path) -> None:
     interrupted(run_ranks, measured, tmp_path, stops=2, seed=1, packed=True)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(10, 14))
 def test_a_run_stopped_ten_times_follows_the_curve(
-    run_ranks: RunRanks,
-    measured: Path,  # noqa: F811
-    tmp_path: Path,
-    seed: int,
+    run_ranks: RunRanks, measured: Path, tmp_path: Path, seed: int
 ) -> None:
     interrupted(run_ranks, measured, tmp_path, stops=10, seed=seed, packed=seed % 2 == 1)
 
 
 @pytest.mark.nightly
-def test_torchrun_starts_a_killed_run_again_where_it_was(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_torchrun_starts_a_killed_run_again_where_it_was(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     """``--max-restarts``: the trainer goes on from its newest checkpoint by itself, to the same bits."""
     common = {"steps": 5, "save_every": 2, "async_save": False}
     config = make_config(blend, tmp_path / "straight", mesh={"tp": 2}, **common)
@@ -131,7 +114,7 @@ def test_torchrun_starts_a_killed_run_again_where_it_was(
         textwrap.dedent(
             """
             import dataclasses, os, signal, sys
-            from tests.trainer.parallel.test_trainer_runs import Path, Trainer, make_config
+            from tests.trainer.parallel.small_runs import Path, Trainer, make_config
 
             blend, output = map(Path, sys.argv[1:])
             settings = {"steps": 5, "save_every": 2, "async_save": False}

@@ -11,7 +11,7 @@ import pytest
 from energon_lite.trainer import Trainer, TrainerConfig, config_from_dict
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
-from tests.trainer.parallel.test_trainer_runs import train
+from tests.trainer.parallel.small_runs import train
 
 #: A user's module. Its encoder returns what the library makes of sequences; a mistake is made where a test says so.
 MODULE = """

@@ -20,14 +20,12 @@ from energon_lite.trainer.optimizer.config import ParameterGroup
 from energon_lite.trainer.training.metrics import StepMetrics
 from tests.trainer.parallel.copying_store import CopyingStore
 from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.small_runs import make_config, metrics, send, train
 from tests.trainer.parallel.test_checkpoint_stores import make_bucket, s3  # noqa: F401
-from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 
 def test_a_sink_of_the_users_gets_the_numbers_on_the_main_rank(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
+    run_ranks: RunRanks, blend: Path, tmp_path: Path
 ) -> None:
     def job(rank: int, steps: int) -> list[Any]:
         told: list[Any] = []
@@ -51,9 +49,7 @@ def test_a_sink_of_the_users_gets_the_numbers_on_the_main_rank(
 
 
 def test_numbers_are_read_when_the_next_step_is_under_way_unless_it_is_to_be_saved(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
+    run_ranks: RunRanks, blend: Path, tmp_path: Path
 ) -> None:
     """Each with the time that it took, its data's included, and the learning rate of each group."""
 
@@ -97,11 +93,7 @@ def test_numbers_are_read_when_the_next_step_is_under_way_unless_it_is_to_be_sav
 
 @pytest.mark.parametrize("store", ["s3", CopyingStore.protocol])
 def test_checkpoints_at_a_url_and_some_that_stay(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-    store: str,
-    request: pytest.FixtureRequest,
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, store: str, request: pytest.FixtureRequest
 ) -> None:
     """Metrics stay here."""
     root = f"{store}://{tmp_path}/far"

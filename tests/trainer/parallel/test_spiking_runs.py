@@ -13,8 +13,8 @@ import torch
 
 from energon_lite.trainer import Trainer, read_state
 from tests.trainer.parallel.rank_processes import RunRanks
+from tests.trainer.parallel.small_runs import make_config, metrics, send, train
 from tests.trainer.parallel.test_nonfinite_runs import LAYOUTS
-from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, send, train  # noqa: F401
 
 
 def spoil(*at: int) -> Callable[[Trainer, int], None]:
@@ -34,11 +34,7 @@ def spoil(*at: int) -> Callable[[Trainer, int], None]:
     return disturb
 
 
-def test_the_update_of_a_spike_is_left_out_counted_and_said(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_the_update_of_a_spike_is_left_out_counted_and_said(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     config = make_config(blend, tmp_path / "run", steps=7, spike_factor=2.0, spike_window=4)
 
     def job(rank: int) -> tuple[bool, list[str]]:
@@ -68,9 +64,7 @@ def test_the_update_of_a_spike_is_left_out_counted_and_said(
 
 
 def test_layouts_leave_out_the_same_and_a_resumed_run_goes_on_to_the_same_bits(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
+    run_ranks: RunRanks, blend: Path, tmp_path: Path
 ) -> None:
     found = []
     for number, (world, mesh) in enumerate(LAYOUTS):

@@ -19,8 +19,8 @@ from energon_lite.trainer.training import requests
 from energon_lite.trainer.training.requests import Requests
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.small_runs import TRAIN_SAMPLES, line, make_config, metrics, send, train
 from tests.trainer.parallel.test_nonfinite_runs import EACH_LAYOUT, saved, spoil_gradients
-from tests.trainer.parallel.test_trainer_runs import TRAIN_SAMPLES, blend, line, make_config, metrics, send, train  # noqa: F401
 
 WriteDataset = Callable[..., Path]
 
@@ -43,11 +43,7 @@ def said(config: TrainerConfig, disturb: Callable[[Trainer, int], None] | None =
     return train(config, disturb), texts
 
 
-def test_sigusr1_saves_and_stops_as_sigterm_does(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_sigusr1_saves_and_stops_as_sigterm_does(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     config = make_config(blend, tmp_path / "run", mesh={"pp": 2}, save_every=0)
 
     def job(rank: int) -> tuple[int, list[str]]:
@@ -60,11 +56,7 @@ def test_sigusr1_saves_and_stops_as_sigterm_does(
     assert run_ranks(1, lambda rank: train(make_config(blend, tmp_path / "run"))) == [6]
 
 
-def test_sigusr2_saves_after_the_next_step_and_goes_on(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_sigusr2_saves_after_the_next_step_and_goes_on(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     config = make_config(blend, tmp_path / "run", save_every=0, keep=9)
 
     def job(rank: int) -> int:
@@ -75,11 +67,7 @@ def test_sigusr2_saves_after_the_next_step_and_goes_on(
     assert saved(tmp_path / "run") == [4, 6]
 
 
-def test_who_listens_to_a_signal_already_keeps_it(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_who_listens_to_a_signal_already_keeps_it(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     """As one does who has stacks shown by SIGUSR1; and the others are given back after the run."""
 
     def job(rank: int) -> tuple[int, list[int], bool]:
@@ -95,11 +83,7 @@ def test_who_listens_to_a_signal_already_keeps_it(
 
 @EACH_LAYOUT
 def test_a_run_is_over_before_its_time_limit(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
-    world: int,
-    mesh: dict[str, int],
+    run_ranks: RunRanks, blend: Path, tmp_path: Path, world: int, mesh: dict[str, int]
 ) -> None:
     """Steps of a quarter of a second, on the last rank only, and slow checkpoints."""
     limit = 3.0
@@ -201,9 +185,7 @@ def test_a_run_that_was_stopped_before_the_end_of_its_data_sees_the_rest(
 
 
 def test_a_nan_in_step_3_of_30_ends_the_run_with_the_last_good_checkpoint_intact(
-    run_ranks: RunRanks,
-    blend: Path,  # noqa: F811
-    tmp_path: Path,
+    run_ranks: RunRanks, blend: Path, tmp_path: Path
 ) -> None:
     """From then on all is NaN. What is left is good: it goes on to where a run without the NaN gets to."""
     limit = 4

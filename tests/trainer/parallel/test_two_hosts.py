@@ -17,9 +17,7 @@ import pytest
 
 from energon_lite.trainer.training.config_file import config_to_dict
 from tests.trainer.parallel.rank_processes import RunRanks
-from tests.trainer.parallel.test_trainer_runs import blend, make_config, metrics, train
-
-__all__ = ["blend"]  # a fixture
+from tests.trainer.parallel.small_runs import make_config, metrics, train
 
 ROOT = Path(__file__).parents[3]
 STEPS = 30

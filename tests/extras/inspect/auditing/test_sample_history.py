@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from energon_lite import (
@@ -21,7 +20,6 @@ from energon_lite import (
 )
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect import find_samples, sample_history
-from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import ALONE
 
 WriteDataset = Callable[..., Path]
@@ -42,14 +40,6 @@ def blend(tmp_path: Path, write_dataset: WriteDataset) -> dict[str, Any]:
     ]
     blend = {"blend": parts}
     return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": blend, "val": blend}}
-
-
-@pytest.fixture
-def lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    def column(self: WebdatasetSource, name: str) -> np.ndarray:
-        return np.array([index * 37 % 60 + 1 for index in range(len(self))], dtype=np.int64)
-
-    monkeypatch.setattr(WebdatasetSource, "column", column)
 
 
 def check(dataset: Any, steps: int) -> None:
@@ -99,7 +89,7 @@ def test_of_validation(blend: Any) -> None:
     assert history.times == 0 and history.coming is not None and history.coming.micro_batch == (80 + 3) // 7
 
 
-@pytest.mark.usefixtures("lengths")
+@pytest.mark.usefixtures("known_lengths")
 @pytest.mark.parametrize("step", [None, 6])
 def test_by_tokens(blend: Any, step: int | None) -> None:
     from tests.core.laws.token_data import Tokens
@@ -111,7 +101,7 @@ def test_by_tokens(blend: Any, step: int | None) -> None:
     check(dataset, 62)
 
 
-@pytest.mark.usefixtures("lengths")
+@pytest.mark.usefixtures("known_lengths")
 def test_what_the_plan_leaves_out_was_never_trained_on(blend: Any) -> None:
     from tests.core.laws.token_data import Tokens
 
