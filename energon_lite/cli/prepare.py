@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import click
 
+from energon_lite.cli import prepare_dialogue as dialogue
 from energon_lite.cli.arguments import (
     asked_parts,
     job_options,
@@ -26,7 +27,6 @@ from energon_lite.cli.arguments import (
     progress,
     show_share,
 )
-from energon_lite.cli.prepare_dialogue import show_next_step
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
@@ -83,12 +83,7 @@ def _steps_of_guests(asked: _Asked) -> Iterator[tuple[str, Callable[[str], None]
 @click.option("--force-overwrite", is_flag=True, help="Prepare again a data set that is already prepared.")
 @click.option("--skip-dataset-yaml", is_flag=True, help="Do not write a dataset.yaml.")
 @click.option(
-    "--dataset-config",
-    "--dataset-yaml-name",
-    "dataset_yaml_name",
-    default=nv_meta.DATASET_YAML,
-    show_default=True,
-    help="Name of that file.",
+    "--dataset-config", "--dataset-yaml-name", "dataset_yaml_name", default=nv_meta.DATASET_YAML, help="Its name."
 )
 @click.option("--sample-type", help=f"Name of a sample class such as CaptioningSample, or {CRUDE} for dicts of parts.")
 @click.option(
@@ -209,8 +204,6 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
     begun: dict[str, str] | None = None  # likely fields, if a file of code is written that has to be completed
 
     def choose(scan: DatasetScan) -> Choice:
-        from energon_lite.cli import prepare_dialogue as dialogue
-
         nonlocal begun
         quiet = asked["as_json"] and asked["non_interactive"]
         if not quiet:
@@ -231,11 +224,13 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
                     begun = dialogue.guess_field_map(scan, kind)
         return Choice(splits, may_be_empty, document, asked["dataset_yaml_name"], files)
 
-    if asked["force_overwrite"] or asked["non_interactive"] or not nv_meta.is_prepared(root) or is_unfinished(root):
-        again = asked["force_overwrite"]
-    elif not (again := _asked_again(root)):
-        click.echo("Nothing was changed.")
-        return
+    again = asked["force_overwrite"]
+    if not again and not asked["non_interactive"] and nv_meta.is_prepared(root) and not is_unfinished(root):
+        with _answers_expected(False):
+            again = dialogue.ask_again(root)
+        if not again:
+            click.echo("Nothing was changed.")
+            return
 
     if asked["fix_duplicates"]:
         _fix_duplicates(root, asked)
@@ -258,7 +253,7 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
         step(root)
     _store_lengths(root, asked)
     if not asked["as_json"]:
-        show_next_step(report, asked["dataset_yaml_name"], begun)
+        dialogue.show_next_step(report, asked["dataset_yaml_name"], begun)
         click.echo("\nDone")
 
 
@@ -329,13 +324,6 @@ def _parse_field_map(text: str | None) -> dict[str, str] | None:
     if value is not None and not all(isinstance(access, str) for access in value.values()):
         raise UsageError("--field-map is not a JSON object of strings", fix=f"write it like --field-map '{example}'")
     return value
-
-
-def _asked_again(root: str) -> bool:
-    from energon_lite.cli.prepare_dialogue import ask_again
-
-    with _answers_expected(False):
-        return ask_again(root)
 
 
 def _fix_duplicates(root: str, asked: _Asked) -> None:
