@@ -11,10 +11,10 @@ from .data.loaders import make_task_encoder as make_task_encoder
 from .data.rows import RowsTaskEncoder as RowsTaskEncoder
 from .data.task_encoder import MultimodalTaskEncoder as MultimodalTaskEncoder
 from .data.task_encoder import resize_image as resize_image
-from .data.tokenizer import ByteTokenizer as ByteTokenizer
 from .models.batch import MultimodalBatch as MultimodalBatch
 from .models.config import ModelConfig as ModelConfig
 from .models.config import RopeScaling as RopeScaling
+from .models.config import VisionConfig as VisionConfig
 from .models.cross_entropy import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 from .models.llama import LlamaModel as LlamaModel
 from .models.presets import PRESETS as PRESETS
@@ -25,11 +25,8 @@ from .models.registry import register_norm as register_norm
 from .models.tensor_parallel import ColumnParallelLinear as ColumnParallelLinear
 from .models.tensor_parallel import RowParallelLinear as RowParallelLinear
 from .models.tensor_parallel import VocabParallelEmbedding as VocabParallelEmbedding
-from .models.vision_config import VisionConfig as VisionConfig
 from .optimizer.config import learning_rate as learning_rate
 from .optimizer.overlapped_optimizer import OverlappedDistributedOptimizer as OverlappedDistributedOptimizer
-from .optimizer.plain_optimizer import AdamW as AdamW
-from .optimizer.plain_optimizer import make_optimizer as make_optimizer
 from .parallel.mesh import ParallelMesh as ParallelMesh
 from .parallel.mesh import build_mesh as build_mesh
 from .parallel.mesh import end_process_group as end_process_group
@@ -40,6 +37,7 @@ from .parallel.parameters import initialize_parameters as initialize_parameters
 from .parallel.parameters import new_parameter as new_parameter
 from .parallel.rank_grid import RankGrid as RankGrid
 from .tokenizing.task_encoder import TokenizedTaskEncoder as TokenizedTaskEncoder
+from .tokenizing.tokenizer import ByteTokenizer as ByteTokenizer
 from .training.config import MeshConfig as MeshConfig
 from .training.config import OptimizerConfig as OptimizerConfig
 from .training.config import TrainConfig as TrainConfig

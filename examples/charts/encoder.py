@@ -9,7 +9,7 @@ import torch
 from energon_lite import VQASample, stateless
 from energon_lite.batching import TokenSequence, next_token_pairs
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder, resize_image
-from energon_lite.trainer.data.tokenizer import Tokenizer
+from energon_lite.trainer.tokenizing.tokenizer import Tokenizer
 
 
 class QuestionEncoder(MultimodalTaskEncoder):

@@ -103,8 +103,7 @@ def task_encoder(model: Any) -> Any:
 
 
 def model_config() -> Any:
-    from energon_lite.trainer.models.config import ModelConfig
-    from energon_lite.trainer.models.vision_config import VisionConfig
+    from energon_lite.trainer.models.config import ModelConfig, VisionConfig
 
     vision = VisionConfig(**VISION)  # type: ignore[arg-type]
     return ModelConfig(**MODEL, image_size=52, patch_size=PATCH, vision=vision)  # type: ignore[arg-type]
@@ -143,7 +142,7 @@ def train(folder: Path, steps: int, variant: str, rank: int, world: int) -> dict
 
     from energon_lite.trainer.models.llama import LlamaModel
     from energon_lite.trainer.optimizer.config import OptimizerConfig
-    from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+    from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
     from energon_lite.trainer.parallel.mesh import build_mesh
     from energon_lite.trainer.training.step import train_step
 
@@ -151,7 +150,7 @@ def train(folder: Path, steps: int, variant: str, rank: int, world: int) -> dict
     planned, share = VARIANTS[variant]
     mesh = build_mesh(share_images=share)
     model = LlamaModel(model_config(), mesh, seed=1)
-    optimizer = make_optimizer(model, mesh, OptimizerConfig(lr=1e-3, kind="plain"))
+    optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig(lr=1e-3))
     found: dict[str, Any] = {"losses": [], "seconds": [], "busy": [], "samples": []}
     with loader_of(folder, rank, world, planned=planned) as loader:
         batches = iter(loader)

@@ -26,7 +26,7 @@ import torch
 from energon_lite.trainer.conversion.huggingface_folder import divide, index_json
 from energon_lite.trainer.conversion.language_config import huggingface_config
 from energon_lite.trainer.conversion.safetensors_file import SafetensorsWriter, TensorType
-from energon_lite.trainer.conversion.tensor_names import huggingface_name, language_shapes
+from energon_lite.trainer.conversion.tensor_names import huggingface_name, model_shapes
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.shards import Box
 
@@ -34,7 +34,7 @@ from energon_lite.trainer.parallel.shards import Box
 _CHILD = """
 import re, sys, torch
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
-from energon_lite.trainer.conversion.to_native import huggingface_to_native
+from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
 from energon_lite.trainer.conversion.weight_files import native_to_file
 
 def peak():
@@ -69,7 +69,7 @@ def model_of(nbytes: float, layers: int) -> ModelConfig:
             ffn_size=3 * (width + 64),
             vocab_size=16 * (width + 64) + 1,
         )
-        if 4 * sum(torch.Size(shape).numel() for shape in language_shapes(config).values()) > nbytes:
+        if 4 * sum(torch.Size(shape).numel() for shape in model_shapes(config).values()) > nbytes:
             return config
         width += 64
 
@@ -77,7 +77,7 @@ def model_of(nbytes: float, layers: int) -> ModelConfig:
 def write_model(folder: Path, config: ModelConfig, shard_bytes: int) -> int:
     """Write a random model; return the bytes of its largest tensor."""
     folder.mkdir()
-    shapes = {huggingface_name(name): shape for name, shape in language_shapes(config).items()}
+    shapes = {huggingface_name(name): shape for name, shape in model_shapes(config).items()}
     sizes = {name: 4 * torch.Size(shape).numel() for name, shape in shapes.items()}
     division = divide({name: TensorType(torch.float32, shape) for name, shape in shapes.items()}, shard_bytes)
     for file, (names, _) in division.items():

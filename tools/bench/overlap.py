@@ -36,7 +36,7 @@ from two_hosts import TwoHosts, why_not
 
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
-from energon_lite.trainer.parallel import single_tensor
+from energon_lite.trainer.parallel.collectives import all_gather, reduce_scatter
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout
 
@@ -196,11 +196,11 @@ def collectives() -> tuple[Callable[[], None], Callable[[], None]]:
     mine = slice(rank * size, (rank + 1) * size)
 
     def reduce() -> None:
-        for work in [single_tensor.reduce_scatter(whole[mine], whole, async_op=True) for whole in grads]:
+        for work in [reduce_scatter(whole[mine], whole, async_op=True) for whole in grads]:
             work.wait()
 
     def gather() -> None:
-        for work in [single_tensor.all_gather(whole, whole[mine], async_op=True) for whole in values]:
+        for work in [all_gather(whole, whole[mine], async_op=True) for whole in values]:
             work.wait()
 
     return reduce, gather

@@ -41,7 +41,7 @@ from energon_lite.trainer import (
     LlamaModel,
     ModelConfig,
     MultimodalBatch,
-    make_optimizer,
+    OverlappedDistributedOptimizer,
     model_preset,
 )
 from energon_lite.trainer.conversion.language_config import huggingface_config
@@ -50,7 +50,7 @@ from energon_lite.trainer.models.sequence import rotation_table
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.step import LaunchedStep, launch_step
-from energon_lite.trainer.training.throughput import flops_per_token
+from energon_lite.trainer.training.throughput import training_flops
 
 #: The trainer's settings that make it fast.
 OURS = {"compile": True, "fuse_projections": True, "loss_chunk": 4096}
@@ -91,7 +91,7 @@ def ours(arguments: argparse.Namespace, *, fast: bool, packed: bool = False) -> 
     config = shape(arguments, **(OURS if fast else {}))
     mesh = build_mesh()
     model = LlamaModel(config, mesh, seed=0)
-    optimizer = make_optimizer(model, mesh, OptimizerConfig(clip=1.0, grad_dtype=arguments.grad_dtype))
+    optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig(clip=1.0, grad_dtype=arguments.grad_dtype))
     batches = [make_batch(config, arguments, packed=packed)] * arguments.micro_batches
     return lambda: launch_step(model, optimizer, batches, mesh, lr=1e-4)
 
@@ -181,7 +181,7 @@ def optimizer_seconds(arguments: argparse.Namespace) -> dict[str, float]:
     """One update by our optimizer, and by torch's fused AdamW alone on as many float32 masters: medians."""
     config, mesh, found = shape(arguments), build_mesh(), {}
     model = LlamaModel(config, mesh, seed=0)
-    optimizer = make_optimizer(model, mesh, OptimizerConfig(clip=1.0, grad_dtype=arguments.grad_dtype))
+    optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig(clip=1.0, grad_dtype=arguments.grad_dtype))
     masters = [torch.zeros_like(p, dtype=torch.float32) for p in model.parameters()]
     for master in masters:
         master.grad = torch.ones_like(master)
@@ -273,7 +273,7 @@ def main() -> None:
     rate = fresh_process(__file__, *given, "--run", "matrix")
     config = shape(arguments)
     tokens = arguments.batch * arguments.length * arguments.micro_batches
-    needed = flops_per_token(config, arguments.length) * tokens
+    needed = training_flops(config, 1, arguments.length / 2) * tokens
     print(f"{machine()}; {torch.cuda.get_device_name() if device().type == 'cuda' else 'no GPU'}")
     print(f"{arguments.preset}: {dataclasses.asdict(config)}")
     print(f"{tokens:,} tokens a step, rows of {arguments.length}; matrix rate {rate / 1e12:.3g} TFLOP/s\n")

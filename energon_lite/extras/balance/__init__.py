@@ -1,4 +1,4 @@
-"""Even work for the ranks of a step: cost models, balanced steps, columns of images, shared image encoders."""
+"""Even work for the ranks of a step: cost models, balanced steps, columns of images, shared encoders, measured runs."""
 
 from energon_lite.lazy_exports import lazy_exports
 

@@ -7,3 +7,5 @@ from .cost_model import CostModel as CostModel
 from .cost_model import Quadratic as Quadratic
 from .encoder_plan import EncoderPlan as EncoderPlan
 from .image_columns import ImagePatches as ImagePatches
+from .image_exchange import image_exchange as image_exchange
+from .micro_batch_times import MicroBatchTimes as MicroBatchTimes

@@ -1,4 +1,4 @@
-"""Tools to look at data and runs: preview, lint, audit, traces, plans, tuning, and sinks of metrics."""
+"""Tools to look at data and runs: preview, lint, audit, traces, plans, tuning, profiles, and sinks of metrics."""
 
 from energon_lite.lazy_exports import lazy_exports
 

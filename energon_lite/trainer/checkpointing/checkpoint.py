@@ -1,7 +1,7 @@
 """Checkpoints that any layout of ranks can read, that appear atomically, and that are written in the background.
 
 Each tensor is saved under its global name, and each rank writes its part as rectangles of the global tensor;
-``torch.distributed.checkpoint`` redistributes them to the ranks that read. Nothing is gathered. Everything else (step,
+each rank that reads takes what it needs of them. Nothing is gathered. Everything else (step,
 loader state, configuration) is one JSON text, stored as a tensor of bytes, so that reading a checkpoint never unpickles
 an object. ``files.py`` describes how a checkpoint is published.
 """
@@ -22,17 +22,15 @@ import torch.distributed as dist
 from torch import nn
 
 from energon_lite.errors import StateError, StateMismatchError
-from energon_lite.trainer.checkpointing.files import CheckpointFiles
-from energon_lite.trainer.checkpointing.newest import Place, of_all, of_main
-from energon_lite.trainer.checkpointing.newest import find_checkpoint as find_checkpoint
-from energon_lite.trainer.checkpointing.newest import latest_checkpoint as latest_checkpoint
+from energon_lite.trainer.checkpointing.files import CheckpointFiles, Place, of_all, of_main
+from energon_lite.trainer.checkpointing.files import find_checkpoint as find_checkpoint
+from energon_lite.trainer.checkpointing.files import latest_checkpoint as latest_checkpoint
 from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor, read_content
-from energon_lite.trainer.checkpointing.tensors import load_tensors, save_tensors
-from energon_lite.trainer.checkpointing.writer import CheckpointWriter
-from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
+from energon_lite.trainer.checkpointing.writer import CheckpointWriter, save_tensors
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import local_tensor
-from energon_lite.trainer.parallel.shards import ChunkedTensor, Shard, whole_tensors
+from energon_lite.trainer.parallel.shards import ChunkedTensor, Shard, whole_box, whole_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +77,13 @@ class CheckpointSaver:
         self._errors: list[BaseException] = []  # of the last checkpoint; at most one
 
     def save(
-        self, step: int, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any], *, prune: bool = True
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: OverlappedDistributedOptimizer,
+        state: Mapping[str, Any],
+        *,
+        prune: bool = True,
     ) -> Place:
         """Start to write a checkpoint, after the one before it is on disk. Arguments as :func:`save_checkpoint`.
 
@@ -165,7 +169,7 @@ def save_checkpoint(
     root: str | os.PathLike[str],
     step: int,
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: OverlappedDistributedOptimizer,
     mesh: ParallelMesh,
     state: Mapping[str, Any],
     *,
@@ -188,7 +192,10 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: str | os.PathLike[str], model: nn.Module, mesh: ParallelMesh, optimizer: Optimizer | None = None
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    mesh: ParallelMesh,
+    optimizer: OverlappedDistributedOptimizer | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Read a checkpoint of any layout into a model and an optimizer. Every rank must call it.
 
@@ -210,7 +217,7 @@ def load_checkpoint(
     reader = CheckpointReader(path)
     content = read_content(reader, path)
     if optimizer is None:
-        read_tensors(reader, dict(model_tensors(model, mesh)), mesh, path)
+        read_tensors(reader, dict(model_tensors(model, mesh)), path)
         return content["step"], content["state"]
     if content["world_size"] == 0:
         raise StateError(
@@ -219,14 +226,13 @@ def load_checkpoint(
             fix="begin a new run with train.init_from",
         )
     optimizer.wait_parameters()
-    optimizer.set_order(content["order"])
     saved = reader.shapes.keys()
     # A model saved in float32 has no separate master values.
     of_optimizer = {n: t for n, t in _optimizer_tensors(optimizer, mesh) if not n.endswith(".master") or n in saved}
     random_states = _random_states(mesh)
     if content["world_size"] != mesh.world_size or not random_states.keys() <= saved:
         random_states = {}
-    read_tensors(reader, {**dict(model_tensors(model, mesh)), **of_optimizer, **random_states}, mesh, path)
+    read_tensors(reader, {**dict(model_tensors(model, mesh)), **of_optimizer, **random_states}, path)
     optimizer.set_updates(content["updates"])
     for shard in optimizer.shards():
         if f"optimizer.{shard.name}.master" not in of_optimizer:
@@ -236,10 +242,9 @@ def load_checkpoint(
     return content["step"], content["state"]
 
 
-def read_tensors(
-    reader: CheckpointReader, tensors: dict[str, torch.Tensor], mesh: ParallelMesh, path: str | os.PathLike[str]
-) -> None:
-    """Read values into existing tensors. Every rank must call it.
+@torch.no_grad()
+def read_tensors(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
+    """Read values into existing tensors.
 
     Raises:
         StateMismatchError: a tensor is missing or has another shape: it is of another model.
@@ -253,7 +258,8 @@ def read_tensors(
                 where=path,
                 fix="use the model configuration the checkpoint was made with",
             )
-    load_tensors(tensors, reader, alone=mesh.world_size == 1)
+    with reader:
+        reader.fill({name: t if isinstance(t, ChunkedTensor) else whole_box(t) for name, t in tensors.items()})
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -316,28 +322,20 @@ def _on_main(work: Callable[[], T], mesh: ParallelMesh, group: dist.ProcessGroup
 
 
 def _everything(
-    step: int, model: nn.Module, optimizer: Optimizer, mesh: ParallelMesh, state: Mapping[str, Any]
+    step: int, model: nn.Module, optimizer: OverlappedDistributedOptimizer, mesh: ParallelMesh, state: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
     """Return the tensors that this rank saves, by name, without copies."""
     optimizer.wait_parameters()
-    sharded = {f"model.{name}" for name in optimizer.order}
+    sharded = {f"model.{name}" for name in optimizer.parameters}
     tensors = {name: tensor for name, tensor in model_tensors(model, mesh) if name not in sharded}
     # Of sharded parameters, each rank saves the values it updates: the same boxes, in the model's type.
     tensors |= {f"model.{shard.name}": _values_of(shard, mesh) for shard in optimizer.shards()}
     tensors |= dict(_optimizer_tensors(optimizer, mesh)) | _random_states(mesh)
-    order = _order_of_all_stages(optimizer, mesh)
     # Only rank 0 includes the JSON text, because all ranks must plan with equal shapes.
     if mesh.is_main:
         about = {"step": step, "updates": optimizer.updates, "world_size": mesh.world_size}
-        tensors[JSON_NAME] = json_tensor(**about, order=order, state=dict(state))
+        tensors[JSON_NAME] = json_tensor(**about, state=dict(state))
     return tensors
-
-
-def _order_of_all_stages(optimizer: Optimizer, mesh: ParallelMesh) -> list[str]:
-    """Return the order of an optimizer's parameters, stage by stage. Every rank must call it."""
-    orders = of_all(optimizer.order, mesh.pp, mesh.group("pp"))
-    # A parameter on two stages has its own bucket on both, so its place in the list does not matter.
-    return list(dict.fromkeys(name for order in orders for name in order))
 
 
 def _copy(tensor: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
@@ -367,7 +365,9 @@ def model_tensors(model: nn.Module, mesh: ParallelMesh) -> Iterator[tuple[str, t
                 yield f"{prefix}.{name}", buffer
 
 
-def _optimizer_tensors(optimizer: Optimizer, mesh: ParallelMesh) -> Iterator[tuple[str, torch.Tensor]]:
+def _optimizer_tensors(
+    optimizer: OverlappedDistributedOptimizer, mesh: ParallelMesh
+) -> Iterator[tuple[str, torch.Tensor]]:
     for shard in optimizer.shards():
         for kind, tensor in whole_tensors(shard, mesh).items():
             # A master value of the model's own precision needs no second copy.

@@ -1,22 +1,22 @@
-"""Reading of a checkpoint's index and JSON, without unpickling objects that could run code."""
+"""Reading of a checkpoint's index, tensors and JSON, without unpickling objects that could run code."""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from contextlib import ExitStack
+from functools import cached_property, partial
 from typing import Any
 
+import fsspec
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint._fsspec_filesystem import FileSystem
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.utils import _create_file_view
 
 from energon_lite.errors import StateError
-from energon_lite.trainer.parallel.shards import Box
+from energon_lite.trainer.checkpointing.files import INDEX
+from energon_lite.trainer.parallel.shards import Box, ChunkedTensor, copy_box
 
 #: Format version that is written and read.
 FORMAT = 2
@@ -24,21 +24,10 @@ FORMAT = 2
 JSON_NAME = "state.json"
 
 
-class _Streams(FileSystem):
-    """fsspec files for reading: some versions of torch's own class remove a file that cannot be read."""
+class CheckpointReader:
+    """Reader of a checkpoint at a path or URL, box by box; unpickling its index cannot run code.
 
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        assert self.fs is not None
-        with self.fs.open(os.fspath(path), mode) as stream:
-            yield stream
-
-
-class CheckpointReader(dcp.FileSystemReader):
-    """Reader of a checkpoint at a path or URL; unpickling its index cannot run code.
-
-    torch uses it to load into existing tensors. It can also return the boxes in which a tensor was saved, one after the
-    other, without a model in memory; in this case it keeps a file open, and must be closed.
+    It keeps a file open, and must be closed.
 
     Args:
         place: a checkpoint's folder or URL.
@@ -50,23 +39,17 @@ class CheckpointReader(dcp.FileSystemReader):
     """
 
     def __init__(self, place: str | os.PathLike[str]):
-        super().__init__(os.fspath(place))
-        self.fs = _Streams()  # type: ignore[assignment]
-        self.path = self.fs.init_path(os.fspath(place))
+        self.fs, self.path = fsspec.core.url_to_fs(os.fspath(place))
         self._open = ""
         self._stream: Any = None
         self._stack = ExitStack()
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with self.fs.create_stream(self.fs.concat_path(self.path, ".metadata"), "rb") as stream:
-            metadata: Metadata = _PlainUnpickler(stream).load()
-        metadata.storage_meta = StorageMeta(load_id=self.load_id)
-        return metadata
-
     @cached_property
     def index(self) -> Metadata:
         """Index of the saved tensors and their places."""
-        return self.read_metadata()
+        with self.fs.open(f"{self.path}/{INDEX}", "rb") as stream:
+            index: Metadata = _PlainUnpickler(stream).load()
+        return index
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -84,15 +67,23 @@ class CheckpointReader(dcp.FileSystemReader):
 
     def read(self, name: str, box: Box) -> torch.Tensor:
         """Read the values of one of :meth:`boxes`."""
-        info = self.index.storage_data[MetadataIndex(name, box.offsets)]
+        info = self._place(name, box)
         if info.relative_path != self._open:
             self.close()
-            path = self.fs.concat_path(self.path, info.relative_path)
-            self._stream = self._stack.enter_context(self.fs.create_stream(path, "rb"))
+            self._stream = self._stack.enter_context(self.fs.open(f"{self.path}/{info.relative_path}", "rb"))
             self._open = info.relative_path
-        part = self._slice_file(self._stream, info)
+        part: Any = _create_file_view(self._stream, info.offset, info.length)
         values: torch.Tensor = torch.load(part, map_location="cpu", weights_only=True)
         return values
+
+    def fill(self, targets: dict[str, ChunkedTensor]) -> None:
+        """Read values into the boxes of existing tensors, in the order of the files; boxes not needed are not read."""
+        parts = [(name, box) for name in targets for box in self.boxes(name)]
+        for name, box in sorted(parts, key=lambda part: (self._place(*part).relative_path, self._place(*part).offset)):
+            copy_box(box, partial(self.read, name), targets[name])
+
+    def _place(self, name: str, box: Box) -> Any:
+        return self.index.storage_data[MetadataIndex(name, box.offsets)]
 
     def close(self) -> None:
         self._stack.close()

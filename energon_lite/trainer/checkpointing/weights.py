@@ -13,12 +13,10 @@ from torch import nn
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import model_tensors, read_tensors
-from energon_lite.trainer.checkpointing.files import CheckpointFiles
-from energon_lite.trainer.checkpointing.newest import Place, of_main
+from energon_lite.trainer.checkpointing.files import CheckpointFiles, Place, of_main
 from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor, read_content
-from energon_lite.trainer.checkpointing.tensors import save_tensors
-from energon_lite.trainer.checkpointing.writer import CheckpointWriter
-from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
+from energon_lite.trainer.checkpointing.writer import CheckpointWriter, save_tensors
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 logger = logging.getLogger(__name__)
@@ -60,7 +58,7 @@ def load_weights(
     place: str | os.PathLike[str],
     model: nn.Module,
     mesh: ParallelMesh,
-    optimizer: Optimizer | None = None,
+    optimizer: OverlappedDistributedOptimizer | None = None,
     *,
     may_lack: Sequence[str] = (),
 ) -> Place:
@@ -96,7 +94,7 @@ def load_weights(
             logger.info("%s has no %s: they begin as new", checkpoint, pattern)
             for name in fitting:
                 del tensors[name]
-    read_tensors(reader, tensors, mesh, checkpoint)
+    read_tensors(reader, tensors, checkpoint)
     for shard in optimizer.shards() if optimizer is not None else ():
         shard.take_values()
     return checkpoint
@@ -118,7 +116,7 @@ def write_weights(root: str | os.PathLike[str], tensors: Mapping[str, torch.Tens
     """
     files = CheckpointFiles(root)
     writer = CheckpointWriter(files.begin(0))
-    content = json_tensor(step=0, updates=0, world_size=0, order=[], state=dict(state))
+    content = json_tensor(step=0, updates=0, world_size=0, state=dict(state))
     try:
         save_tensors({JSON_NAME: content, **tensors}, writer, alone=True)
         return files.publish(0, writer.sums)

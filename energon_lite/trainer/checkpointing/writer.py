@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import inspect
 import math
 import os
 import pickle
 import shutil
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +18,10 @@ from typing import Any
 
 import fsspec
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from fsspec.implementations.local import LocalFileSystem
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
@@ -160,3 +165,32 @@ class _SummedFile:
 
     def flush(self) -> None:
         """Do nothing: the file is flushed at its end."""
+
+
+#: In torch 2.6, only the deprecated function supports one rank among many working alone.
+_SAVE = dcp.save if "no_dist" in inspect.signature(dcp.save).parameters else dcp.save_state_dict
+
+
+def save_tensors(
+    tensors: dict[str, Any], writer: StorageWriter, *, alone: bool, group: dist.ProcessGroup | None = None
+) -> None:
+    """Write tensors to storage, together with other ranks or alone.
+
+    Args:
+        tensors: this rank's part of each tensor, by name.
+        writer: the storage.
+        alone: True if this process writes all tensors, without waiting for other ranks.
+        group: the ranks that write; None for all.
+
+    Raises:
+        StateError, OSError: on all ranks: one of them could not write.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            warnings.filterwarnings("ignore", message="`save_state_dict` is deprecated")
+            _SAVE(tensors, storage_writer=writer, process_group=group, no_dist=alone)
+    except CheckpointException as error:
+        # The exception holds long tracebacks; the first rank's own error has the reason.
+        why, _ = next(iter(error.failures.values()))
+        raise (why if isinstance(why, (OSError, StateError)) else error) from error

@@ -42,7 +42,7 @@ def hf_to_native(source: str, target: str, **options: Any) -> None:
     TARGET is a folder or URL; training starts from it with train.init_from=TARGET, on any layout of ranks. The
     tokenizer is copied to TARGET/huggingface.
     """
-    from energon_lite.trainer.conversion.to_native import huggingface_to_native
+    from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
 
     place = huggingface_to_native(source, target, **options)
     click.echo(f"wrote {place}")

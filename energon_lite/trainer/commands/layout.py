@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -70,19 +70,6 @@ def _ranks(group: list[int]) -> str:
     return ", ".join(f"g{rank}" for rank in group)
 
 
-def _plain(grid: RankGrid, layers: int | None, virtual: int) -> dict[str, Any]:
-    from energon_lite.trainer.parallel.rank_grid import layers_of_stages
-
-    stages = None
-    if layers is not None:
-        stages = [[[*chunk] for chunk in chunks] for chunks in layers_of_stages(layers, grid.pp, virtual)]
-    return {
-        "sizes": {axis: grid.size(axis) for axis in ("tp", "cp", "dp", "pp")},
-        "groups": {"-".join(axes): [[int(rank) for rank in group] for group in grid.groups(*axes)] for axes in _TITLES},
-        "layers_of_stages": stages,
-    }
-
-
 @click.command(name="layout", context_settings={"show_default": True})
 @click.option("--world", type=_COUNT, required=True, help="Number of ranks.")
 @click.option("--tp", type=_COUNT, default=1, help="Tensor parallel size.")
@@ -102,11 +89,14 @@ def command(
     energon-lite layout --world 16 --tp 2 --pp 4
     energon-lite layout --world 4 --pp 4 --layers 16 --virtual 2
     """
-    from energon_lite.trainer.parallel.rank_grid import RankGrid, fit_sizes
+    from energon_lite.trainer.parallel.rank_grid import RankGrid, fit_sizes, layers_of_stages
 
     grid = RankGrid(pp, fit_sizes(world, pp=pp, dp=dp, cp=cp, tp=tp), cp, tp, order)
     if as_json:
-        click.echo(json.dumps(_plain(grid, layers, virtual), indent=2))
+        groups = {"-".join(axes): grid.groups(*axes) for axes in _TITLES}
+        stages = None if layers is None else layers_of_stages(layers, pp, virtual)
+        sizes_by_axis = {axis: grid.size(axis) for axis in ("tp", "cp", "dp", "pp")}
+        click.echo(json.dumps({"sizes": sizes_by_axis, "groups": groups, "layers_of_stages": stages}, indent=2))
         return
     sizes = ", ".join(f"{axis} {grid.size(axis)}" for axis in ("tp", "cp", "dp", "pp"))
     click.echo(f"{counted(world, 'rank')}, g0 to g{world - 1}: {sizes}")

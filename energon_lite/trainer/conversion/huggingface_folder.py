@@ -131,7 +131,8 @@ def keep_companions(folder: HuggingFaceFolder, root: str | os.PathLike[str], *, 
     fs.makedirs(base, exist_ok=True)
     for name, content in companions_of(folder.path).items():
         fs.pipe_file(f"{base}/{name}", content)
-    fs.pipe_file(f"{base}/{DIVISION}", _division_json(folder.division))
+    division = {name: file._asdict() for name, file in folder.division.items()}
+    fs.pipe_file(f"{base}/{DIVISION}", json.dumps(division, indent=1).encode())
 
 
 def companions_of(place: str | os.PathLike[str]) -> dict[str, bytes]:
@@ -146,10 +147,6 @@ def companions_of(place: str | os.PathLike[str]) -> dict[str, bytes]:
     paths = sorted(entry["name"] for entry in fs.ls(base, detail=True) if entry["type"] != "directory")
     paths_by_name = {os.path.basename(path): path for path in paths if path.endswith(_COPIED)}
     return {name: fs.cat_file(path) for name, path in paths_by_name.items() if not name.startswith(".")}
-
-
-def _division_json(division: Division) -> bytes:
-    return json.dumps({name: file._asdict() for name, file in division.items()}, indent=1).encode()
 
 
 def division_of(content: bytes, where: str) -> Division:

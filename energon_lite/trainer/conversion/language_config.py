@@ -6,8 +6,9 @@ than a model that silently differs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -211,7 +212,7 @@ def model_config(
     if width and width * values["num_attention_heads"] != values["hidden_size"]:
         settings["head_dim"] = width
     settings |= dict.fromkeys(kind.traits, True) | {"sliding_window": kind.window(values, where)}
-    dtype_name = dtype or str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
+    dtype_name = dtype or dtype_in(values) or "float32"
     if dtype_name not in DTYPES:
         raise ConfigError(
             f"the trainer does not compute in {dtype_name}",
@@ -249,9 +250,6 @@ def huggingface_config(
         StateError: Hugging Face has no such model among the supported kinds.
     """
     kind = architecture_for(config, None if base is None else base.get("model_type"))
-    stored_name = str(stored).removeprefix("torch.")
-    if base is not None and max_length is None and _describes(base, config, stored_name, where, whole):
-        return dict(base)
     values: dict[str, Any] = {"hidden_act": "silu", "attention_dropout": 0.0, "use_cache": True}
     values |= {"attention_bias": False, "mlp_bias": False} if kind.model_type == "llama" else {}
     values |= {"bos_token_id": None, "eos_token_id": None}
@@ -263,39 +261,54 @@ def huggingface_config(
         "head_dim": config.head_width,
         "rope_theta": config.rope_theta,
         "rope_scaling": None if scaling is None else {k: getattr(scaling, v) for k, v in _SCALING.items()},
-        "torch_dtype": stored_name,
+        "torch_dtype": str(stored).removeprefix("torch."),
     }
     values |= {"architectures": [kind.name], "model_type": kind.model_type} | kind.window_settings(config)
     if scaling is not None:
         values["rope_scaling"]["rope_type"] = "llama3"
     follows = 2048 if scaling is None else int(scaling.factor * scaling.original_length)
     values["max_position_embeddings"] = max_length or values.get("max_position_embeddings") or follows
-    return values
+    read = partial(model_config, where=where, dtype="float32", whole=whole)
+    return values if max_length else unless_same(values, base, read)
 
 
-def _describes(base: Mapping[str, Any], config: ModelConfig, stored: str, where: str, whole: bool) -> bool:
-    """Return whether a ``config.json`` describes this model, with weights of this type."""
-    base_dtype = str(base.get("dtype") or base.get("torch_dtype") or stored).removeprefix("torch.")
-    theirs = model_config(base, where=where, dtype=config.dtype, ignore=base.keys(), whole=whole)
-    return base_dtype == stored and not model_changes(theirs, config, ignore=["patch_size"])
+def unless_same(
+    values: dict[str, Any], base: Mapping[str, Any] | None, read: Callable[..., ModelConfig]
+) -> dict[str, Any]:
+    """Return ``base`` if it describes the same model, with weights of the same type, as ``values``; else ``values``."""
+    alike = base is not None and base.get("model_type") == values["model_type"]
+    if base is None or not alike or dtype_in(base) not in (None, dtype_in(values)):
+        return values
+    parts = [base, values, *(base.get(part) or {} for part in ("text_config", "vision_config"))]
+    one, other = (read(these, ignore={key for part in parts for key in part}) for these in (base, values))
+    tokens = [None if config.vision is None else config.vision.image_token for config in (one, other)]
+    return values if model_changes(one, other) or tokens[0] != tokens[1] else dict(base)
+
+
+def dtype_in(values: Mapping[str, Any]) -> str | None:
+    """Return the name of the type that a ``config.json`` gives for the weights; None if it gives none."""
+    name = values.get("dtype") or values.get("torch_dtype")
+    return None if name is None else str(name).removeprefix("torch.")
+
+
+def refuse_unknown(values: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """Raise an error for keys that we do not know, unless they are off."""
+    for key, value in values.items():
+        if key not in known and value and not (isinstance(value, float) and value == 1.0):
+            what, fix = f"{key} is {value!r}, which ours does not know", f"if it changes nothing, give --ignore {key}"
+            raise ConfigError(what, file=where, at=key, fix=fix)
 
 
 def _refuse(values: Mapping[str, Any], kind: Architecture, where: str, ignore: Collection[str]) -> None:
     """Raise an error for features that our decoder lacks."""
-
-    def refuse(key: str, what: str, fix: str = "such a model cannot be converted") -> None:
+    wrong = {key: f"{key} is set: there are biases that ours has not" for key in ("attention_bias", "mlp_bias")}
+    wrong = {key: what for key, what in wrong.items() if values.get(key)}
+    if (activation := values.get("hidden_act", "silu")) != "silu":
+        wrong["hidden_act"] = f"the activation is {activation!r}; ours is 'silu'"
+    for key, what in wrong.items():
         if key not in ignore:
-            raise ConfigError(what, file=where, at=key, fix=fix)
-
-    if values.get("hidden_act", "silu") != "silu":
-        refuse("hidden_act", f"the activation is {values['hidden_act']!r}; ours is 'silu'")
-    for key in ("attention_bias", "mlp_bias"):
-        if values.get(key):
-            refuse(key, f"{key} is set: there are biases that ours has not")
-    known = {*_PLAIN, *_OPTIONAL, *_READ.split(), *_HARMLESS.split(), *kind.window_keys, *ignore}
-    for key, value in values.items():
-        if key not in known and value and not (isinstance(value, float) and value == 1.0):
-            refuse(key, f"{key} is {value!r}, which ours does not know", "if it changes nothing, give --ignore " + key)
+            raise ConfigError(what, file=where, at=key, fix="such a model cannot be converted")
+    refuse_unknown(values, {*_PLAIN, *_OPTIONAL, *_READ.split(), *_HARMLESS.split(), *kind.window_keys, *ignore}, where)
 
 
 def _rope(values: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:

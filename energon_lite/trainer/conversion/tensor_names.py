@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Collection, Mapping
 
@@ -9,7 +10,7 @@ import torch
 
 from energon_lite.errors import StateMismatchError
 from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.vision_transformer import Projector, VisionTransformer
+from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 #: Names of the embedding table and of the output layer.
@@ -24,38 +25,31 @@ COMPUTED = ("rotary_emb.inv_freq", "embeddings.position_ids")
 _MOST_SHOWN = 5
 
 
-def language_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all weights by our names, in order, the vocabulary without padding."""
-    hidden = config.hidden_size
-    inner = config.ffn_size
-    rows = config.vocab_size
-    width = config.head_width
-    queries, keys = config.num_heads * width, config.kv_heads * width
-    # In the order of Hugging Face's modules.
-    outputs = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-    attention: dict[str, tuple[int, ...]] = {}
-    for name, number in outputs.items():
-        attention[f"{name}.weight"] = (number, hidden)
-        if config.qkv_bias:
-            attention[f"{name}.bias"] = (number,)
-    attention["o_proj.weight"] = (hidden, queries)
-    if config.qk_norm:
-        attention |= {"q_norm.weight": (width,), "k_norm.weight": (width,)}
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (rows, hidden)}
-    for number in range(config.num_layers):
-        block = {
-            **{f"self_attn.{name}": shape for name, shape in attention.items()},
-            "mlp.gate_proj.weight": (inner, hidden),
-            "mlp.up_proj.weight": (inner, hidden),
-            "mlp.down_proj.weight": (hidden, inner),
-            "input_layernorm.weight": (hidden,),
-            "post_attention_layernorm.weight": (hidden,),
-        }
-        shapes |= {f"layers.{number}.{name}": shape for name, shape in block.items()}
-    shapes["norm.weight"] = (hidden,)
-    if not config.tie_embeddings:
-        shapes[HEAD] = (rows, hidden)
-    return shapes
+#: Parts of a block in the order of Hugging Face's modules.
+_BLOCK = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
+
+
+def model_shapes(config: ModelConfig, *, padded: bool = False) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all weights by our names, in the order of Hugging Face's modules, images last.
+
+    Args:
+        config: the model's shape.
+        padded: the vocabulary has our padding.
+    """
+    config = dataclasses.replace(config, compile=False, recompute_budget=1.0)
+    model = LlamaModel(config, ParallelMesh(device=torch.device("meta")), drawn=())
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    if not padded:
+        shapes |= {name: (config.vocab_size, *shapes[name][1:]) for name in PADDED if name in shapes}
+    return {name: shapes[name] for name in sorted(shapes, key=_place)}
+
+
+def _place(name: str) -> tuple[int, ...]:
+    """Return the place of a weight in the order of Hugging Face's modules."""
+    part, number, module, *_ = f"{name}..".split(".")
+    if part == "layers":
+        return 1, int(number), _BLOCK.index(module)
+    return ({"embed_tokens": 0, "norm": 2, "lm_head": 3}.get(part, 4),)
 
 
 def huggingface_name(name: str) -> str:
@@ -98,24 +92,7 @@ _BEGINNINGS = (
     (r"(language_model\.model|model\.language_model|language_model|model)\.", ""),
 )
 #: Prefixes of parts of SigLIP and CLIP models other than their image encoders.
-_OTHERS = ("text_model.", "text_projection.", "visual_projection.", "logit_scale", "logit_bias")
-
-
-def vision_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights of the image encoder and projector by our names; empty without images."""
-    if config.vision is None:
-        return {}
-    nowhere = ParallelMesh(device=torch.device("meta"))
-    parts = {"vision": VisionTransformer(config, nowhere), "projector": Projector(config, nowhere)}
-    return {f"{part}.{name}": tuple(p.shape) for part, module in parts.items() for name, p in module.named_parameters()}
-
-
-def model_shapes(config: ModelConfig, *, padded: bool = False) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all weights by our names, the vocabulary without or with our padding."""
-    shapes = language_shapes(config) | vision_shapes(config)
-    if padded:
-        shapes |= {name: (config.padded_vocab_size, *shapes[name][1:]) for name in PADDED if name in shapes}
-    return shapes
+OTHER_MODELS = ("text_model.", "text_projection.", "visual_projection.", "logit_scale", "logit_bias")
 
 
 def native_name(theirs: str) -> str:
@@ -143,11 +120,6 @@ def their_names(ours: Collection[str], found: Collection[str] = (), *, llava: bo
     return {name: here.get(name) or _written(name, llava=llava) for name in ours}
 
 
-def belongs_to_encoder(theirs: str) -> bool:
-    """Return False for weights of SigLIP and CLIP models outside their image encoders."""
-    return not theirs.startswith(_OTHERS)
-
-
 def _written(ours: str, *, llava: bool) -> str:
     """Return the name of a weight on the Hugging Face Hub, as transformers 4 writes and 5 reads it."""
     part, _, rest = ours.partition(".")
@@ -156,8 +128,3 @@ def _written(ours: str, *, llava: bool) -> str:
     if part == "projector":
         return f"multi_modal_projector.{rest}"
     return f"language_model.{huggingface_name(ours)}" if llava else huggingface_name(ours)
-
-
-def is_head(theirs: str) -> bool:
-    """Return whether a name is that of the output layer's weight."""
-    return native_name(theirs) == HEAD

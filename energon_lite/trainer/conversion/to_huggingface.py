@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from energon_lite.errors import EnergonLiteError, StateError, UsageError
-from energon_lite.trainer.checkpointing.checkpoint import Place, read_state
+from energon_lite.trainer.checkpointing.checkpoint import read_state
 from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
 from energon_lite.trainer.conversion.huggingface_folder import (
@@ -33,23 +33,28 @@ from energon_lite.trainer.conversion.huggingface_folder import (
     division_of,
     index_json,
 )
+from energon_lite.trainer.conversion.image_config import (
+    MODEL_TYPE,
+    PREPROCESSOR,
+    check_is_llava,
+    encoder_config,
+    llava_config,
+    preprocessor_json,
+)
 from energon_lite.trainer.conversion.language_config import architecture_for, huggingface_config
-from energon_lite.trainer.conversion.llava import MODEL_TYPE, check_is_llava, llava_config
 from energon_lite.trainer.conversion.tensor_names import (
     COMPUTED,
     EMBEDDING,
     HEAD,
     check_tensors,
-    is_head,
     model_shapes,
     native_name,
     their_names,
 )
 from energon_lite.trainer.conversion.tokenizer_files import GENERATION, has_tokenizer, run_tokenizer_files
-from energon_lite.trainer.conversion.vision_config import PREPROCESSOR, encoder_config, preprocessor_json
 from energon_lite.trainer.conversion.weight_files import TargetTensor, model_config_at, write_files
-from energon_lite.trainer.data.tokenizer import ByteTokenizer
 from energon_lite.trainer.models.config import DTYPES, ModelConfig
+from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,13 +106,12 @@ def exported_part(
             fix = "export all of it" if not config.image_size else "write a file of our names with to-file"
             raise StateError("the model has no image encoder that Hugging Face knows", where=where, fix=fix)
         return ExportedPart("vision", config)
-    if text_only or not config.image_size:
-        language = dataclasses.replace(config, image_size=0, vision=None)
-        architecture_for(language, where=where)
-        return ExportedPart("language", language)
-    check_is_llava(config, where=where)
-    architecture_for(dataclasses.replace(config, image_size=0, vision=None), where=where)
-    return ExportedPart(MODEL_TYPE, config)
+    images = config.image_size > 0 and not text_only
+    if images:
+        check_is_llava(config, where=where)
+    language = dataclasses.replace(config, image_size=0, vision=None)
+    architecture_for(language, where=where)
+    return ExportedPart(MODEL_TYPE, config) if images else ExportedPart("language", language)
 
 
 #: The largest file of weights in bytes, as in transformers.
@@ -158,21 +162,31 @@ def native_to_huggingface(
         >>> native_to_huggingface("output/run/checkpoints", "models/mine", like="models/llama-3-8b")
     """
     named = find_weights(source, whole=False)
-    config = model_config_at(named)
-    config = _with_image_token(config, read_state(named)["config"].get("data"), image_token)
+    config, data = model_config_at(named), read_state(named)["config"].get("data")
+    if config.vision is not None:
+        on_bytes = data is not None and data.get("tokenizer") is None
+        token = config.vision.image_token if image_token is None else image_token
+        token = ByteTokenizer.pad if token is None and on_bytes else token
+        config = dataclasses.replace(config, vision=dataclasses.replace(config.vision, image_token=token))
     # Checked before the whole checkpoint is read.
     part = exported_part(config, text_only=text_only, vision_only=vision_only, where=str(named))
     place = find_weights(named)
-    folder = _empty_folder(target)
-    former = str(_beside(place, part) if like is None else like)
+    folder = Path(target)
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError("the folder is not empty", where=folder, fix="give another one, or remove what is in it")
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = f"{os.fspath(place).rstrip('/').rpartition('/')[0] or '.'}/{COMPANION}"
+    former = os.fspath(like or (f"{kept}/{VISION}" if part.kind == "vision" else kept))
     others = companions_of(former)
     base = json.loads(others[CONFIG]) if CONFIG in others else None
     if not has_tokenizer(others) and not vision_only:
-        others = _tokenizer_of_run(place) | others
+        others = _tokenizer_of_run(data) | others
     if part.kind != "language":
         others = {PREPROCESSOR: preprocessor_json(config)} | others
     with CheckpointReader(place) as saved:
-        _check(saved, part, str(place))
+        shapes = {n.removeprefix("model."): saved.shapes[n] for n in saved.shapes if n.startswith("model.")}
+        shapes = {name: shape for name, shape in shapes.items() if part.has(name)}
+        check_tensors(shapes, part.shapes(padded=True), str(place))
         files = _former_files(others, like, former)
         targets = _targets(saved, part, dtype, [name for file in files.values() for name in file.tensors])
         stored = Counter(tensor.dtype for tensor in targets.values()).most_common(1)[0][0]
@@ -193,46 +207,13 @@ def native_to_huggingface(
     return folder
 
 
-def _empty_folder(target: str | os.PathLike[str]) -> Path:
-    folder = Path(target)
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError("the folder is not empty", where=folder, fix="give another one, or remove what is in it")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _beside(place: Place, part: ExportedPart) -> str:
-    """Return the folder next to the checkpoint with the files of the former model."""
-    kept = f"{os.fspath(place).rstrip('/').rpartition('/')[0] or '.'}/{COMPANION}"
-    return f"{kept}/{VISION}" if part.kind == "vision" else kept
-
-
-def _with_image_token(config: ModelConfig, data: Mapping[str, Any] | None, image_token: int | None) -> ModelConfig:
-    """Return the configuration with the token of images, if it is known."""
-    if config.vision is None:
-        return config
-    on_bytes = data is not None and data.get("tokenizer") is None
-    token = config.vision.image_token if image_token is None else image_token
-    token = ByteTokenizer.pad if token is None and on_bytes else token
-    return dataclasses.replace(config, vision=dataclasses.replace(config.vision, image_token=token))
-
-
-def _tokenizer_of_run(place: Place) -> dict[str, bytes]:
-    """Return the tokenizer files of a checkpoint's run; empty if it was no run, or they no longer exist."""
-    data = read_state(place)["config"].get("data")
-    if data is None:
-        return {}
+def _tokenizer_of_run(data: Mapping[str, Any] | None) -> dict[str, bytes]:
+    """Return the tokenizer files of a run, by its data section; empty if it was no run, or they no longer exist."""
     try:
-        return run_tokenizer_files(data)
+        return {} if data is None else run_tokenizer_files(data)
     except EnergonLiteError as error:
         logger.warning("the tokenizer of the run is not written: %s", error)
         return {}
-
-
-def _check(saved: CheckpointReader, part: ExportedPart, where: str) -> None:
-    """Check that the checkpoint has exactly the tensors of the part."""
-    shapes = {n.removeprefix("model."): saved.shapes[n] for n in saved.shapes if n.startswith("model.")}
-    check_tensors({name: shape for name, shape in shapes.items() if part.has(name)}, part.shapes(padded=True), where)
 
 
 def _targets(
@@ -251,7 +232,7 @@ def _targets(
         stored = DTYPES[dtype] if dtype else saved.dtype(f"model.{name}")
         targets[names[name]] = TargetTensor(stored, shape, f"model.{name}")
     if same and HEAD in here and HEAD not in shapes:  # a copy in addition to tied embeddings
-        targets[next(filter(is_head, former))] = targets[names[EMBEDDING]]
+        targets[next(name for name in former if native_name(name) == HEAD)] = targets[names[EMBEDDING]]
     return targets
 
 

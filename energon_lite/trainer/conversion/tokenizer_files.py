@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from energon_lite.trainer.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
+from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
 
 GENERATION = "generation_config.json"
 
@@ -42,7 +42,7 @@ def run_tokenizer_files(data: Mapping[str, Any]) -> dict[str, bytes]:
     path = data.get("tokenizer")
     if path is None:
         return byte_tokenizer_files()
-    tokenizer = FileTokenizer(path)
+    tokenizer = HuggingFaceTokenizer(path)
     folder, file = (Path(path), Path(path) / _MAIN) if os.path.isdir(path) else (Path(path).parent, Path(path))
     files = {_MAIN: file.read_bytes()}
     files |= {name: (folder / name).read_bytes() for name in _BESIDE if (folder / name).is_file()}
@@ -52,7 +52,7 @@ def run_tokenizer_files(data: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def byte_tokenizer_files() -> dict[str, bytes]:
-    """Return the files of :class:`~energon_lite.trainer.data.tokenizer.ByteTokenizer`: bytes, begin and end tokens.
+    """Return the files of :class:`ByteTokenizer`: bytes, begin and end tokens.
 
     It is represented as byte-level BPE without merges.
     """

@@ -25,10 +25,10 @@ from energon_lite.errors import ConfigError, TopologyError, UsageError
 from energon_lite.trainer.data.config import DataConfig
 from energon_lite.trainer.data.rows import RowsTaskEncoder
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder
-from energon_lite.trainer.data.tokenizer import make_tokenizer
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.tokenizing.tokenizer import make_tokenizer
 
 
 def make_task_encoder(data: DataConfig, model: ModelConfig, *, training: bool = True) -> RowsTaskEncoder:
@@ -116,6 +116,7 @@ class RunData:
     Attributes:
         train_loader: loader of this rank's micro-batches.
         val_loaders: validation loaders by the names of the sets; "" is that of ``val_path``.
+        last_step: origin of the data of the last step that was taken.
 
     Raises:
         TopologyError: the micro-batches of a step cannot be shared evenly by the ranks.
@@ -129,7 +130,14 @@ class RunData:
         self.mesh = mesh
         self.seed = seed
         self.eval_batches = eval_batches or 0
-        self.micro_batches = _share_of_step(data.micro_batches_per_step, mesh)
+        self.micro_batches, over = divmod(data.micro_batches_per_step, mesh.dp)
+        if over:
+            number = data.micro_batches_per_step
+            sizes = ", ".join(str(dp) for dp in range(1, number + 1) if number % dp == 0)
+            raise TopologyError(
+                f"{number} micro-batches per step cannot be shared evenly by dp={mesh.dp} ranks",
+                fix=f"set data.micro_batches_per_step to a multiple of {mesh.dp}, or use dp of {sizes}",
+            )
         # A step takes all of its micro-batches at once, so they must be ready while the previous step is computed.
         ahead = data.prefetch_factor or max(2, -(-self.micro_batches // max(1, data.workers)))
         # Loader steps; each has one micro-batch for every data-parallel rank.
@@ -140,9 +148,7 @@ class RunData:
         self.val_loaders = {name: get_loader(self._dataset(path)) for name, path in sets.items()}
         for loader in (self.train_loader, *self.val_loaders.values()):
             loader.to(mesh.device)  # batches are copied ahead, during the previous step
-        self._restore_keys: list[tuple[Any, ...]] = []  # of the last step's micro-batches
-        self._taken = 0  # their number on all ranks together
-        self._digest = 0  # digest of the samples in them, on this rank
+        self.last_step = StepData([], [])
 
     def take_step(self, batches: Iterator[Any]) -> list[MultimodalBatch | None]:
         """Return this rank's micro-batches of the next step, on its device; None for each on a stage without data.
@@ -157,27 +163,20 @@ class RunData:
         # A loader that was restored to the end of its data starts from the beginning.
         if not self.data.repeat and self.train_loader.state_dict()["pass_number"]:
             fetched = []
-        self._taken, self._digest = len(fetched) * self.mesh.dp, digest
-        self._restore_keys = [batch.__restore_key__ for batch in fetched if batch is not None]
+        keys = [batch.__restore_key__ for batch in fetched if batch is not None]
+        taken, share = len(fetched) * self.mesh.dp, self.data.micro_batches_per_step
+        stop = self.train_loader.state_dict()["position"]
+        # Two numbers if a step takes parts of two, because micro_batches_per_step has changed.
+        numbers = list(range((stop - taken) // share + 1, (stop - 1) // share + 2))
+        self.last_step = StepData(numbers, keys, digest, taken, stop)
         return fetched
 
     def validation(self) -> Iterator[tuple[str, Iterator[MultimodalBatch | None]]]:
         """Yield each validation set: its name, and this rank's micro-batches of it."""
+        dp, rank, most = self.mesh.dp, self.mesh.rank("dp"), self.eval_batches
         for name, loader in self.val_loaders.items():
-            yield name, self._first(iter(loader))
-
-    def _first(self, batches: Iterator[Any]) -> Iterator[MultimodalBatch | None]:
-        """Yield this rank's share of the first ``eval_batches``; in each loader step, each replica has one."""
-        for number, batch in enumerate(batches):
-            if not self.eval_batches or number * self.mesh.dp + self.mesh.rank("dp") < self.eval_batches:
-                yield batch
-
-    def last_step(self) -> StepData:
-        """Return the origin of the data of the last step."""
-        share, stop = self.data.micro_batches_per_step, self.train_loader.state_dict()["position"]
-        # Two numbers if a step takes parts of two, because micro_batches_per_step has changed.
-        numbers = list(range((stop - self._taken) // share + 1, (stop - 1) // share + 2))
-        return StepData(numbers, self._restore_keys, self._digest, self._taken, stop)
+            # In each loader step, each replica has one micro-batch.
+            yield name, (batch for number, batch in enumerate(loader) if not most or number * dp + rank < most)
 
     def close(self) -> None:
         """End the loaders' workers."""
@@ -206,14 +205,3 @@ class RunData:
             return get_val_dataset(validation, limit=limit, **common)
         order = {name: getattr(data, name) for name in ("shuffle_buffer_size", "max_samples_per_sequence")}
         return get_train_dataset(data.path, repeat=data.repeat, **order, **common)
-
-
-def _share_of_step(micro_batches: int, mesh: ParallelMesh) -> int:
-    """Return the number of micro-batches of a step for each data-parallel rank."""
-    if micro_batches % mesh.dp:
-        sizes = ", ".join(str(dp) for dp in range(1, micro_batches + 1) if micro_batches % dp == 0)
-        raise TopologyError(
-            f"{micro_batches} micro-batches per step cannot be shared evenly by dp={mesh.dp} ranks",
-            fix=f"set data.micro_batches_per_step to a multiple of {mesh.dp}, or use dp of {sizes}",
-        )
-    return micro_batches // mesh.dp

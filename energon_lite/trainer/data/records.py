@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from energon_lite import (
     CaptioningSample,
     ChatSample,
@@ -18,7 +16,8 @@ from energon_lite import (
     stateless,
 )
 from energon_lite.errors import SampleError
-from energon_lite.trainer.tokenizing.task_encoder import TokenizedSample
+from energon_lite.trainer.tokenizing.shards import TOKENS_PART
+from energon_lite.trainer.tokenizing.task_encoder import tokenized_sample
 
 #: Placeholder of an image in a text.
 IMAGE_MARK = "<image>"
@@ -48,10 +47,8 @@ def cook_record(sample: CrudeSample) -> Sample:
         SampleError: the record has none of these fields.
     """
     base = basic_sample_keys(sample)
-    if "tokens.npy" in sample:
-        mask = sample.get("mask.npy")
-        tokens = torch.as_tensor(sample["tokens.npy"])
-        return TokenizedSample(**base, tokens=tokens, mask=None if mask is None else torch.as_tensor(mask))
+    if TOKENS_PART in sample:
+        return tokenized_sample(sample)
     record = sample.get("json")
     fields: Mapping[str, Any] = record if isinstance(record, dict) else {}
     images = [sample[name] for name in _IMAGES if name in sample]

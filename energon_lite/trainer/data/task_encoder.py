@@ -27,9 +27,9 @@ from energon_lite.storage import SampleDecoder
 from energon_lite.trainer import TokenizedTaskEncoder
 from energon_lite.trainer.data.records import IMAGE_MARK, cook_record
 from energon_lite.trainer.data.rows import rows_of
-from energon_lite.trainer.data.tokenizer import ByteTokenizer, Tokenizer
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.tokenizing.task_encoder import TokenizedSample
+from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer, Tokenizer
 
 #: Placeholder of an image in a list of tokens, whatever its number of tokens.
 _IMAGE = -1

@@ -8,15 +8,15 @@ gathering works with any mask, unlike passing them around a ring.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from energon_lite.trainer.models.attention_functions import choose_attention, sdpa
 from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.registry import adopt_norm
 from energon_lite.trainer.models.sequence import Rotation, SequencePart, gather_positions
 from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear, RowParallelLinear, project
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.parallel.parameters import ParameterLayout, indivisible, new_parameter
+from energon_lite.trainer.parallel.parameters import indivisible
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -29,19 +29,12 @@ def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-class HeadNorm(nn.Module):
-    """RMSNorm of each head of queries or keys; all heads share one weight (Henry et al., arXiv:2010.04245)."""
+def head_norm(config: ModelConfig, mesh: ParallelMesh) -> nn.Module:
+    """Make RMSNorm of each head of queries or keys; all heads share one weight (Henry et al., arXiv:2010.04245).
 
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh):
-        super().__init__()
-        self.eps = config.norm_eps
-        # Each tensor-parallel rank norms its own heads, so each has a partial sum of the weight's gradient.
-        layout = ParameterLayout((config.head_width,), mean=1.0, sum_over=("tp",))
-        self.weight = new_parameter(layout, mesh, config.torch_dtype)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Norm each head: ``[..., width]`` -> the same shape."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+    Each tensor-parallel rank norms its own heads, so each has a partial sum of the weight's gradient.
+    """
+    return adopt_norm(nn.RMSNorm(config.head_width, config.norm_eps), config, mesh, sum_over=("tp",))
 
 
 class Attention(nn.Module):
@@ -77,9 +70,9 @@ class Attention(nn.Module):
         self.q_proj = ColumnParallelLinear(hidden, queries, mesh, bias=bias, std=std, dtype=dtype)
         self.k_proj = ColumnParallelLinear(hidden, keys, mesh, bias=bias, std=std, dtype=dtype)
         self.v_proj = ColumnParallelLinear(hidden, keys, mesh, bias=bias, std=std, dtype=dtype)
-        self.q_norm = HeadNorm(config, mesh) if config.qk_norm else None
-        self.k_norm = HeadNorm(config, mesh) if config.qk_norm else None
-        self.o_proj = RowParallelLinear(config.num_heads * width, hidden, mesh, std=output_std, dtype=dtype)
+        self.o_proj = RowParallelLinear(queries, hidden, mesh, std=output_std, dtype=dtype)
+        self.q_norm = head_norm(config, mesh) if config.qk_norm else None
+        self.k_norm = head_norm(config, mesh) if config.qk_norm else None
 
     def forward(self, x: torch.Tensor, part: SequencePart) -> torch.Tensor:
         """Attend within the rows: ``[rows, positions, hidden]`` -> the same shape."""
@@ -87,9 +80,10 @@ class Attention(nn.Module):
         q, k, v = (self._heads(features) for features in made)
         q, k = q if self.q_norm is None else self.q_norm(q), k if self.k_norm is None else self.k_norm(k)
         q, k = rotate(q, part.rotation), rotate(k, part.rotation)
-        # Keys and values are concatenated, so that one collective gathers them.
-        both = gather_positions(torch.cat([k, v], dim=-1), part.mesh)
-        k, v = (both if part.cache is None else part.cache.extend(self, both)).chunk(2, dim=-1)
+        if part.mesh.cp > 1 or part.cache is not None:
+            # Keys and values are concatenated, so that one collective gathers them.
+            both = gather_positions(torch.cat([k, v], dim=-1), part.mesh)
+            k, v = (both if part.cache is None else part.cache.extend(self, both)).chunk(2, dim=-1)
         return self.o_proj(self._mix(q, k, v, part).transpose(1, 2).flatten(2))
 
     def _mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, part: SequencePart) -> torch.Tensor:

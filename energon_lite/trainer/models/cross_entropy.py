@@ -131,9 +131,7 @@ class OutputLayer(ColumnParallelLinear):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh):
         rows = config.padded_vocab_size
-        std = config.init_std
-        dtype = config.torch_dtype
-        super().__init__(config.hidden_size, rows, mesh, std=std, dtype=dtype)
+        super().__init__(config.hidden_size, rows, mesh, std=config.init_std, dtype=config.torch_dtype)
         self.mesh = mesh
         self.vocab_size = config.vocab_size
         self.chunk = config.loss_chunk

@@ -15,7 +15,7 @@ from torch import nn
 
 from energon_lite.errors import UsageError
 from energon_lite.trainer.models.attention import Attention
-from energon_lite.trainer.models.batch import MultimodalBatch
+from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
 from energon_lite.trainer.models.compiled import CompiledBlocks
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.cross_entropy import OutputLayer
@@ -28,7 +28,7 @@ from energon_lite.trainer.models.tensor_parallel import (
     VocabParallelEmbedding,
     project,
 )
-from energon_lite.trainer.models.vision import Exchange, make_vision, place_images, place_tokens
+from energon_lite.trainer.models.vision import Exchange, encode_images, make_vision, place_tokens
 from energon_lite.trainer.models.vision_transformer import Projector
 from energon_lite.trainer.parallel.collectives import gather_parallel, split_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
@@ -94,10 +94,10 @@ class Block(nn.Module):
         def attend(x: torch.Tensor) -> torch.Tensor:
             return self.self_attn(self.input_layernorm(x), part)
 
-        return residual(x, attend, self._feed, selective=self.selective)
+        def feed(x: torch.Tensor) -> torch.Tensor:
+            return self.mlp(self.post_attention_layernorm(x))
 
-    def _feed(self, x: torch.Tensor) -> torch.Tensor:
-        return self.mlp(self.post_attention_layernorm(x))
+        return residual(x, attend, feed, selective=self.selective)
 
 
 class LlamaModel(nn.Module):
@@ -183,26 +183,18 @@ class LlamaModel(nn.Module):
         """
         assert self.embed_tokens is not None  # only where a chunk starts
         mesh = self.mesh
-        if self.exchange is not None:
-            assert image is not None and image_rows is not None and image_starts is not None
-            made, counts = self.exchange(image)
-            hidden = self._own(place_tokens(self.embed_tokens(tokens), made, counts, image_rows, image_starts))
-        elif image is None or not image.shape[0]:
+        if self.exchange is None and (image is None or not image.shape[0]):
             hidden = self.embed_tokens(own_positions(tokens, mesh), sequence=mesh.sequence_cut)
         else:
             if self.vision is None:
                 raise UsageError("the batch has images, but the model takes none", fix="set model.image_size")
-            assert image_rows is not None and image_starts is not None
-            images = (image, image_rows, image_starts, image_sizes)
-            hidden = self._own(
-                place_images(self.embed_tokens(tokens), *images, encoder=self.vision, projector=self.projector)
-            )
+            assert image is not None and image_rows is not None and image_starts is not None
+            sizes = sizes_of_images(image, image_sizes)
+            images = [image[number, :, :height, :width] for number, (height, width) in enumerate(sizes)]
+            made = self.exchange(image) if self.exchange else encode_images(images, self.vision, self.projector)
+            hidden = own_positions(place_tokens(self.embed_tokens(tokens), *made, image_rows, image_starts), mesh)
+            hidden = split_sequence(hidden, mesh.group("tp")) if mesh.sequence_cut else hidden
         return Stream(hidden, None if documents is None else pad_rows(documents, mesh, -1))
-
-    def _own(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's positions of rows that it has completely."""
-        hidden = own_positions(whole, self.mesh)
-        return split_sequence(hidden, self.mesh.group("tp")) if self.mesh.sequence_cut else hidden
 
     def blocks(self, chunk: int, stream: Stream, cache: KeyValueCache | None = None) -> Stream:
         """Run the layers of one of this stage's chunks; with a cache, for positions that follow those in it."""
@@ -256,19 +248,12 @@ class LlamaModel(nn.Module):
         assert isinstance(loss, torch.Tensor)
         return loss
 
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        image: torch.Tensor | None = None,
-        image_rows: torch.Tensor | None = None,
-        image_starts: torch.Tensor | None = None,
-        image_sizes: Sequence[tuple[int, int]] | None = None,
-    ) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, *images: Any) -> torch.Tensor:
         """Return the logits of the token after each of ``tokens``, without pipeline and context parallelism.
 
         Args:
             tokens: int64 ``[rows, length]``, padded at the end with any values.
-            image, image_rows, image_starts, image_sizes: see :class:`MultimodalBatch`; None for a batch without images.
+            images: ``image``, ``image_rows``, ``image_starts`` and ``image_sizes`` of :class:`MultimodalBatch`, if any.
 
         Returns:
             This rank's columns: ``[rows, length, padded vocabulary / tp]``.
@@ -279,8 +264,7 @@ class LlamaModel(nn.Module):
         self._whole_pipeline()
         if self.mesh.cp > 1:
             raise UsageError("rows are cut over ranks", fix="load the model with cp=1")
-        stream = self.embed(tokens, image, image_rows, image_starts, image_sizes)
-        return self.head(self.blocks(0, stream))[:, : tokens.shape[1]]
+        return self.head(self.blocks(0, self.embed(tokens, *images)))[:, : tokens.shape[1]]
 
     def all_logits(self, tokens: torch.Tensor, *images: Any) -> torch.Tensor:
         """Return logits over the real vocabulary, whole on every rank: ``[rows, length, vocab_size]``."""

@@ -82,23 +82,30 @@ def find_attention(name: str) -> AttentionKind:
     return _find(_ATTENTIONS, name, "model.attention")
 
 
-def adopt_norm(module: nn.Module, config: ModelConfig, mesh: ParallelMesh) -> nn.Module:
+def adopt_norm(
+    module: nn.Module, config: ModelConfig, mesh: ParallelMesh, *, sum_over: tuple[str, ...] | None = None
+) -> nn.Module:
     """Adapt another library's norm to a model: its type, its device, and layouts for its parameters.
 
     Args:
         module: a norm; each of its parameters has one initial value throughout.
         config, mesh: those of the model.
+        sum_over: see :class:`ParameterLayout`; None for a norm of a rank's part of the sequence.
 
     Raises:
         UsageError: a parameter has several initial values, which have no meaning in another layout of ranks; make it
             with :func:`new_parameter`.
     """
-    module.to(device=mesh.device, dtype=config.torch_dtype)
+    means = {}
     for name, parameter in module.named_parameters():
         start = parameter.detach().flatten()
         if not bool((start == start[0]).all()):
             raise UsageError(f"parameter {name!r} has no single initial value", fix="make it with new_parameter")
-        layout = ParameterLayout(tuple(parameter.shape), mean=float(start[0]), sum_over=mesh.sequence_axes)
+        means[name] = float(start[0])
+    module.to(device=mesh.device, dtype=config.torch_dtype)
+    for name, parameter in module.named_parameters():
+        axes = mesh.sequence_axes if sum_over is None else sum_over
+        layout = ParameterLayout(tuple(parameter.shape), mean=means[name], sum_over=axes)
         parameter.parallel_layout = layout  # type: ignore[attr-defined]
     return module
 

@@ -38,12 +38,11 @@ class PatchEmbedding(nn.Module):
         self.image_size = config.image_size
         pixels = 3 * config.patch_size**2
         hidden = config.hidden_size
-        std = config.init_std
         # Pixels, unlike hidden states, do not have zero mean and unit variance; 1/sqrt(inputs) compensates for that.
         projection = ParameterLayout((hidden, pixels), std=pixels**-0.5)
         self.weight = new_parameter(projection, mesh, config.torch_dtype)
         self.bias = new_parameter(ParameterLayout((hidden,)), mesh, config.torch_dtype)
-        positions = ParameterLayout((config.prefix_length, hidden), std=std)
+        positions = ParameterLayout((config.prefix_length, hidden), std=config.init_std)
         self.position = new_parameter(positions, mesh, config.torch_dtype)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
@@ -63,10 +62,33 @@ class PatchEmbedding(nn.Module):
 Exchange = Callable[[torch.Tensor], tuple[torch.Tensor, list[int]]]
 
 
+def encode_images(
+    images: Sequence[torch.Tensor], encoder: nn.Module, projector: nn.Module | None
+) -> tuple[torch.Tensor, list[int]]:
+    """Encode images of any sizes, those of one size together.
+
+    Args:
+        images: at least one image, ``[3, height, width]`` each.
+        encoder: result of :func:`make_vision`.
+        projector: map from the encoder's width to that of the text.
+
+    Returns:
+        The tokens of all images, concatenated, ``[tokens, hidden]``; and the number of tokens of each.
+    """
+    by_size: dict[torch.Size, list[int]] = {}
+    for number, image in enumerate(images):
+        by_size.setdefault(image.shape, []).append(number)
+    made: dict[int, torch.Tensor] = {}
+    for numbers in by_size.values():
+        tokens = encoder(torch.stack([images[number] for number in numbers]))
+        made |= zip(numbers, (tokens if projector is None else projector(tokens)).unbind(), strict=True)
+    return torch.cat([made[number] for number in range(len(images))]), [len(made[n]) for n in range(len(images))]
+
+
 def place_tokens(
     text: torch.Tensor, tokens: torch.Tensor, counts: list[int], rows: torch.Tensor, starts: torch.Tensor
 ) -> torch.Tensor:
-    """Insert image tokens at their placeholders.
+    """Insert image tokens at their placeholders; a row may have any number of images.
 
     Args:
         text: ``[rows, length, hidden]``
@@ -77,50 +99,9 @@ def place_tokens(
     Returns:
         ``[rows, length, hidden]``
     """
-    each = torch.tensor(counts, dtype=torch.int64, device=text.device)
-    number = torch.repeat_interleave(torch.arange(len(counts), device=text.device), each)
+    # From pinned memory, and with known sizes, so that the host does not wait for the device.
+    each = torch.tensor(counts, dtype=torch.int64, pin_memory=text.is_cuda).to(text.device, non_blocking=True)
+    numbers = torch.arange(len(counts), device=text.device)
+    number = torch.repeat_interleave(numbers, each, output_size=sum(counts))
     inside = torch.arange(len(number), device=text.device) - (each.cumsum(0) - each)[number]
     return text.index_put((rows[number], starts[number] + inside), tokens)
-
-
-def place_images(
-    text: torch.Tensor,
-    image: torch.Tensor,
-    rows: torch.Tensor,
-    starts: torch.Tensor,
-    sizes: Sequence[tuple[int, int]] | None = None,
-    *,
-    encoder: nn.Module,
-    projector: nn.Module | None = None,
-) -> torch.Tensor:
-    """Encode images and insert them at their placeholders; a row may have any number of images.
-
-    Images of one size are encoded together.
-
-    Args:
-        text: ``[rows, length, hidden]``
-        image, rows, starts, sizes: see :class:`MultimodalBatch`.
-        encoder: result of :func:`make_vision`.
-        projector: map from the encoder's width to that of the text.
-
-    Returns:
-        ``[rows, length, hidden]``
-    """
-    whole = (image.shape[2], image.shape[3])
-    by_size: dict[tuple[int, int], list[int]] = {}
-    for number in range(len(image)):
-        by_size.setdefault(whole if sizes is None else (sizes[number][0], sizes[number][1]), []).append(number)
-    for (height, width), numbers in by_size.items():
-        chosen = image
-        own_rows = rows
-        own_starts = starts
-        if len(by_size) > 1:
-            at = torch.tensor(numbers, device=image.device)
-            chosen = image[at]
-            own_rows = rows[at]
-            own_starts = starts[at]
-        tokens = encoder(chosen[:, :, :height, :width])
-        tokens = tokens if projector is None else projector(tokens)
-        positions = own_starts[:, None] + torch.arange(tokens.shape[1], device=text.device)
-        text = text.index_put((own_rows[:, None].expand_as(positions), positions), tokens)
-    return text

@@ -17,10 +17,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from energon_lite.trainer.models.compiled import CompiledBlocks
-from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.config import ModelConfig, VisionConfig
 from energon_lite.trainer.models.recompute import computed_again, residual
 from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear, RowParallelLinear
-from energon_lite.trainer.models.vision_config import VisionConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout, indivisible, new_parameter
 

@@ -25,11 +25,6 @@ _MOST_EMPTY = 1 / 8
 Named = tuple[str, nn.Parameter]
 
 
-def sum_dtype(dtype: torch.dtype, grad_dtype: str) -> torch.dtype:
-    """Return the type in which gradients are summed; ``float32`` means at least that, ``parameter`` the same type."""
-    return torch.float32 if dtype.itemsize < 4 and grad_dtype == "float32" else dtype
-
-
 class Kind(NamedTuple):
     """Properties that all parameters of one bucket share.
 
@@ -55,7 +50,8 @@ class Kind(NamedTuple):
         Args:
             name, parameter: the parameter; see :func:`layout_of`.
             mesh: the ranks.
-            config: see :func:`sum_dtype` and :meth:`OptimizerConfig.algorithm_of`.
+            config: see :meth:`OptimizerConfig.algorithm_of`; by ``grad_dtype``, gradients are summed in at least
+                float32, or in the parameter's type.
         """
         layout, dtype = layout_of(parameter), parameter.dtype
         sum_over = {axis for axis in layout.sum_over if mesh.group(axis) is not None}
@@ -64,7 +60,7 @@ class Kind(NamedTuple):
             replicated.add("tp")
         counts = layout.counts_here(mesh) and ("tp" not in replicated or mesh.rank("tp") == 0)
         algorithm = config.algorithm_of(name, parameter.dim())
-        summed_in = sum_dtype(dtype, config.grad_dtype)
+        summed_in = torch.float32 if dtype.itemsize < 4 and config.grad_dtype == "float32" else dtype
         return cls(dtype, summed_in, algorithm, frozenset(replicated), frozenset(sum_over), counts)
 
 

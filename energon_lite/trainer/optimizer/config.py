@@ -15,7 +15,6 @@ SCHEDULES = ("cosine", "linear", "constant", "wsd")
 
 _CHOICES = {
     "schedule": list(SCHEDULES),
-    "kind": ["overlapped", "plain"],
     "algorithm": ["adamw", "sgd", "muon"],
     "muon_scale": ["rms", "spectral"],
     "reduce": ["last", "every"],
@@ -78,9 +77,7 @@ class OptimizerConfig:
         betas: decay rates of the two moments.
         eps: constant added to the root of the second moment.
         clip: largest global gradient norm; 0 for no clipping.
-        kind: ``overlapped`` (:class:`OverlappedDistributedOptimizer`), or ``plain`` (:class:`AdamW`): full state on
-            each rank, no overlap of communication.
-        algorithm: ``adamw``, or (overlapped only) ``sgd``, or ``muon`` for matrices and AdamW for all else.
+        algorithm: ``adamw``, ``sgd``, or ``muon`` for matrices and AdamW for all else.
         momentum: momentum of SGD and Muon; 0 for none.
         muon_scale: scale of Muon's updates: ``rms``, like AdamW's, so that both can share a learning rate (Moonlight);
             or ``spectral``, which changes the output by the learning rate for any shape (Jordan).
@@ -104,7 +101,6 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     clip: float = 1.0
-    kind: str = "overlapped"
     algorithm: str = "adamw"
     momentum: float = 0.9
     muon_scale: str = "rms"
@@ -133,8 +129,6 @@ class OptimizerConfig:
         )
         known = self.scale_rule == "none" or self.reference_tokens >= 1
         require(known, "scale_rule needs reference_tokens", "optimizer.reference_tokens", "e.g. 65536")
-        plain_sgd = self.kind == "plain" and self.algorithm != "adamw"
-        require(not plain_sgd, "the plain optimizer knows AdamW only", "optimizer.algorithm", "use kind: overlapped")
         odd = self.algorithm != "muon" and any(group.algorithm for group in self.groups)
         require(not odd, "groups have algorithms of their own under muon only", "optimizer.groups", "leave it out")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from energon_lite.trainer.optimizer.bucket_plan import Slot
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.partition import Partition
-from energon_lite.trainer.parallel import single_tensor
+from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
 
@@ -48,7 +48,7 @@ class MuonPartition(Partition):
     """Partition of whole matrices, or of this rank's shards of them, that Muon updates.
 
     Args:
-        values, grad, start, config, state: as :class:`Partition`.
+        values, grad, start, config: as :class:`Partition`.
         slots: the matrices of the bucket.
         mesh: the ranks.
     """
@@ -61,9 +61,8 @@ class MuonPartition(Partition):
         slots: list[Slot],
         mesh: ParallelMesh,
         config: OptimizerConfig,
-        state: dict[str, Tensor] | None = None,
     ):
-        super().__init__(values, grad, start, [], "muon", config, state)
+        super().__init__(values, grad, start, [], "muon", config)
         self._mesh = mesh
         self._slots = [slot for slot in slots if start <= slot.start < self.stop]
 
@@ -97,7 +96,7 @@ class MuonPartition(Partition):
         if group is None:
             return update[None]
         parts = update.new_empty(dist.get_world_size(group) * update.numel())
-        single_tensor.all_gather(parts, update, group=group)
+        collectives.all_gather(parts, update, group=group)
         return parts.view(-1, update.numel())
 
 

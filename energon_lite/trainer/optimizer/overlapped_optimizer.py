@@ -17,8 +17,8 @@ whole matrices: the slices of its buckets end at ends of matrices.
 ``reduce="every"`` (ZeRO-2) reduces after each pass, so that a rank holds whole gradients of a few buckets only.
 
 ``rounds.py`` decides by counts when a bucket is reduced: ``fired``, the gradients of each parameter in this step;
-``passed``, its finished micro-batches; ``per_round``, micro-batches between two reductions of a bucket.
-``gradient_order.py`` observes order and counts in the first step; ``bucket_plan.py`` places parameters.
+``passed``, its finished micro-batches; ``per_round``, micro-batches between two reductions of a bucket. It learns the
+order of buckets and the counts in the first step. ``bucket_plan.py`` places parameters.
 
 The scheme is Megatron-LLaMA's OverlappedDistributedOptimizer, after ZeRO (Rajbhandari et al., arXiv:1910.02054), with
 Megatron-Core's padded buckets, reduced in place. ``docs/optimizer.md`` explains the differences.
@@ -26,9 +26,8 @@ Megatron-Core's padded buckets, reduced in place. ``docs/optimizer.md`` explains
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -37,81 +36,22 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.optimizer.bucket_plan import BucketPlan, Kind, Named, Slot, plan_buckets
+from energon_lite.trainer.optimizer.bucket_plan import Kind, Named, plan_buckets
+from energon_lite.trainer.optimizer.buckets import Bucket, sum_of_squares, sum_partial
 from energon_lite.trainer.optimizer.config import OptimizerConfig
-from energon_lite.trainer.optimizer.foreign_modules import check_copies
-from energon_lite.trainer.optimizer.gradient_order import AgreedCount, FirstStep, agree_on_order
-from energon_lite.trainer.optimizer.muon import MuonPartition
-from energon_lite.trainer.optimizer.optimizer import Optimizer, sum_of_squares, sum_partial
+from energon_lite.trainer.optimizer.foreign_modules import adopt_module, check_copies
 from energon_lite.trainer.optimizer.parameter_hooks import allow_reading, hook_parameters, refuse_reading
-from energon_lite.trainer.optimizer.partition import Partition, shard_of
-from energon_lite.trainer.optimizer.rounds import Rounds
-from energon_lite.trainer.parallel import single_tensor
-from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.optimizer.rounds import AgreedCount, FirstStep, Rounds
+from energon_lite.trainer.parallel import collectives
+from energon_lite.trainer.parallel.mesh import ParallelMesh, parallel_mesh
 from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
-from energon_lite.trainer.parallel.shards import reshard
+from energon_lite.trainer.parallel.shards import Shard
 
 #: Reductions in flight before the oldest is waited for and its memory reused.
 _IN_FLIGHT = 3
 
 
-class Bucket:
-    """Parameters whose gradients are reduced by one collective, and whose values are gathered by one.
-
-    ``values`` and ``grads`` are laid out by ``slots``, and this rank owns ``share`` of them; ``grads`` is None as long
-    as there is no gradient (ZeRO-2). The parameters move into ``values``. If ``state`` of this rank's share is given,
-    they get their values from it when they are gathered.
-    """
-
-    def __init__(
-        self, plan: BucketPlan, kind: Kind, mesh: ParallelMesh, config: OptimizerConfig, state: dict[str, Tensor] | None
-    ):
-        self.plan = plan
-        self.slots = plan.slots
-        self.share = plan.share
-        self.kind = kind
-        self.values = torch.zeros(plan.size, dtype=kind.dtype, device=mesh.device)
-        for slot in self.slots:
-            here = local_tensor(slot.parameter)
-            if state is None:
-                slot.of(self.values).copy_(here.detach())
-            here.data = slot.of(self.values)
-        # A single data-parallel rank has no reason to reduce often.
-        self.in_place = config.reduce == "last" or mesh.data_group is None
-        self.grads = torch.zeros_like(self.values, dtype=kind.grad_dtype) if self.in_place else None
-        wide = torch.promote_types(kind.grad_dtype, torch.float32)
-        mine = self.values[self.share]
-        total = torch.zeros_like(mine, dtype=wide) if self.grads is None else self.grads[self.share]
-        if kind.algorithm == "muon":
-            self.owned: Partition = MuonPartition(mine, total, self.share.start, self.slots, mesh, config, state)
-        else:
-            self.owned = Partition(mine, total, self.share.start, plan.runs, kind.algorithm, config, state)
-        self.filled: set[nn.Parameter] = set()  # parameters whose gradients are in ``grads``
-        self.arrived = 0  # number of slots known to be ready for the next reduction
-        self.reduced = self.collected = 0  # launched and finished reductions of this step
-        self.gathering: dist.Work | None = None
-
-    def gather(self, group: dist.ProcessGroup | None) -> None:
-        """Start to gather the values of all slices."""
-        if group is not None:
-            self.gathering = single_tensor.all_gather(self.values, self.values[self.share], group=group, async_op=True)
-
-    def wait(self) -> None:
-        """Wait until the values are gathered."""
-        if self.gathering is not None:
-            self.gathering.wait()
-            self.gathering = None
-
-    def keep_state_only(self) -> None:
-        """Free the memory of values and gradients. The parameters are empty until another bucket takes them."""
-        self.owned.keep_state_only()
-        self.values, self.grads = self.values.new_empty(0), None
-        for slot in self.slots:
-            here = local_tensor(slot.parameter)
-            here.data = here.new_empty(()).expand(here.shape)
-
-
-class OverlappedDistributedOptimizer(Optimizer):
+class OverlappedDistributedOptimizer:
     """AdamW, SGD or Muon over slices of buckets, with communication that overlaps the model's computation.
 
     Gradients are summed over ranks, never averaged: divide the loss by the tokens of the whole step. After a backward
@@ -126,6 +66,9 @@ class OverlappedDistributedOptimizer(Optimizer):
         mesh: the ranks, from :func:`build_mesh` or torch. All of them call the same methods in the same order.
         config: the settings.
 
+    Attributes:
+        parameters: the trained parameters, by name.
+
     Raises:
         UsageError: a parameter cannot be trained, or one without a layout differs between tensor-parallel ranks.
 
@@ -139,16 +82,27 @@ class OverlappedDistributedOptimizer(Optimizer):
     """
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh | DeviceMesh, config: OptimizerConfig):
-        super().__init__(model, mesh, config)
+        self.mesh = parallel_mesh(mesh)
+        self.config = config
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        adopt_module(model, self.parameters, self.mesh)
+        for group in config.groups:
+            if not self.mesh.any_rank(any(config.group(name) is group for name in self.parameters)):
+                what = f"no parameter that is trained is in the group {group.match!r}"
+                raise UsageError(what, fix="see dict(model.named_parameters()); the first pattern that fits counts")
+        self._updates = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         self._group = self.mesh.data_group
-        self._at: dict[nn.Parameter, tuple[Bucket, Slot]] = {}
-        self._queue: list[Bucket] = []  # in the order of reduction; gathered in reverse
+        self._buckets = self._lay_out()
+        self._queue = self._buckets  # in the order of reduction; gathered in reverse
+        self._at = {slot.parameter: (bucket, slot) for bucket in self._buckets for slot in bucket.slots}
+        self._free: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
         self._rounds = Rounds(self.parameters.values())
         self._outsiders: set[nn.Parameter] = set()  # parameters used without a call of their modules
         self._first_step: FirstStep | None = FirstStep()
         self._count = AgreedCount(self.mesh)
         self._in_flight: deque[tuple[Bucket, Tensor, dist.Work | None]] = deque()
-        self._lay_out(self.order[::-1])  # the expected order of gradients; the first step shows the true one
+        self.set_updates(0)
+        self._start_step(None)
         self._unhook = hook_parameters(model, self._at, self._take_grad, self._enter, self._wait_for, self._take_values)
 
     def begin_step(self, micro_batches: int) -> None:
@@ -172,8 +126,20 @@ class OverlappedDistributedOptimizer(Optimizer):
         if self._rounds.promised is not None and min(self._rounds.passed.values(), default=0) >= self._rounds.promised:
             refuse_reading(self._at)
 
-    def _launch(self, lr: float) -> Tensor:
-        """Finish the reductions, clip, update, and start to gather the new values in the order of the forward pass."""
+    def step(self, lr: float) -> float:
+        """Update the parameters; return the norm of the whole model's gradient before clipping.
+
+        A step whose gradient is not finite changes nothing; all ranks see the same norm, so all skip it.
+        """
+        return self.launch_step(lr)[0].item()
+
+    def launch_step(self, lr: float, leave_out: Tensor | None = None) -> Tensor:
+        """Launch :meth:`step` without waiting for the device; returns float64 ``[2]`` on the device.
+
+        Finish the reductions, clip, update, and start to gather the new values in the order of the forward pass. The
+        numbers are the norm of the gradient before clipping, and the :attr:`updates` after the step. If ``leave_out``
+        is true (a scalar on the device, equal on all ranks), nothing is updated.
+        """
         self._count.check()
         rounds = self._rounds
         if rounds.promised is not None and (wrong := set(rounds.passed.values()) - {rounds.promised}):
@@ -187,34 +153,41 @@ class OverlappedDistributedOptimizer(Optimizer):
             self._advance(rounds.count)
         while self._in_flight:
             self._collect()
-        sum_partial([(bucket.owned.grad, bucket.kind.sum_over) for bucket in self._queue], self.mesh)
+        sum_partial([(bucket.owned.grad, bucket.kind.sum_over) for bucket in self._buckets], self.mesh)
         if self._first_step:
             self._check_copies()
         norm = self._norm()
-        scale, skip = self._judge(norm)
+        scale, skip = self._judge(norm, leave_out)
         shared: dict[Any, Any] = {}
         for bucket in reversed(self._queue):
             bucket.owned.update(lr, scale, skip, shared)
             bucket.gather(self._group)
-        self._start_step(None)
         if self._first_step:
             self._learn(self._first_step)
+        self._start_step(None)
         self._wait_for(self._outsiders)
-        return norm
+        return torch.stack([norm, self._updates])
 
     def wait_parameters(self) -> None:
         """Wait until all parameters have the values of the last step."""
         for bucket in self._queue:
             bucket.wait()
 
-    def _partitions(self) -> Iterator[tuple[Partition, list[Slot]]]:
-        return ((bucket.owned, bucket.slots) for bucket in self._queue)
+    @property
+    def updates(self) -> int:
+        """Number of updates that the moments include; reading it waits for the device."""
+        return int(self._updates.item())
 
-    def set_order(self, order: Sequence[str]) -> None:
-        """Expect gradients in the :attr:`order` of a former run with the same parameters, to repeat it bit by bit."""
-        mine = [name for name in order if name in self.parameters]
-        if mine != self.order and len(mine) == len(self.order):
-            self._lay_out(mine)
+    def set_updates(self, updates: int) -> None:
+        """Set the number of updates that the moments include, after reading a checkpoint."""
+        self._updates.fill_(updates)
+        for bucket in self._buckets:
+            bucket.owned.set_updates(updates)
+
+    def shards(self) -> Iterator[Shard]:
+        """Yield this rank's shards of each parameter's state, to save or fill: master values and moments, as views."""
+        for bucket in self._buckets:
+            yield from filter(None, map(bucket.owned.shard, bucket.slots))
 
     def close(self) -> None:
         """Release the model for another optimizer. It keeps the values of the last step."""
@@ -260,7 +233,7 @@ class OverlappedDistributedOptimizer(Optimizer):
         work = None
         if self._group is not None:
             whole = grads[: bucket.values.numel()]
-            work = single_tensor.reduce_scatter(whole[bucket.share], whole, group=self._group, async_op=True)
+            work = collectives.reduce_scatter(whole[bucket.share], whole, group=self._group, async_op=True)
         self._in_flight.append((bucket, grads, work))
         bucket.grads = grads if bucket.in_place else None
         bucket.filled.clear()
@@ -288,64 +261,38 @@ class OverlappedDistributedOptimizer(Optimizer):
 
     def _norm(self) -> Tensor:
         """Return the norm of the whole gradient: one data-parallel rank has a slice; of other copies, one counts."""
-        counted = [bucket.owned.grad for bucket in self._queue if bucket.kind.counts_here]
+        counted = [bucket.owned.grad for bucket in self._buckets if bucket.kind.counts_here]
         square = sum_of_squares(counted, self.mesh.device)
         if self.mesh.world_size > 1:
             dist.all_reduce(square)
         return square.sqrt()
 
+    def _judge(self, norm: Tensor, leave_out: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        """Return the clipping factor, and 1 if the update is left out, else 0; count the update if it is made."""
+        good = norm.isfinite() if leave_out is None else norm.isfinite() & ~leave_out
+        self._updates += good
+        # NaN times padding would stay in the padding.
+        scale = (self.config.clip / norm).nan_to_num(nan=0.0).clamp(max=1.0) if self.config.clip else None
+        return scale, good.logical_not().to(torch.float32)
+
     # -- the layout, and the observations of the first step ----------------------------------------------------------
 
-    def _lay_out(self, order: list[str]) -> None:
-        """Make buckets for the parameters in another :attr:`order`, and move their values and state there.
-
-        Values and gradients are freed first, so that the peak of memory does not rise.
-        """
-        self.wait_parameters()
-        self.order = order
+    def _lay_out(self) -> list[Bucket]:
+        """Make the buckets in the expected order of gradients: the reverse of the parameters'."""
         by_kind: defaultdict[Kind, list[Named]] = defaultdict(list)
-        for name in self.order:
-            p = self.parameters[name]
+        number: dict[str, int] = {}
+        for name, p in reversed(self.parameters.items()):
             by_kind[Kind.of(name, p, self.mesh, self.config)].append((name, p))
+            number[name] = len(number)
         ranks, rank = (1, 0) if self._group is None else (dist.get_world_size(self._group), dist.get_rank(self._group))
         size = self.config.bucket_size or max(40_000_000, 1_000_000 * ranks)
-        number = {name: i for i, name in enumerate(self.order)}
         plans = [
             (kind, plan)
             for kind, named in by_kind.items()
             for plan in plan_buckets(named, size, ranks, rank, self.config)
         ]
         plans.sort(key=lambda planned: max(number[slot.name] for slot in planned[1].slots))
-        self._free: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
-        states = self._move_state([plan for _, plan in plans]) if self._queue else [None] * len(plans)
-        self._queue = []
-        for (kind, plan), state in zip(plans, states, strict=True):
-            self._queue.append(bucket := Bucket(plan, kind, self.mesh, self.config, state))
-            if state is not None:
-                bucket.gather(self._group)
-                state.clear()
-        self._at = {slot.parameter: (b, slot) for b in self._queue for slot in b.slots}
-        self.set_updates(self.updates)
-        self._start_step(None)
-
-    def _move_state(self, plans: list[BucketPlan]) -> list[dict[str, Tensor] | None]:
-        """Return this rank's state under other plans; one kind of tensor is moved after the other."""
-        for bucket in self._queue:
-            bucket.keep_state_only()
-        states: list[dict[str, Tensor] | None] = [{} for _ in plans]
-        for kind in dict.fromkeys(kind for bucket in self._queue for kind in bucket.owned.tensors):
-            for plan, state in zip(plans, states, strict=True):
-                like = self._at[plan.slots[0].parameter][0].owned.tensors.get(kind)
-                if like is None or state is None:
-                    continue
-                state[kind] = like.new_zeros(plan.share.stop - plan.share.start)
-                for slot in plan.slots:
-                    bucket, former = self._at[slot.parameter]
-                    source, target = bucket.owned.shard(former), shard_of(slot, plan.share.start, state)
-                    reshard(kind, source, target, like.new_empty(slot.stop - slot.start), self._group)
-            for bucket in self._queue:
-                bucket.owned.tensors.pop(kind, None)
-        return states
+        return [Bucket(plan, kind, self.mesh, self.config) for kind, plan in plans]
 
     def _check_memory(self) -> None:
         for p, (bucket, slot) in self._at.items():
@@ -371,11 +318,10 @@ class OverlappedDistributedOptimizer(Optimizer):
         self._rounds.learning = False
         self._rounds.uses |= seen.uses
         self._outsiders = seen.position.keys() - seen.entered
-        true = agree_on_order(seen.order(self.order, self.parameters), self.parameters, self.mesh)
-        if self.mesh.any_rank(true != self.order):
-            if self.mesh.global_rank == 0:
-                logging.getLogger(__name__).info("gradients come in another order than expected; buckets now follow it")
-            self._lay_out(true)
+        order = torch.tensor(seen.order(self._buckets), dtype=torch.int64, device=self.mesh.device)
+        if self._group is not None:  # data-parallel ranks may have seen other micro-batches
+            dist.broadcast(order, src=dist.get_global_rank(self._group, 0), group=self._group)
+        self._queue = [self._buckets[number] for number in order.tolist()]
 
     def _enter(self, parameters: list[nn.Parameter]) -> None:
         if self._first_step:

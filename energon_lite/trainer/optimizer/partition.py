@@ -25,7 +25,6 @@ class Partition:
         runs: slices, counted from ``start``, each with its update rule.
         algorithm: ``adamw`` or ``sgd``.
         config: the settings.
-        state: existing master values and moments; ``values`` are set from them.
 
     Attributes:
         tensors: the moments, and ``master``, the values in at least float32 (the same memory as ``values``, if the
@@ -40,7 +39,6 @@ class Partition:
         runs: list[tuple[slice, Rule]],
         algorithm: str,
         config: OptimizerConfig,
-        state: dict[str, Tensor] | None = None,
     ):
         self.values = values
         self.grad = grad
@@ -48,12 +46,9 @@ class Partition:
         self.stop = start + values.numel()
         self.config = config
         self.runs = runs
-        if state:
-            values.copy_(state["master"])
-        wide = values.dtype.itemsize >= 4
-        self.master = values if wide else state["master"] if state else values.to(torch.float32)
+        self.master = values if values.dtype.itemsize >= 4 else values.to(torch.float32)
         kinds = ("exp_avg", "exp_avg_sq") if algorithm == "adamw" else ("momentum_buffer",)
-        moments = {kind: state[kind] if state else torch.zeros_like(self.master) for kind in kinds}
+        moments = {kind: torch.zeros_like(self.master) for kind in kinds}
         self.tensors = {"master": self.master, **moments}
         self._prepare(algorithm, moments)
 
@@ -124,21 +119,9 @@ class Partition:
 
     def shard(self, slot: Slot) -> Shard | None:
         """Return the part of one parameter that is in this partition, as views; None if there is none."""
-        return shard_of(slot, self.start, self.tensors)
-
-    def keep_state_only(self) -> None:
-        """Free the memory of values and gradients; no further update is possible."""
-        if self.master is self.values:
-            self.tensors["master"] = self.master.clone()
-        self.values = self.grad = self.master = self.master.new_empty(0)
-        self._inner, self._slices = None, []
-
-
-def shard_of(slot: Slot, start: int, tensors: dict[str, Tensor]) -> Shard | None:
-    """Return the part of a parameter that lies in tensors of its bucket from ``start`` on; None if there is none."""
-    lo, hi = max(slot.start, start), min(slot.stop, start + len(next(iter(tensors.values()))))
-    here = {kind: tensor[lo - start : hi - start] for kind, tensor in tensors.items()}
-    return Shard(slot.name, slot.parameter, lo - slot.start, here) if lo < hi else None
+        lo, hi = max(slot.start, self.start), min(slot.stop, self.stop)
+        here = {kind: tensor[lo - self.start : hi - self.start] for kind, tensor in self.tensors.items()}
+        return Shard(slot.name, slot.parameter, lo - slot.start, here) if lo < hi else None
 
 
 @cache

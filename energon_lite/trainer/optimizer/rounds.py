@@ -1,18 +1,22 @@
 """Decision which bucket is reduced next, by local counts of gradients and micro-batches.
 
 A step consists of *rounds*: one for each micro-batch, or one for all of them. In each round, each bucket is reduced
-once, in the order of the queue on all ranks: the collectives match in any order of gradients.
+once, in the order of the queue on all ranks: the collectives match in any order of gradients. The first step shows the
+order of the queue, and the number of gradients of each parameter.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
+import torch
+import torch.distributed as dist
 from torch import nn
 
-if TYPE_CHECKING:
-    from energon_lite.trainer.optimizer.overlapped_optimizer import Bucket
+from energon_lite.errors import UsageError
+from energon_lite.trainer.optimizer.buckets import Bucket
+from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 
 class Rounds:
@@ -81,3 +85,83 @@ class Rounds:
             bucket.arrived += 1
         # A reduction in place needs complete gradients, and the first step does not know yet how many gradients come.
         return not (self.learning and bucket.in_place)
+
+
+class AgreedCount:
+    """Check that a step has equal numbers of micro-batches on all data-parallel ranks; otherwise they would deadlock.
+
+    The ranks exchange it over the CPU when a step begins, and wait for the result before the first reduction, so no
+    device waits.
+
+    Args:
+        mesh: the ranks. All of them must make one.
+    """
+
+    def __init__(self, mesh: ParallelMesh):
+        self._group = mesh.data_group
+        if self._group is not None and mesh.device.type == "cuda":
+            ranks = mesh.groups("dp", "cp")
+            self._group = dist.new_subgroups_by_enumeration(ranks, timeout=mesh.timeout, backend="gloo")[0]
+        self._asked: tuple[torch.Tensor, dist.Work] | None = None
+
+    def ask(self, micro_batches: int) -> None:
+        """Start to compare the number of micro-batches of a step. Every data-parallel rank must call it."""
+        if self._group is not None:
+            most = torch.tensor([micro_batches, -micro_batches])
+            self._asked = most, dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def check(self) -> None:
+        """Wait for the result of a comparison, if one was started.
+
+        Raises:
+            UsageError: on all data-parallel ranks: their numbers differ.
+        """
+        if self._asked is not None:
+            most, work = self._asked
+            self._asked = None
+            work.wait()
+            counts = most.numpy()  # in host memory: no device is involved
+            high, low = int(counts[0]), -int(counts[1])
+            if high != low:
+                what = f"a step has {low} micro-batches on one data-parallel rank and {high} on another"
+                raise UsageError(what, fix="give each as many, empty ones where there are no more")
+
+
+class FirstStep:
+    """Record of the gradients of the first step.
+
+    Attributes:
+        uses: the most gradients that a parameter had in one micro-batch.
+        position: latest position of a parameter's last gradient in a micro-batch: the number of its chunk of layers, in
+            the order in which chunks first finish, and the number of the gradient within the chunk.
+        entered: parameters whose modules were called.
+    """
+
+    def __init__(self) -> None:
+        self.uses: dict[nn.Parameter, int] = {}
+        self.position: dict[nn.Parameter, tuple[int, int]] = {}
+        self.entered: set[nn.Parameter] = set()
+        self._now: list[nn.Parameter] = []
+        self._turns: dict[frozenset[nn.Parameter], int] = {}
+
+    def saw(self, parameter: nn.Parameter) -> None:
+        """Record the arrival of a gradient."""
+        self._now.append(parameter)
+
+    def end_micro_batch(self, of: Collection[nn.Parameter] | None = None) -> None:
+        """Close a micro-batch, or the pass of one chunk of layers, whose parameters are ``of``."""
+        turn = self._turns.setdefault(frozenset(of or ()), len(self._turns))
+        for number, p in enumerate(self._now):
+            self.position[p] = max((turn, number), self.position.get(p, (0, 0)))
+        for p, count in Counter(self._now).items():
+            self.uses[p] = max(count, self.uses.get(p, 0))
+        self._now.clear()
+
+    def order(self, buckets: Sequence[Bucket]) -> list[int]:
+        """Return the numbers of the buckets in the order in which their last gradients come.
+
+        Buckets with a parameter that had no gradient come last, where they delay no other.
+        """
+        last = (len(self._turns), 0)
+        latest = [max(self.position.get(slot.parameter, last) for slot in bucket.slots) for bucket in buckets]
+        return sorted(range(len(buckets)), key=latest.__getitem__)

@@ -28,9 +28,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from energon_lite.trainer.parallel import single_tensor
-
 Group = dist.ProcessGroup | None
+#: torch's collectives that scatter and gather one tensor, by their newer names: torch 2.13 renamed them and warns about
+#: the former names, the only ones in torch 2.6. ``reduce_scatter(part, whole, group=group)`` sums ``whole`` over the
+#: ranks and writes this rank's part of the sum into ``part``; ``all_gather(whole, part, ...)`` concatenates the parts.
+reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 Step = Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor]
 
 
@@ -75,7 +78,7 @@ def _summed_part(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Reduce-scatter: return this rank's part, along the sequence, of the sum over ranks."""
     parts = x.chunk(group.size(), dim=-2)
     shares, part = torch.cat(parts), torch.empty_like(parts[0], memory_format=torch.contiguous_format)
-    single_tensor.reduce_scatter(part, shares, group=group)
+    reduce_scatter(part, shares, group=group)
     return part
 
 
@@ -131,7 +134,7 @@ class _OverlappedProducts(torch.autograd.Function):
                     torch.cat(grad.chunk(ctx.group.size(), dim=-2)),
                     torch.empty_like(_own_part(grad, ctx.group)),
                 )
-                work = single_tensor.reduce_scatter(grad, shares, group=ctx.group, async_op=True)
+                work = reduce_scatter(grad, shares, group=ctx.group, async_op=True)
             else:
                 work = dist.all_reduce(grad, group=ctx.group, async_op=True)
         rows = x.flatten(0, -2)

@@ -122,22 +122,18 @@ class ParallelMesh(RankGrid):
         return self.rank_at(self.coordinates(self.global_rank) | {"pp": stage % self.pp})
 
     def sum_over_data(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum ``tensor`` in place over :attr:`data_group`, and return it."""
-        if self.data_group is not None:
-            dist.all_reduce(tensor, group=self.data_group)
+        """Sum ``tensor`` in place over the ranks of :attr:`data_group`, and return it."""
+        if (group := self.group("numbers")) is not None:
+            dist.all_reduce(tensor, group=group)
         return tensor
 
     def any_rank(self, flag: bool) -> bool:
         """Return on every rank whether ``flag`` is true on any. Every rank must call it."""
-        return self.any_rank_each(flag)[0]
-
-    def any_rank_each(self, *flags: bool) -> list[bool]:
-        """Compute :meth:`any_rank` of several flags, in one collective."""
         if self.world_size == 1:
-            return list(flags)
-        shared = torch.tensor(flags, dtype=torch.int64, device=self.device)
+            return flag
+        shared = torch.tensor(int(flag), device=self.device)
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-        return [bool(flag) for flag in shared.tolist()]
+        return bool(shared.item())
 
     def barrier(self) -> None:
         """Wait until every rank has called this."""
@@ -243,6 +239,9 @@ def parallel_mesh(mesh: ParallelMesh | DeviceMesh) -> ParallelMesh:
 def _extra_groups(mesh: ParallelMesh) -> dict[str, dist.ProcessGroup]:
     """Make the groups other than those of one axis."""
     wanted = {"data": mesh.groups("dp", "cp")} if mesh.dp > 1 and mesh.cp > 1 else {}
+    if mesh.dp * mesh.cp > 1:
+        # For counts and losses: in the data group, they would wait for the optimizer's collectives before them.
+        wanted["numbers"] = mesh.groups("dp", "cp")
     if mesh.share_images and mesh.dp > 1:
         # A separate group: gradients are summed over the others in an order that may differ between ranks.
         wanted["images"] = mesh.groups("dp")

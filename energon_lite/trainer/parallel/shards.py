@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
@@ -51,28 +50,6 @@ class Shard(NamedTuple):
             self.tensors["master"].copy_(self.values)
 
 
-def reshard(
-    kind: str, source: Shard | None, target: Shard | None, like: torch.Tensor, group: dist.ProcessGroup | None
-) -> None:
-    """Move a tensor of a parameter's state from one division among ranks to another.
-
-    Every rank of the group must call it, and has the same part of the parameter.
-
-    Args:
-        kind: name of the tensor in the state.
-        source, target: this rank's shards in the two divisions; None for an empty one.
-        like: a tensor with the number of elements of the parameter on this rank, and the type of that tensor.
-        group: the ranks that share the state; None if there is one.
-    """
-    whole = torch.zeros_like(like)
-    if source is not None:
-        whole[source.start : source.stop] = source.tensors[kind]
-    if group is not None:
-        dist.all_reduce(whole, group=group)
-    if target is not None:
-        target.tensors[kind].copy_(whole[target.start : target.stop])
-
-
 class Box(NamedTuple):
     """A rectangle of a tensor, ``[offset, offset + size)`` along each dimension."""
 
@@ -108,7 +85,7 @@ class ChunkedTensor(torch.Tensor):
     """A tensor of which this process has only some boxes, for ``torch.distributed.checkpoint``.
 
     It has the shape of the whole and no memory of its own: torch plans with shapes alone, and requests values when it
-    writes or fills them. The three methods with underscores are its protocol for such tensors
+    writes them. The three methods with underscores are its protocol for such tensors
     (``torch/distributed/_checkpointable.py``), which its DTensor follows as well.
 
     Args:
@@ -154,6 +131,33 @@ class ChunkedTensor(torch.Tensor):
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
         assert index.offset is not None
         return self.read(next(box for box in self.boxes if box.offsets == tuple(index.offset)))
+
+
+def whole_box(tensor: torch.Tensor) -> ChunkedTensor:
+    """Return a tensor of which this process has all as one box, in the same memory."""
+    box = Box((0,) * tensor.dim(), tuple(tensor.shape))
+    return ChunkedTensor(tensor.shape, tensor.dtype, [box], lambda _: tensor)
+
+
+def copy_box(box: Box, read: Callable[[Box], torch.Tensor], target: ChunkedTensor) -> None:
+    """Copy a box of a tensor into another division of it; it is read with ``read(box)`` only if it is needed."""
+    common = [(mine, both) for mine in target.boxes if (both := _overlap(box, mine)) is not None]
+    values = read(box) if common else None
+    for mine, both in common:
+        assert values is not None
+        target.read(mine)[_within(mine, both)].copy_(values[_within(box, both)])
+
+
+def _overlap(one: Box, other: Box) -> Box | None:
+    starts = tuple(map(max, one.offsets, other.offsets))
+    stops = [min(a + m, b + n) for a, m, b, n in zip(*one, *other, strict=True)]
+    sizes = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
+    return Box(starts, sizes) if all(size > 0 for size in sizes) else None
+
+
+def _within(whole: Box, part: Box) -> tuple[slice, ...]:
+    """Return the slices of a part within the values of a box."""
+    return tuple(slice(a - b, a - b + size) for a, b, size in zip(part.offsets, whole.offsets, part.sizes, strict=True))
 
 
 def whole_tensors(shard: Shard, mesh: ParallelMesh) -> dict[str, ChunkedTensor]:

@@ -39,15 +39,20 @@ class TokenizedSample(Sample):
     mask: torch.Tensor | None = None
 
 
-@cooker
-@stateless(restore_seeds=False)
-def _cook(sample: CrudeSample) -> TokenizedSample:
+def tokenized_sample(sample: CrudeSample) -> TokenizedSample:
+    """Make the sample of stored tokens, and of their mask if there is one."""
     mask = sample.get(MASK_PART)
     return TokenizedSample(
         **basic_sample_keys(sample),
         tokens=torch.as_tensor(sample[TOKENS_PART]),
         mask=None if mask is None else torch.as_tensor(mask),
     )
+
+
+@cooker
+@stateless(restore_seeds=False)
+def _cook(sample: CrudeSample) -> TokenizedSample:
+    return tokenized_sample(sample)
 
 
 class TokenizedTaskEncoder(TaskEncoder):

@@ -94,22 +94,20 @@ def examples_of(
         task: task that makes examples.
         tokenizer: the tokenizer.
     """
-    wanted = [_wanted(record, task) for record in records]
+    wanted: list[list[Any] | str] = []
+    for record in records:
+        try:
+            wanted.append(record if isinstance(record, str) else _texts(record, task))
+        except ValueError as error:
+            wanted.append(str(error))
     # One call for all texts takes a fraction of the time of many calls.
     texts = [] if task.messages is not None else [text for item in wanted if not isinstance(item, str) for text in item]
-    encoded = iter(tokenizer.encode(texts) if texts else [])
+    encoded = iter(tokenizer.encode_texts(texts) if texts else [])
     return [_outcome(item, encoded, task, tokenizer) for item in wanted]
 
 
-def _wanted(record: Mapping[str, Any] | str, task: Task) -> list[Any] | str:
-    """Return the texts to tokenise, or the messages; or the reason why there are none."""
-    try:
-        return record if isinstance(record, str) else _texts(record, task)
-    except ValueError as error:
-        return str(error)
-
-
 def _texts(record: Mapping[str, Any], task: Task) -> list[Any]:
+    """Return the texts to tokenise, or the messages."""
     if task.messages is not None:
         _, messages = _field(record, task.messages)
         good = isinstance(messages, list) and all(
@@ -147,7 +145,7 @@ def _outcome(
     if task.messages is None:
         return _cut(_framed(list(islice(encoded, len(wanted))), tokenizer), task)
     try:
-        return _cut(tokenizer.chat(wanted), task)
+        return _cut(tokenizer.templated_chat(wanted), task)
     except UsageError:  # the call is wrong, not this record
         raise
     except ValueError as error:
@@ -156,8 +154,7 @@ def _outcome(
 
 def _framed(texts: list[list[int]], tokenizer: HuggingFaceTokenizer) -> list[tuple[list[int], bool]]:
     """Return texts between begin and end as pieces, of which the loss counts the last text and the end."""
-    begin = [] if tokenizer.begin is None else [tokenizer.begin]
-    end = [] if tokenizer.end is None else [tokenizer.end]
+    begin, end = ([] if token is None else [token] for token in (tokenizer.bos, tokenizer.eos))
     return [(begin, False), *[(tokens, False) for tokens in texts[:-1]], (texts[-1], True), (end, True)]
 
 

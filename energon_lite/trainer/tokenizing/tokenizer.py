@@ -1,10 +1,12 @@
-"""Hugging Face tokenizers from a folder or file, without downloads and without running code from them."""
+"""Tokenizers: the bytes of UTF-8, and those of Hugging Face, without downloads and without running code from them."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
@@ -12,15 +14,84 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from energon_lite.documents import missing_file_fix
-from energon_lite.errors import DatasetError, UsageError
-
-__all__ = ["HuggingFaceTokenizer", "fingerprint_of"]
+from energon_lite.errors import ConfigError, DatasetError, UsageError
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
-class HuggingFaceTokenizer:
-    """A tokenizer in the form of the ``tokenizers`` library.
+class Tokenizer(ABC):
+    """Interface of a tokenizer: texts to tokens and back.
+
+    Attributes:
+        bos, eos: tokens that begin and end a text, if the tokenizer has them.
+        pad: the token that rows are padded with; it may have another meaning too, as the loss ignores padding.
+        vocab_size: one more than the largest token.
+    """
+
+    bos: int | None
+    eos: int | None
+    pad: int
+    vocab_size: int
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, with begin and end tokens."""
+        begin, end = ([] if token is None else [token] for token in (self.bos, self.eos))
+        return [*begin, *self.encode_plain(text), *end]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text up to the first end token, without other special tokens."""
+        return self.decode_plain(list(itertools.takewhile(lambda token: token != self.eos, tokens)))
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], mark: str | None = None) -> list[tuple[list[int], bool]]:
+        """Return the tokens of a conversation in pieces, each with a flag for the assistant's words.
+
+        Each message is ``role``, a colon and a line end, then the content, then a line end; the assistant's content
+        ends with the end token instead. A tokenizer with its own chat template uses that.
+
+        Args:
+            messages: ``{"role": "user", "content": "Hi"}`` each.
+            mark: a placeholder in a content, such as that of an image: it becomes -1.
+        """
+        pieces = [([] if self.bos is None else [self.bos], False)]
+        for message in messages:
+            answers = message["role"] == "assistant"
+            end = [self.eos] if answers and self.eos is not None else self.encode_plain("\n")
+            pieces.append((self.encode_plain(f"{message['role']}:\n"), False))
+            for place, text in enumerate(message["content"].split(mark) if mark else [message["content"]]):
+                pieces += [([-1], False)] * (place > 0) + [(self.encode_plain(text), answers)]
+            pieces.append((end, answers))
+        return pieces
+
+    @abstractmethod
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the tokens of a text, without special tokens."""
+
+    @abstractmethod
+    def decode_plain(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without special tokens."""
+
+
+class ByteTokenizer(Tokenizer):
+    """The bytes of UTF-8 as tokens 0..255, then begin, end and padding. It needs no download and has no unknown tokens.
+
+    Example:
+        >>> ByteTokenizer().encode("Hi")
+        [256, 72, 105, 257]
+    """
+
+    bos, eos, pad, vocab_size = 256, 257, 258, 259
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the bytes of a text in UTF-8."""
+        return list(text.encode("utf-8"))
+
+    def decode_plain(self, tokens: Sequence[int]) -> str:
+        """Return the text of bytes; invalid UTF-8 becomes replacement characters."""
+        return bytes(token for token in tokens if token < 256).decode("utf-8", errors="replace")
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A tokenizer in the form of the ``tokenizers`` library. Rows are padded with the end token.
 
     Args:
         path: a folder with ``tokenizer.json`` (and, for special tokens and chats, ``tokenizer_config.json``), or the
@@ -33,7 +104,7 @@ class HuggingFaceTokenizer:
 
     Example:
         >>> tokenizer = HuggingFaceTokenizer("models/llama")
-        >>> tokenizer.encode(["Hello"])
+        >>> tokenizer.encode_texts(["Hello"])
         [[15043]]
     """
 
@@ -51,8 +122,10 @@ class HuggingFaceTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         settings = _settings(self._folder)
-        self.begin = self._special("begin", settings.get("bos_token") if begin is None else begin, file)
-        self.end = self._special("end", settings.get("eos_token") if end is None else end, file)
+        self.bos = self._special("begin", settings.get("bos_token") if begin is None else begin, file)
+        self.eos = self._special("end", settings.get("eos_token") if end is None else end, file)
+        self.pad = self.eos or 0
+        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         #: True if the folder has a chat template.
         self.has_chat_template = bool(settings.get("chat_template")) or os.path.isfile(
             os.path.join(self._folder, _FILES[-1])
@@ -63,22 +136,27 @@ class HuggingFaceTokenizer:
         # Another process reads the file itself: that is as fast, and a chat template may not be picklable.
         return self._anew, ()
 
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest token id."""
-        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each text, without special tokens."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the tokens of a text, without special tokens."""
+        return self.encode_texts([text])[0]
+
+    def decode_plain(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special tokens."""
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
 
     def chat(self, messages: Sequence[Mapping[str, Any]], mark: str | None = None) -> list[tuple[list[int], bool]]:
+        """Use the folder's chat template, if any (requires transformers); otherwise, the default format."""
+        return self.templated_chat(messages, mark) if self.has_chat_template else super().chat(messages, mark)
+
+    def templated_chat(
+        self, messages: Sequence[Mapping[str, Any]], mark: str | None = None
+    ) -> list[tuple[list[int], bool]]:
         """Return the tokens of a conversation in pieces, each with a flag for the assistant's words.
 
         For each answer, the template is rendered without it, as for generation, and with it: the difference of the two
@@ -197,3 +275,20 @@ def _settings(folder: str) -> dict[str, Any]:
         except (ValueError, AttributeError) as error:
             raise DatasetError(f"this is not a JSON object: {error}", where=file, fix="check the file") from None
     return settings
+
+
+def make_tokenizer(path: str | None, vocab_size: int) -> Tokenizer:
+    """Make the tokenizer of a run: that of a path, or the bytes of UTF-8.
+
+    Raises:
+        ConfigError: the tokenizer has more tokens than the model.
+        UsageError: the tokenizer does not exist.
+    """
+    tokenizer = ByteTokenizer() if path is None else HuggingFaceTokenizer(path)
+    if tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {vocab_size}",
+            at="model.vocab_size",
+            fix=f"set it to {tokenizer.vocab_size}, or name the model's own tokenizer: data.tokenizer",
+        )
+    return tokenizer

@@ -100,7 +100,7 @@ class TrainConfig:
         peak_tflops: peak throughput of a device in TFLOP/s, for ``mfu`` in the metrics; None for the maker's figure.
         profile: first and last step of the window in which Chrome traces are recorded, into ``output/profile``.
         measure_costs: interval in steps at which micro-batch times are measured, for the cost model that later runs
-            plan by, see :class:`MicroBatchTimes`; 0 to disable.
+            plan by, see ``MicroBatchTimes`` of the extra ``balance``; 0 to disable.
         memory_snapshot: in that window, also record GPU memory allocations by call stack, for pytorch.org/memory_viz.
         gc_every: steps between two runs of Python's garbage collector, at the same steps on all ranks; 0 for Python's
             own schedule.

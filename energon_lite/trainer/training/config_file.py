@@ -12,7 +12,7 @@ from energon_lite.documents import Node, from_plain, load_yaml, parse_yaml, read
 from energon_lite.errors import ConfigError
 from energon_lite.trainer.checkpointing.checkpoint import read_state
 from energon_lite.trainer.checkpointing.weights import find_weights
-from energon_lite.trainer.conversion.to_model import huggingface_model_config, is_huggingface
+from energon_lite.trainer.conversion.from_huggingface import huggingface_model_config, is_huggingface
 from energon_lite.trainer.models.config import model_config_of as model_config_of
 from energon_lite.trainer.models.presets import PRESETS
 from energon_lite.trainer.training.config import TrainerConfig
@@ -80,7 +80,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         name = override.removeprefix(_VARIANT)
         if name not in variants.entries():
             raise variants.error(f"there is no variant {name!r}", found=None, choices=list(variants.value), word=name)
-        _merge(root, variants.value[name])
+        _merge(root.value, variants.value[name].entries(), wins=True)
     data = _section(root, "data")
     sets = _section(Node(data, root.file, "data"), "val")
     for paths, names in ((data, ("path", "val_path", "tokenizer")), (sets, tuple(sets))):
@@ -123,18 +123,12 @@ def _config(root: Node) -> TrainerConfig:
         if preset.value not in (*PRESETS, _INIT_FROM):
             raise preset.error(f"there is no preset {preset.value!r}", found=None, choices=[*PRESETS, _INIT_FROM])
         shape = _shape_of_init_from(root, preset) if preset.value == _INIT_FROM else PRESETS[preset.value]
-        _fill(model, from_plain(shape, preset.file, "model").value, preset)
+        shape = from_plain(shape, preset.file, "model").value
+        at = {"line": preset.line, "column": preset.column}
+        _merge(model, {key: replace(node, **at) for key, node in shape.items()}, wins=False)
     _take_tokenizer(root)
     _check_sections(root)
     return read(root, TrainerConfig)
-
-
-def _fill(given: dict[str, Node], shape: Mapping[str, Node], preset: Node) -> None:
-    """Add the values of a preset that are not given, section by section."""
-    for key, node in shape.items():
-        if key in given and isinstance(given[key].value, dict) and isinstance(node.value, dict):
-            _fill(given[key].value, node.value, preset)
-        given.setdefault(key, replace(node, line=preset.line, column=preset.column))
 
 
 def _check_sections(root: Node) -> None:
@@ -177,14 +171,13 @@ def _take_tokenizer(root: Node) -> None:
     data["tokenizer"] = replace(given, key="tokenizer", path="data.tokenizer")
 
 
-def _merge(root: Node, more: Node) -> None:
-    """Overwrite the entries of a section by those of a variant, section by section."""
-    for key, node in more.entries().items():
-        mine = root.value.get(key)
-        if mine is not None and isinstance(mine.value, dict) and isinstance(node.value, dict):
-            _merge(mine, node)
-        else:
-            root.value[key] = node
+def _merge(given: dict[str, Node], more: Mapping[str, Node], *, wins: bool) -> None:
+    """Add entries to a section, in place, section by section; those of ``more`` replace given ones if it ``wins``."""
+    for key, node in more.items():
+        if key in given and isinstance(given[key].value, dict) and isinstance(node.value, dict):
+            _merge(given[key].value, node.value, wins=wins)
+        elif wins or key not in given:
+            given[key] = node
 
 
 def _override(root: Node, override: str) -> None:

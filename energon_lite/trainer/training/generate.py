@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from energon_lite.errors import UsageError, require
 from energon_lite.trainer.checkpointing.checkpoint import load_checkpoint, read_state
-from energon_lite.trainer.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
 from energon_lite.trainer.models.llama import LlamaModel, Stream
 from energon_lite.trainer.models.sequence import KeyValueCache, local_length, whole_length
 from energon_lite.trainer.parallel.collectives import gather_parallel
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
+from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
 from energon_lite.trainer.training.config_file import model_config_of
 from energon_lite.trainer.training.pipeline import Wire
 

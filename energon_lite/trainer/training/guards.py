@@ -17,7 +17,7 @@ from energon_lite.errors import NonFiniteError, listed
 from energon_lite.trainer.checkpointing.checkpoint import Place
 from energon_lite.trainer.data.loaders import StepData
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,12 @@ class NonFiniteGuard:
     """
 
     def __init__(
-        self, model: LlamaModel, optimizer: Optimizer, mesh: ParallelMesh, limit: int, skip_steps: Collection[int] = ()
+        self,
+        model: LlamaModel,
+        optimizer: OverlappedDistributedOptimizer,
+        mesh: ParallelMesh,
+        limit: int,
+        skip_steps: Collection[int] = (),
     ):
         self.model = model
         self.optimizer = optimizer

@@ -8,29 +8,39 @@ import signal
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, Place, find_checkpoint, load_checkpoint
 from energon_lite.trainer.data.loaders import RunData
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.config import scaled_learning_rate
-from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
-from energon_lite.trainer.training.config import TrainerConfig
+from energon_lite.trainer.training.config import TrainerConfig, extra
 from energon_lite.trainer.training.config_file import changes, config_to_dict
 from energon_lite.trainer.training.guards import NonFiniteGuard, SpikeGuard, is_finite
-from energon_lite.trainer.training.metrics import MetricsSink, RunningStep, SinkMaker, StepMetrics, make_sinks, write
-from energon_lite.trainer.training.micro_batch_times import MicroBatchTimes
-from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
-from energon_lite.trainer.training.profiling import ProfileWindow
+from energon_lite.trainer.training.metrics import (
+    MetricsSink,
+    RunDigest,
+    RunningStep,
+    SinkMaker,
+    StepMetrics,
+    make_sinks,
+    write,
+)
+from energon_lite.trainer.training.process import garbage_collection, prepare_attention, prepare_process
 from energon_lite.trainer.training.requests import Requests
-from energon_lite.trainer.training.run_digest import RunDigest
 from energon_lite.trainer.training.starting_weights import NEW_PARTS, load_starting_weights
 from energon_lite.trainer.training.step import evaluate_each, launch_step
+from energon_lite.trainer.training.throughput import batch_flops
+
+if TYPE_CHECKING:
+    from energon_lite.extras.balance import MicroBatchTimes
+    from energon_lite.extras.inspect import ProfileWindow
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +79,7 @@ class Trainer:
         drawn: Sequence[str] = () if self._newest else NEW_PARTS if train.init_from else ("*",)
         self.model = LlamaModel(config.model, self.mesh, seed=config.seed, drawn=drawn)
         freeze(self.model, train.freeze, self.mesh)
-        self.optimizer = make_optimizer(self.model, self.mesh, config.optimizer)
+        self.optimizer = OverlappedDistributedOptimizer(self.model, self.mesh, config.optimizer)
         limit = train.eval_batches if train.eval_every or train.eval_at_start else None
         self.data = RunData(data, config.model, self.mesh, seed=config.seed, eval_batches=limit)
         self.loader = self.data.train_loader
@@ -78,8 +88,14 @@ class Trainer:
         self.requests = Requests(train.time_limit, self.mesh)
         self.spikes = SpikeGuard(train.spike_factor, train.spike_window, self.mesh) if train.spike_factor else None
         self.guard = NonFiniteGuard(self.model, self.optimizer, self.mesh, train.nonfinite_limit, data.skip_steps)
-        self.profile = ProfileWindow(train.profile, f"{config.output}/profile", self.mesh, memory=train.memory_snapshot)
-        self.times = MicroBatchTimes(train.measure_costs, config.output, config.model, self.mesh)
+        self.profile: ProfileWindow | None = None
+        if train.profile is not None:
+            window = extra("inspect", "train.profile").ProfileWindow
+            self.profile = window(train.profile, f"{config.output}/profile", self.mesh, memory=train.memory_snapshot)
+        self.times: MicroBatchTimes | None = None
+        if train.measure_costs:
+            times = extra("balance", "train.measure_costs").MicroBatchTimes
+            self.times = times(train.measure_costs, config.output, config.model, self.mesh)
         self.numbers = StepMetrics(config, self.mesh)
         self.digest = RunDigest()
 
@@ -98,7 +114,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(self.requests.listening())
             stack.push(self._finish_saving)
-            garbage = stack.enter_context(GarbageCollection(train.gc_every))
+            ended = stack.enter_context(garbage_collection(train.gc_every))
             sinks = make_sinks(self.config, done, self.sinks) if self.mesh.is_main else []
             for sink in sinks:
                 stack.callback(sink.close)
@@ -115,7 +131,7 @@ class Trainer:
                     stopped_by = "the end of the data"
                     break
                 done += 1
-                garbage.ended(done)
+                ended(done)
                 save = save or _due(done, train.save_every)
                 # The numbers of a step are read after the next one is launched, so that the device stays busy.
                 stopped_by, asked, bad = self._report(running, sinks, leave=0 if save else 1)
@@ -127,13 +143,14 @@ class Trainer:
             if done > saved:
                 self.save(done)
             self.saver.finish()
-            self.times.finish(done)
+            if self.times is not None:
+                self.times.finish(done)
             if stopped_by and self.mesh.is_main:
                 logger.info("stopped after step %d of %d by %s", done, train.steps, stopped_by)
         return done
 
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Any]:
-        """Run a step by :meth:`launch`, wait for it, and return its metrics."""
+        """Run a step by :meth:`launch`, wait for it, and return its metrics, without ``digest`` and ``mfu``."""
         return self.numbers(self.launch(step, batches))
 
     def launch(self, step: int, batches: Iterator[Any]) -> RunningStep:
@@ -149,14 +166,15 @@ class Trainer:
         train, began = self.config.train, time.perf_counter()
         if not (micro_batches := self.data.take_step(batches)):
             raise StopIteration
-        running = RunningStep(step, self.data.last_step(), began, time.perf_counter() - began)
+        running = RunningStep(step, self.data.last_step, began, time.perf_counter() - began)
         lr = partial(scaled_learning_rate, step - 1, train.steps, self.config.optimizer)
         parts = self.model, self.optimizer, micro_batches, self.mesh
-        with self.profile.step(step) as record:
-            passes = self.times.recorder(step) if record is None else None
-            digest, recorder = running.data.digest, record or passes
-            running.launched = launch_step(*parts, lr=lr, record=recorder, spikes=self.spikes, digest=digest)
-        running.measured = self.times.measured(step, passes, micro_batches)
+        with nullcontext() if self.profile is None else self.profile.step(step) as record:
+            passes = self.times.recorder(step) if self.times is not None and record is None else None
+            running.launched = launch_step(*parts, lr=lr, record=record or passes, spikes=self.spikes)
+        running.flops = sum(batch_flops(self.config.model, batch) for batch in micro_batches if batch is not None)
+        if self.times is not None and passes is not None:
+            running.measured = self.times.measured(step, passes, micro_batches)
         if _due(step, train.eval_every):
             running.launched.result()  # the evaluation does not count in the step's time
             running.evaluation = self.evaluate()
@@ -177,12 +195,14 @@ class Trainer:
         """
         ended = [running.popleft() for _ in range(len(running) - leave)]
         lines = [self.numbers(step) for step in ended]
-        for values in lines:
-            self.digest.add(values["step"], values["digest"])
-            write(sinks, values)
         # Signals arrive at different times; all ranks must take the same branch.
         are_bad = [not is_finite(values) for values in lines]
-        stop, save, bad = self.requests.agreed(*are_bad, seconds_to_save=self.saver.seconds_written)
+        sums = [number for step in ended for number in step.sums(self.mesh)]
+        stop, save, bad, sums = self.requests.agreed(*are_bad, sums=sums, seconds_to_save=self.saver.seconds_written)
+        for number, values in enumerate(lines):
+            self.numbers.complete(values, sums[3 * number : 3 * number + 3])
+            self.digest.add(values["step"], values["digest"])
+            write(sinks, values)
         for step, values, is_bad in zip(ended, lines, bad, strict=True):
             self.guard.saw(step.step, values, step.data if is_bad else None)
             if self.spikes is not None:
@@ -256,7 +276,8 @@ class Trainer:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with ExitStack() as stack:  # an error in one, even a second Ctrl-C, does not keep the rest open
             stack.callback(self.mesh.close)
-            stack.callback(self.profile.close)
+            if self.profile is not None:
+                stack.callback(self.profile.close)
             stack.callback(self.data.close)
             closing = stack.enter_context(self.requests.listening())
             self._finish_saving(kind, error, trace)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from energon_lite.batching import digest_text
+from energon_lite.batching import chain_digest, digest_text
 from energon_lite.errors import UsageError, listed
 from energon_lite.loading import MetricsSink as MetricsSink
 from energon_lite.trainer.data.loaders import StepData
@@ -19,7 +19,12 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config import TrainerConfig, extra
 from energon_lite.trainer.training.config_file import config_to_dict
 from energon_lite.trainer.training.step import LaunchedStep
-from energon_lite.trainer.training.throughput import memory_in_use, peak_flops, training_flops
+from energon_lite.trainer.training.throughput import memory_in_use, peak_flops
+
+logger = logging.getLogger(__name__)
+
+#: Bit mask of a digest.
+_MASK64 = (1 << 64) - 1
 
 
 @dataclass
@@ -32,6 +37,7 @@ class RunningStep:
         began: start of the step, by ``time.perf_counter``.
         data_wait: seconds until its micro-batches were available.
         launched: the launched work, with the loss.
+        flops: useful operations for this rank's micro-batches, see :func:`batch_flops`.
         evaluation: metrics of the evaluation after it, if there was one.
         measured: metrics of its micro-batches, if these were measured.
     """
@@ -41,8 +47,17 @@ class RunningStep:
     began: float
     data_wait: float
     launched: LaunchedStep = field(init=False)
+    flops: float = 0.0
     evaluation: dict[str, float] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
+
+    def sums(self, mesh: ParallelMesh) -> list[float]:
+        """Return this rank's numbers to be summed over all ranks for :meth:`StepMetrics.complete`.
+
+        One rank of a model replica counts. The digest is in halves, whose sums over 2**21 ranks are exact in float64.
+        """
+        counts = mesh.is_first_stage and mesh.rank("cp") == mesh.rank("tp") == 0
+        return [self.data.digest >> 32, self.data.digest & 0xFFFFFFFF, self.flops] if counts else [0.0] * 3
 
 
 class StepMetrics:
@@ -61,35 +76,74 @@ class StepMetrics:
         self._ended = 0.0  # end of the last step
 
     def __call__(self, running: RunningStep) -> dict[str, Any]:
-        """Wait for a step, and return its metrics by name."""
+        """Wait for a step, and return its metrics by name, without those of :meth:`complete`."""
         launched, step = running.launched, running.step
         result, ended = launched.result(), launched.ended
         # Steps launched one behind the other: the time of each starts at the end of the previous one.
         seconds, self._ended = ended - max(running.began, self._ended), ended
         values: dict[str, Any] = {
             "step": step,
-            **vars(result),
+            **{name: getattr(result, name) for name in ("loss", "grad_norm", "tokens", "lr")},
             **self.config.optimizer.learning_rates(result.lr),
             "seconds": seconds,
             "data_wait": running.data_wait,
             "tokens_per_second": result.tokens / seconds,
             "memory_gib": memory_in_use(self.mesh.device),
-            "digest": digest_text(launched.digest()),
             "micro_batches": running.data.micro_batches,
             "position": running.data.position,
         }
-        if (skipped := step - launched.updates()) > 0:
-            values["skipped_updates"] = skipped
-        if (spikes := launched.spikes()) > 0:
-            values["spikes"] = spikes
-        if self.peak_flops is not None:
-            positions, pairs, images = launched.work()
-            needed = training_flops(self.config.model, positions, pairs) + images
-            values["mfu"] = needed / seconds / (self.peak_flops * self.mesh.world_size)
+        counts = {"skipped_updates": step - result.updates, "spikes": result.spikes}
+        values |= {name: count for name, count in counts.items() if count > 0}
         return values | running.measured | running.evaluation
 
+    def complete(self, values: dict[str, Any], sums: Sequence[float]) -> None:
+        """Add the metrics that depend on all ranks: the digest of the samples, and ``mfu`` if the peak is known.
 
-logger = logging.getLogger(__name__)
+        Args:
+            values: metrics of a step.
+            sums: sums over all ranks of its :meth:`RunningStep.sums`.
+        """
+        high, low, flops = sums
+        values["digest"] = digest_text((int(high) << 32) + int(low) & _MASK64)
+        if self.peak_flops is not None:
+            values["mfu"] = flops / values["seconds"] / (self.peak_flops * self.mesh.world_size)
+
+
+class RunDigest:
+    """Chain of the digests of a run's steps in order: equal chains mean equal steps.
+
+    Attributes:
+        first: number of the step before the first one in the chain.
+        chain: digest of the steps after it.
+
+    Example:
+        >>> digest = RunDigest()
+        >>> digest.add(1, "00000000000000ff")
+        >>> digest.state()["step"]
+        1
+    """
+
+    def __init__(self) -> None:
+        self.first = self.step = self.chain = 0
+
+    def add(self, step: int, digest: str) -> None:
+        """Append a finished step to the chain.
+
+        Args:
+            step: number of the step.
+            digest: digest of its samples, as in its line of metrics.
+        """
+        self.step, self.chain = step, chain_digest(self.chain, int(digest, 16))
+
+    def state(self) -> dict[str, Any]:
+        """Return the chain for a checkpoint."""
+        return {"first": self.first, "step": self.step, "chain": digest_text(self.chain)}
+
+    def restore(self, state: Mapping[str, Any], step: int) -> None:
+        """Restore a :meth:`state` after ``step`` steps; from an empty one, the chain begins there."""
+        self.first, self.step = state.get("first", step), step
+        self.chain = int(state.get("chain", "0"), 16)
+
 
 #: Files that a run writes into its folder, and that a new run would overwrite.
 _WRITTEN = ("metrics.jsonl", "tensorboard", "wandb-id", "profile", "nccl-trace-rank*")

@@ -22,7 +22,7 @@ from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel, Stream
 from energon_lite.trainer.models.sequence import local_length, whole_length
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.image_exchange import image_exchange
+from energon_lite.trainer.training.config import extra
 from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_order, pipeline_schedule
 from energon_lite.trainer.training.throughput import batch_flops
 
@@ -117,36 +117,31 @@ def run_pipeline(
         The sum of the losses of this rank's tokens over ``divisor``, in float64; zero on all stages but the last.
 
     Raises:
-        UsageError: the first and the last stage have different micro-batches.
+        UsageError: the first and the last stage have micro-batches of different sizes.
     """
-    model.exchange = image_exchange(model, micro_batches) if backward and model.mesh.is_first_stage else None
+    mesh = model.mesh
+    divisor = torch.as_tensor(divisor, device=mesh.device)
+    done = after_backward or (lambda chunk: None)
+    if backward and mesh.is_first_stage and mesh.group("images") is not None:
+        model.exchange = extra("balance", "mesh.share_images").image_exchange(model, micro_batches)
     try:
-        return _run(model, micro_batches, divisor, backward, after_backward or (lambda chunk: None), record)
+        if mesh.pp == mesh.virtual == 1:
+            return _one_stage(model, micro_batches, divisor, backward, done, record)
+        stage = _Stage(model, micro_batches, divisor, record)
+        schedule = pipeline_schedule(
+            mesh.rank("pp"), mesh.pp, len(micro_batches), chunks=mesh.virtual, backward=backward
+        )
+        for planned in schedule:
+            action = replace(planned, micro_batch=stage.order[planned.micro_batch])
+            if action.backward:
+                stage.backward(action)
+                done(action.chunk)
+            else:
+                stage.forward(action, keep=backward)
+        stage.wire.finish()
+        return stage.loss
     finally:
         model.exchange = None
-
-
-def _run(
-    model: LlamaModel,
-    micro_batches: Sequence[MultimodalBatch | None],
-    divisor: torch.Tensor | float,
-    backward: bool,
-    after_backward: Callable[[int], None],
-    record: Record | None,
-) -> torch.Tensor:
-    mesh, divisor = model.mesh, torch.as_tensor(divisor, device=model.mesh.device)
-    if mesh.pp == mesh.virtual == 1:
-        return _one_stage(model, micro_batches, divisor, backward, after_backward, record)
-    stage = _Stage(model, micro_batches, divisor, record)
-    schedule = pipeline_schedule(mesh.rank("pp"), mesh.pp, len(micro_batches), chunks=mesh.virtual, backward=backward)
-    for planned in schedule:
-        action = replace(planned, micro_batch=stage.order[planned.micro_batch])
-        if not action.backward:
-            stage.forward(action, keep=backward)
-            continue
-        stage.backward(action)
-        after_backward(action.chunk)
-    return stage.finish()
 
 
 def _one_stage(
@@ -196,7 +191,6 @@ class _Stage:
         costs = [cost for *_, cost in self._sizes]
         #: Ranks that encode each other's images must run the micro-batches in equal order: that of the step.
         self.order = list(range(len(costs))) if self.model.mesh.share_images else pipeline_order(costs)
-        self._differences = self._compare_tokens()
 
     def forward(self, action: Action, *, keep: bool) -> None:
         """Receive the input, compute, send the output; with ``keep``, hold both for the backward pass."""
@@ -242,18 +236,6 @@ class _Stage:
             grad = received.hidden.grad
             self.wire.send(torch.zeros_like(received.hidden) if grad is None else grad, -1)
 
-    def finish(self) -> torch.Tensor:
-        """Wait until all messages are sent, and return the loss.
-
-        Raises:
-            UsageError: the first and the last stage have different micro-batches.
-        """
-        for number, difference in enumerate(self._differences.read()):
-            if difference:
-                raise _different(number)
-        self.wire.finish()
-        return self.loss
-
     def _receive(self, rows: int, positions: int, *, with_documents: bool) -> Stream:
         config, mesh = self.model.config, self.model.mesh
         hidden = self.wire.receive((rows, positions, config.hidden_size), config.torch_dtype, -1)
@@ -271,23 +253,16 @@ class _Stage:
         dist.broadcast(shared, mesh.stage_rank(0), group=mesh.process_groups.get("pp_host", mesh.group("pp")))
         sizes: list[list[int]] = shared.tolist()
         if mesh.is_last_stage and sizes_here != sizes:
-            raise _different([own == first for own, first in zip(sizes_here, sizes, strict=True)].index(False))
+            number = [own == first for own, first in zip(sizes_here, sizes, strict=True)].index(False)
+            raise UsageError(
+                f"micro-batch {number} of the step is not the same on the first and the last stage",
+                fix="give both equal loaders (WorkerConfig.from_mesh(..., stages='ends')), restored to equal states",
+            )
         return sizes
 
     def _told(self, batch: MultimodalBatch) -> list[int]:
         cost = batch_flops(self.model.config, batch)
         return [*batch.tokens.shape, int(batch.documents is not None), int(cost)]
-
-    def _compare_tokens(self) -> ToHost:
-        """Compare the tokens of the first and the last stage; zeros for micro-batches that are equal on both."""
-        mesh, batches = self.model.mesh, self.micro_batches
-        marks = torch.zeros(len(batches), dtype=torch.int64, device=self.loss.device)
-        if sign := mesh.is_first_stage - mesh.is_last_stage:
-            for number, batch in enumerate(batches):
-                assert batch is not None, "the first and the last stage need their micro-batches"
-                marks[number] = sign * _fingerprint(batch.tokens)
-        dist.all_reduce(marks, group=mesh.group("pp"))
-        return ToHost(marks)
 
 
 def _images_of_others(model: LlamaModel, batch: MultimodalBatch) -> torch.Tensor | None:
@@ -296,13 +271,6 @@ def _images_of_others(model: LlamaModel, batch: MultimodalBatch) -> torch.Tensor
         return None
     zero = model.exchange(batch.image)[0].sum()
     return zero if zero.requires_grad else None
-
-
-def _different(number: int) -> UsageError:
-    return UsageError(
-        f"micro-batch {number} of the step is not the same on the first and the last stage",
-        fix="give both equal loaders (WorkerConfig.from_mesh(..., stages='ends')), restored to equal states",
-    )
 
 
 @contextmanager
@@ -322,9 +290,3 @@ def _now(device: torch.device, clock: Callable[[], float]) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return clock()
-
-
-def _fingerprint(tokens: torch.Tensor) -> torch.Tensor:
-    """Return a number that differs, with high probability, if the tokens or their order differ."""
-    flat = tokens.flatten()
-    return ((flat + 1) * torch.arange(1, 2 * len(flat) + 1, 2, device=flat.device)).sum()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -58,35 +60,33 @@ def prepare_attention(config: TrainerConfig, device: torch.device, *, visible: b
         logger.info("attention: %s; deterministic: %s", kernels, torch.are_deterministic_algorithms_enabled())
 
 
-class GarbageCollection:
-    """Python's cyclic garbage collection, at chosen steps.
+@contextmanager
+def garbage_collection(every: int) -> Iterator[Callable[[int], None]]:
+    """Run Python's cyclic garbage collection at chosen steps, and its own schedule again afterwards.
 
     By default, Python collects in the middle of a step, on each rank in another one, while the other ranks wait.
 
     Args:
         every: steps between two collections; 0 for Python's own schedule.
 
+    Yields:
+        A function of the number of a step, to be called after its launch; all ranks collect at the same steps.
+
     Example:
-        >>> with GarbageCollection(every=100) as garbage:
-        ...     garbage.ended(step)
+        >>> with garbage_collection(every=100) as ended:
+        ...     ended(step)
     """
+    enabled = gc.isenabled()
+    if every:
+        gc.disable()
+        gc.collect()
 
-    def __init__(self, every: int):
-        self.every = every
-        self._was_enabled = False
-
-    def __enter__(self) -> GarbageCollection:
-        if self.every:
-            self._was_enabled = gc.isenabled()
-            gc.disable()
-            gc.collect()
-        return self
-
-    def ended(self, step: int) -> None:
-        """Collect after the launch of a step, if due; all ranks call it at the same step."""
-        if self.every and step % self.every == 0:
+    def ended(step: int) -> None:
+        if every and step % every == 0:
             gc.collect(1)
 
-    def __exit__(self, *exc: object) -> None:
-        if self._was_enabled:
+    try:
+        yield ended
+    finally:
+        if enabled:
             gc.enable()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -58,7 +58,9 @@ class Requests:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def agreed(self, *bad: bool, seconds_to_save: float = 0.0) -> tuple[str, bool, list[bool]]:
+    def agreed(
+        self, *bad: bool, sums: Sequence[float] = (), seconds_to_save: float = 0.0
+    ) -> tuple[str, bool, list[bool], list[float]]:
         """Return the requests of all ranks after a step was launched. Every rank must call it.
 
         The time limit counts as reached if the time left is less than two of the slowest steps so far (the running one
@@ -67,10 +69,12 @@ class Requests:
 
         Args:
             bad: whether each of the reported steps was bad on this rank.
+            sums: numbers of this rank, as many on each, to be summed over ranks in the same message.
             seconds_to_save: seconds that a checkpoint takes, as measured on this rank; 0 if unknown.
 
         Returns:
-            The reason to stop, or an empty text; whether to save; whether each of the steps was bad on any rank.
+            The reason to stop, or an empty text; whether to save; whether each of the steps was bad on any rank; the
+            sums.
         """
         now = time.monotonic()
         self._slowest, self._asked = max(self._slowest, now - self._asked), now
@@ -80,12 +84,12 @@ class Requests:
                 self._came.add(_STOPS[-1])
             elif not (seconds_to_save or self._tried) and left < self.time_limit / 2:
                 self._came.add(_SAVE)
-        flags = [*(name in self._came for name in (*_STOPS, _SAVE)), *bad]
+        shared = torch.tensor([*(name in self._came for name in (*_STOPS, _SAVE)), *bad, *sums], dtype=torch.float64)
         if self.mesh.world_size > 1:
-            shared = torch.tensor(flags, dtype=torch.int64)
-            dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._group)
-            flags = [bool(flag) for flag in shared.tolist()]
+            dist.all_reduce(shared, group=self._group)
+        flags, totals = (part.tolist() for part in shared.split([len(shared) - len(sums), len(sums)]))
+        flags = [count > 0 for count in flags]
         self._came.discard(_SAVE)
         self._tried = self._tried or flags[len(_STOPS)]  # equal on all ranks, whose clocks differ
         stop = next((name for name, came in zip(_STOPS, flags, strict=False) if came), "")
-        return stop, flags[len(_STOPS)], flags[len(_STOPS) + 1 :]
+        return stop, flags[len(_STOPS)], flags[len(_STOPS) + 1 :], totals

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from energon_lite.errors import StateMismatchError
 from energon_lite.trainer.checkpointing.checkpoint import Place, read_state
 from energon_lite.trainer.checkpointing.weights import find_weights, load_weights
-from energon_lite.trainer.conversion.to_model import huggingface_model_config, is_huggingface, load_huggingface
+from energon_lite.trainer.conversion.from_huggingface import huggingface_model_config, is_huggingface, load_huggingface
 from energon_lite.trainer.models.config import ModelConfig, model_changes, model_config_of
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 #: Parts that a language model lacks: they start with random weights.
@@ -18,7 +18,12 @@ NEW_PARTS = ("vision.*", "projector.*")
 
 
 def load_starting_weights(
-    place: str, model: LlamaModel, mesh: ParallelMesh, optimizer: Optimizer, *, ignore: Collection[str] = ()
+    place: str,
+    model: LlamaModel,
+    mesh: ParallelMesh,
+    optimizer: OverlappedDistributedOptimizer,
+    *,
+    ignore: Collection[str] = (),
 ) -> Place:
     """Fill a new run's model with existing weights. Every rank must call it.
 

@@ -19,12 +19,10 @@ import torch.distributed as dist
 from energon_lite.errors import NonFiniteError
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.guards import SpikeGuard
 from energon_lite.trainer.training.pipeline import Record, ToHost, run_pipeline
-from energon_lite.trainer.training.run_digest import digest_parts, joined_digest
-from energon_lite.trainer.training.throughput import image_flops, visible_positions
 
 
 @dataclass(frozen=True)
@@ -36,20 +34,24 @@ class StepResult:
         grad_norm: global norm of the gradient before clipping.
         tokens: number of tokens in the loss; NaN if a loss mask is not finite, as is the loss in this case.
         lr: the learning rate.
+        updates: number of updates up to this step: fewer than steps, if some were left out.
+        spikes: number of updates left out by the :class:`SpikeGuard`.
     """
 
     loss: float
     grad_norm: float
     tokens: float
     lr: float
+    updates: int
+    spikes: int
 
 
 class LaunchedStep:
     """A step whose work was launched on the device. Reading its numbers waits; launching the next one does not.
 
     Args:
-        values: float64 ``[11]`` on the device: loss, tokens, three counts of :meth:`work`, three parts of the digest of
-            the step's samples, gradient norm, updates of the optimizer so far, and updates left out for their losses.
+        values: float64 ``[5]`` on the device: loss, tokens, gradient norm, updates of the optimizer so far, and updates
+            left out for their losses.
         lr: the learning rate.
 
     Attributes:
@@ -63,36 +65,14 @@ class LaunchedStep:
 
     def result(self) -> StepResult:
         """Wait for the step's numbers."""
-        loss, tokens, *_, norm, _, _ = self._values.read()
+        loss, tokens, norm, updates, spikes = self._values.read()
         self.ended = self.ended or time.perf_counter()
-        return StepResult(loss, norm, _whole(tokens), self._lr)
-
-    def updates(self) -> int:
-        """Return the number of updates up to this step: fewer than steps, if some were left out."""
-        return int(self._values.read()[-2])
-
-    def spikes(self) -> int:
-        """Return the number of updates left out by the :class:`SpikeGuard`."""
-        return int(self._values.read()[-1])
-
-    def digest(self) -> int:
-        """Return the digest of the step's samples on all ranks."""
-        return joined_digest(self._values.read()[5:-3])
-
-    def work(self) -> tuple[float, float, float]:
-        """Return the work done, whether the loss counts it or not.
-
-        Returns:
-            Positions of all rows; pairs of a position with itself or an earlier one that it attends to; operations
-            for images.
-        """
-        _, _, positions, pairs, images, *_ = self._values.read()
-        return positions, pairs, images
+        return StepResult(loss, norm, _whole(tokens), self._lr, int(updates), int(spikes))
 
 
 def train_step(
     model: LlamaModel,
-    optimizer: Optimizer,
+    optimizer: OverlappedDistributedOptimizer,
     micro_batches: Sequence[MultimodalBatch | None],
     mesh: ParallelMesh,
     *,
@@ -105,14 +85,13 @@ def train_step(
 
 def launch_step(
     model: LlamaModel,
-    optimizer: Optimizer,
+    optimizer: OverlappedDistributedOptimizer,
     micro_batches: Sequence[MultimodalBatch | None],
     mesh: ParallelMesh,
     *,
     lr: float | Callable[[int], float],
     record: Record | None = None,
     spikes: SpikeGuard | None = None,
-    digest: int = 0,
 ) -> LaunchedStep:
     """Launch forward, backward and update on this rank's micro-batches of one step. Every rank must call it.
 
@@ -128,10 +107,9 @@ def launch_step(
         lr: the learning rate, or a function from the number of tokens of the step to it.
         record: see :func:`run_pipeline`.
         spikes: guard that may leave out the update because of the step's loss.
-        digest: digest of the samples in the micro-batches of this rank; see ``loader.digest``.
     """
-    counts = _from_last_stage(mesh.sum_over_data(_count(micro_batches, model, digest)), mesh)
-    counted, tokens = ToHost(counts), counts[0]
+    tokens = _from_last_stage(mesh.sum_over_data(_count_tokens(micro_batches, mesh)), mesh)
+    counted = ToHost(tokens.view(1))
     optimizer.begin_step(len(micro_batches))
 
     parts = [None if mesh.virtual == 1 else model.parameters_of_chunk(chunk) for chunk in range(mesh.virtual)]
@@ -148,7 +126,7 @@ def launch_step(
     leave_out = None if spikes is None else spikes.judge(loss)
     optimizer_numbers = optimizer.launch_step(lr, leave_out)
     left_out = torch.zeros_like(loss) if spikes is None else spikes.left_out
-    return LaunchedStep(torch.cat([loss.view(1), counts, optimizer_numbers, left_out.view(1)]), lr)
+    return LaunchedStep(torch.stack([loss, tokens, *optimizer_numbers, left_out]), lr)
 
 
 @torch.no_grad()
@@ -166,7 +144,7 @@ def evaluate(model: LlamaModel, batches: Iterable[MultimodalBatch | None], mesh:
     while part := list(itertools.islice(remaining, 4 * mesh.pp)):
         here = [None if batch is None else batch.to(mesh.device) for batch in part]
         sums[0] += run_pipeline(model, here, backward=False)
-        sums[1] += _count(here, model)[0]
+        sums[1] += _count_tokens(here, mesh)
     loss, tokens = _from_last_stage(mesh.sum_over_data(sums), mesh)
     return (loss / tokens.clamp(min=1.0)).item(), _whole(tokens.item())
 
@@ -197,20 +175,17 @@ def _whole(count: float) -> float:
     return int(count) if math.isfinite(count) else math.nan
 
 
-def _count(micro_batches: Iterable[MultimodalBatch | None], model: LlamaModel, digest: int = 0) -> torch.Tensor:
-    """Return the tokens in the loss, the :meth:`LaunchedStep.work` and the digest parts of this rank's micro-batches.
+def _count_tokens(micro_batches: Iterable[MultimodalBatch | None], mesh: ParallelMesh) -> torch.Tensor:
+    """Return the tokens in the loss of this rank's micro-batches, a float64 scalar.
 
     Only one rank of a model replica counts them: that of the last stage with context-parallel rank 0.
     """
-    mesh = model.mesh
-    counts = torch.tensor([0.0] * 4 + digest_parts(digest, mesh), dtype=torch.float64, device=mesh.device)
+    tokens = torch.zeros((), dtype=torch.float64, device=mesh.device)
     if mesh.is_last_stage and mesh.rank("cp") == 0:
         for batch in micro_batches:
             assert batch is not None, "the last stage needs its micro-batches"
-            counts[0] += batch.loss_mask.sum(dtype=torch.float64)
-            counts[1:3] += visible_positions(batch.tokens, batch.documents)
-            counts[3] += image_flops(model.config, batch.image, batch.image_sizes)
-    return counts
+            tokens += batch.loss_mask.sum(dtype=torch.float64)
+    return tokens
 
 
 def _from_last_stage(values: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:

@@ -16,20 +16,6 @@ from energon_lite.trainer.models.config import ModelConfig
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H100 PCIe": 756e12, "H200": 989e12, "B200": 2250e12, "L40S": 362e12}
 
 
-def flops_per_token(config: ModelConfig, length: int) -> float:
-    """Return the :func:`training_flops` of each token of a long causal row: 6 N + 6 L H S.
-
-    Args:
-        config: the model's shape.
-        length: tokens of a row.
-
-    Example:
-        >>> round(flops_per_token(ModelConfig(hidden_size=64, num_layers=2, ffn_size=160, vocab_size=256), 32))
-        667648
-    """
-    return training_flops(config, 1, length / 2)
-
-
 def training_flops(config: ModelConfig, positions: float, pairs: float) -> float:
     """Return the useful operations of a training step: 6 N for each position, and 12 L H for each pair of positions.
 
@@ -39,7 +25,8 @@ def training_flops(config: ModelConfig, positions: float, pairs: float) -> float
 
     Args:
         config: the model's shape.
-        positions, pairs: see :func:`visible_positions`.
+        positions: number of positions.
+        pairs: pairs of a position with itself or an earlier one that it attends to.
     """
     shape = language_shape(config)
     return float((shape.position_flops + shape.head_flops) * positions + shape.pair_flops * pairs)
@@ -106,22 +93,6 @@ def batch_flops(config: ModelConfig, batch: MultimodalBatch) -> float:
     lengths = [length] * rows if batch.document_lengths is None else batch.document_lengths
     pairs = sum(tokens * (tokens + 1) // 2 for tokens in lengths)
     return training_flops(config, rows * length, pairs) + image_flops(config, batch.image, batch.image_sizes)
-
-
-def visible_positions(tokens: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
-    """Count positions, and pairs of a position and one that it attends to, in all rows: float64 ``[2]``.
-    ``[2]``.
-
-    Args:
-        tokens, documents: as in :class:`MultimodalBatch`. Nothing is read back from the device.
-    """
-    rows, length = tokens.shape
-    seen = torch.arange(1, length + 1, device=tokens.device).expand(rows, length)
-    if documents is not None:  # pairs within a document only
-        begins = documents != documents.roll(1, dims=1)
-        seen = seen - (begins * (seen - 1)).cummax(dim=1).values
-    pairs = seen.sum(dtype=torch.float64)
-    return torch.stack([torch.full_like(pairs, rows * length), pairs])
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from energon_lite import VQASample
 from energon_lite.trainer import Trainer, latest_checkpoint, load_config
-from energon_lite.trainer.data.tokenizer import ByteTokenizer
+from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer
 from examples.charts import answering, figure
 from examples.charts.answering import Answer
 from examples.charts.drawing import COLOURS, SIZE, Chart, Painter, different_charts, hold_out

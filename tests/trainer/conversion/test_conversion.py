@@ -19,10 +19,10 @@ from energon_lite.trainer.checkpointing import writer
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
 from energon_lite.trainer.checkpointing.reader import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
+from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
 from energon_lite.trainer.conversion.language_config import model_config
 from energon_lite.trainer.conversion.tensor_names import model_shapes
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
-from energon_lite.trainer.conversion.to_native import huggingface_to_native
 from energon_lite.trainer.conversion.weight_files import native_to_file
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import build_mesh
@@ -325,6 +325,6 @@ def test_commands(tmp_path: Path, save_model: SaveModel) -> None:
     convert("to-file", tmp_path / "native", tmp_path / "one.safetensors")
     for words in (["native-to-hf", str(tmp_path / "native"), str(tmp_path / "x"), "--shard-size", "5 apples"],):
         result = run.invoke(main, ["convert-weights", *words])
-        assert result.exit_code == 2 and "no size" in result.output
+        assert result.exit_code == 1 and "no number of bytes" in result.output
     result = run.invoke(main, ["convert-weights", "native-to-hf", str(tmp_path / "native"), str(theirs)])
     assert result.exit_code == 1 and "not empty" in result.output

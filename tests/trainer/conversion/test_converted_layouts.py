@@ -27,13 +27,13 @@ from energon_lite.trainer import (
 )
 from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint
 from energon_lite.trainer.checkpointing.weights import load_weights
+from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
-from energon_lite.trainer.conversion.to_native import huggingface_to_native
 from energon_lite.trainer.conversion.weight_files import native_to_file
-from energon_lite.trainer.data.tokenizer import FileTokenizer
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
+from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
 from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.config_file import model_config_of
 from tests.trainer.conversion.small_models import SCALING, SaveModel, make_model
@@ -66,7 +66,7 @@ def test_each_layout_reads_it_and_what_it_saves_is_the_same_model(
         state["config"]["model"] |= {"fuse_projections": True, "loss_chunk": 7, "attention": "varlen"}
         model = LlamaModel(model_config_of(state["config"]), mesh, seed=9)
         # Buckets that end inside of rows, so that optimizers' slices do.
-        optimizer = make_optimizer(model, mesh, OptimizerConfig(bucket_size=700))
+        optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig(bucket_size=700))
         load_weights(tmp_path / "native", model, mesh, optimizer)
         save_checkpoint(tmp_path / "saved", 3, model, optimizer, mesh, state)
 
@@ -186,7 +186,7 @@ def test_weights_alone_are_no_run_to_go_on_with(run_ranks: RunRanks, tmp_path: P
 
 
 def test_a_tokenizer_of_a_file(native: Path, tmp_path: Path) -> None:
-    tokenizer = FileTokenizer(str(native / "huggingface"))
+    tokenizer = HuggingFaceTokenizer(str(native / "huggingface"))
     assert tokenizer.encode("a c x") == [0, 3, 5, 2, 1]
     assert (tokenizer.pad, tokenizer.vocab_size) == (1, 11)
     with pytest.raises(ConfigError, match="the tokenizer has 11 tokens, the model 10"):

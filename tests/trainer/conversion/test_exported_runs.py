@@ -26,10 +26,10 @@ from energon_lite.trainer import (
 from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from energon_lite.trainer.conversion.tokenizer_files import byte_tokenizer_files
-from energon_lite.trainer.data.tokenizer import FileTokenizer
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
+from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
 from tests.testing import examples, output_of
 
 SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "ffn_size": 24}
@@ -41,7 +41,9 @@ def save_run(tmp_path: Path, *, tokenizer: str | None = None, **model: Any) -> L
     mesh = build_mesh()
     made = LlamaModel(config.model, mesh, seed=4)
     state = {"config": config_to_dict(config), "loader": None}
-    save_checkpoint(tmp_path / "run", 7, made, make_optimizer(made, mesh, config.optimizer), mesh, state)
+    save_checkpoint(
+        tmp_path / "run", 7, made, OverlappedDistributedOptimizer(made, mesh, config.optimizer), mesh, state
+    )
     return made
 
 
@@ -116,7 +118,7 @@ def test_a_run_with_a_tokenizer_comes_with_it(tmp_path: Path, as_file: bool) -> 
     said = export(tmp_path)
     assert "tokenizer.json" in said and "tokenizer_config.json" in said
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert [1, *tokenizer("a b c").input_ids, 2] == FileTokenizer(folder).encode("a b c") == [1, 3, 4, 0, 2]
+    assert [1, *tokenizer("a b c").input_ids, 2] == HuggingFaceTokenizer(folder).encode("a b c") == [1, 3, 4, 0, 2]
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
     assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == 2
     assert (tmp_path / "out/tokenizer.json").read_bytes() == (tmp_path / "words/tokenizer.json").read_bytes()

@@ -15,15 +15,14 @@ from energon_lite.cli.main import main
 from energon_lite.errors import ConfigError, StateError, StateMismatchError, UsageError
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint, read_state, save_checkpoint
 from energon_lite.trainer.checkpointing.weights import load_weights
+from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
 from energon_lite.trainer.conversion.tensor_names import native_name
 from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
-from energon_lite.trainer.conversion.to_native import huggingface_to_native
 from energon_lite.trainer.models.batch import MultimodalBatch
-from energon_lite.trainer.models.config import ModelConfig, model_config_of
+from energon_lite.trainer.models.config import ModelConfig, VisionConfig, model_config_of
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.vision_config import VisionConfig
 from energon_lite.trainer.optimizer.config import OptimizerConfig
-from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.generate import load_model
 from tests.trainer.conversion.small_models import SaveModel, change_config, make_model
@@ -239,7 +238,7 @@ def test_each_layout_reads_it_and_what_it_saves_is_the_same_model(
         assert config.vision is not None
         config = dataclasses.replace(config, vision=dataclasses.replace(config.vision, tp=tp))
         model = LlamaModel(config, mesh, seed=9)
-        optimizer = make_optimizer(model, mesh, OptimizerConfig(bucket_size=700))
+        optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig(bucket_size=700))
         load_weights(tmp_path / "native", model, mesh, optimizer)
         save_checkpoint(tmp_path / "saved", 3, model, optimizer, mesh, read_state(native))
 
@@ -258,7 +257,9 @@ def test_transformers_loads_what_a_run_has_made(tmp_path: Path, kind: str) -> No
     values |= {"image_size": 14, "patch_size": 4, "vision": vision, "init_std": 0.2}
     state = {"config": {"model": values, "data": {"path": "x", "tokenizer": None}}, "loader": None}
     ours = LlamaModel(model_config_of(state["config"]), build_mesh(), seed=2)  # type: ignore[arg-type]
-    save_checkpoint(tmp_path / "run", 1, ours, make_optimizer(ours, ours.mesh, OptimizerConfig()), ours.mesh, state)
+    save_checkpoint(
+        tmp_path / "run", 1, ours, OverlappedDistributedOptimizer(ours, ours.mesh, OptimizerConfig()), ours.mesh, state
+    )
     result = CliRunner().invoke(
         main, ["convert-weights", "native-to-hf", str(tmp_path / "run"), str(tmp_path / "out"), "--shard-size", "100KB"]
     )
@@ -283,7 +284,9 @@ def test_the_token_of_images_can_be_named(tmp_path: Path, save_model: SaveModel)
         state = {"config": {"model": values, "data": {"path": "x", "tokenizer": tokenizer}}}
         model = LlamaModel(model_config_of(state["config"]), build_mesh())
         folder = tmp_path / f"run {tokenizer}"
-        save_checkpoint(folder, 1, model, make_optimizer(model, model.mesh, OptimizerConfig()), model.mesh, state)
+        save_checkpoint(
+            folder, 1, model, OverlappedDistributedOptimizer(model, model.mesh, OptimizerConfig()), model.mesh, state
+        )
         return folder
 
     with pytest.raises(StateError, match=r"(?s)image_token=None.*--image-token"):

@@ -13,7 +13,7 @@ from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.starting_weights import model_changes
-from energon_lite.trainer.training.throughput import flops_per_token
+from energon_lite.trainer.training.throughput import training_flops
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_free_width_of_heads() -> None:
     assert torch.equal(attention.q_norm.weight, torch.ones(6)) and not attention.q_proj.bias.any()
     # Useful work follows the heads, not the hidden size: four times as wide heads are four times the scores.
     wide = ModelConfig(hidden_size=10, num_heads=4, num_kv_heads=2, head_dim=24)
-    narrow, more = (flops_per_token(one, 64) - flops_per_token(one, 32) for one in (config, wide))
+    narrow, more = (training_flops(one, 1, 64 / 2) - training_flops(one, 1, 32 / 2) for one in (config, wide))
     assert more == 4 * narrow == 6.0 * 3 * 4 * 24 * 32
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from energon_lite.errors import ConfigError
 from energon_lite.trainer import config_from_dict
-from energon_lite.trainer.conversion.tensor_names import language_shapes
+from energon_lite.trainer.conversion.tensor_names import model_shapes
 from energon_lite.trainer.models.presets import PRESETS, model_preset
 
 #: In millions, as the makers' papers and model cards state them; tied tables once.
@@ -45,7 +45,7 @@ STATED = {
 
 @pytest.mark.parametrize("name", STATED)
 def test_presets_have_the_size_that_is_stated(name: str) -> None:
-    shapes = language_shapes(model_preset(name))
+    shapes = model_shapes(model_preset(name))
     assert round(sum(math.prod(shape) for shape in shapes.values()) / 1e6) == STATED[name]
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from energon_lite.trainer.optimizer.buckets import sum_of_squares
 from energon_lite.trainer.optimizer.config import OptimizerConfig, ParameterGroup
-from energon_lite.trainer.optimizer.optimizer import sum_of_squares
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
-from energon_lite.trainer.optimizer.plain_optimizer import Optimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout
 from energon_lite.trainer.training.config import OptimizerConfig
@@ -155,7 +154,7 @@ def serial_run(steps: list[list[Batch]], dtype: torch.dtype, config: OptimizerCo
 
 def train(
     net: AwkwardNet,
-    optimizer: Optimizer,
+    optimizer: OverlappedDistributedOptimizer,
     mesh: ParallelMesh,
     steps: list[list[Batch]],
     spread: tuple[str, ...] = ("dp",),

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from energon_lite.trainer.optimizer.config import OptimizerConfig
-from energon_lite.trainer.optimizer.optimizer import Optimizer
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
@@ -187,14 +186,16 @@ def _muon(p: Any, grad: Any, momentum: Any, lr: float, decay: float, config: Opt
 
 def train(
     net: nn.Module, mesh: ParallelMesh, steps: int, micro_batches: int, config: OptimizerConfig = CONFIG
-) -> tuple[Found, Optimizer]:
+) -> tuple[Found, OverlappedDistributedOptimizer]:
     """This rank's part of the same run."""
     optimizer = OverlappedDistributedOptimizer(net, mesh, config)
     norms = run_steps(net, optimizer, range(steps), micro_batches)
     return (norms, {name: p.detach().clone() for name, p in net.named_parameters()}), optimizer
 
 
-def run_steps(net: nn.Module, optimizer: Optimizer, steps: range, micro_batches: int) -> list[float]:
+def run_steps(
+    net: nn.Module, optimizer: OverlappedDistributedOptimizer, steps: range, micro_batches: int
+) -> list[float]:
     norms, mesh = [], optimizer.mesh
     for step in steps:
         mine = seeds_of(step, micro_batches)[mesh.rank("dp") :: mesh.dp]

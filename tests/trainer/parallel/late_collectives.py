@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from energon_lite.trainer.parallel import single_tensor
+from energon_lite.trainer.parallel import collectives
 
 
 class LateWork:
@@ -32,7 +32,7 @@ class LateWork:
 def watched_collectives(*, late: bool = False) -> Iterator[list[str]]:
     """The names of the asynchronous collectives, as they are launched; with ``late`` they happen when waited for."""
     launched: list[str] = []
-    originals = {name: getattr(single_tensor, name) for name in ("reduce_scatter", "all_gather")}
+    originals = {name: getattr(collectives, name) for name in ("reduce_scatter", "all_gather")}
 
     def watch(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -44,9 +44,9 @@ def watched_collectives(*, late: bool = False) -> Iterator[list[str]]:
         return call
 
     for name in originals:
-        setattr(single_tensor, name, watch(name))
+        setattr(collectives, name, watch(name))
     try:
         yield launched
     finally:
         for name, original in originals.items():
-            setattr(single_tensor, name, original)
+            setattr(collectives, name, original)

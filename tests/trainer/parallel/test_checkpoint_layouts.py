@@ -156,60 +156,33 @@ def test_a_checkpoint_has_the_values_of_the_last_step(run_ranks: RunRanks, tmp_p
     assert all(torch.equal(loaded[name], content[name]) for name in content)
 
 
-@pytest.mark.parametrize(
-    ("kinds", "other"),
-    [
-        pytest.param((saves, reads), other, marks=[pytest.mark.nightly] * (saves == rarely), id=f"{saves}-{other}")
-        for other, rarely in ((Layout(tp=2), "plain"), (Layout(pp=2), "overlapped"), (Layout(cp=2), "overlapped"))
-        for saves, reads in (("plain", "overlapped"), ("overlapped", "plain"))
-    ],
-)
-def test_both_optimizers_read_what_the_other_saved(
-    run_ranks: RunRanks, tmp_path: Path, kinds: tuple[str, str], other: Layout
-) -> None:
-    def save(rank: int) -> list[tuple[float, float]]:
-        part = Part(Layout(dp=2), kind=kinds[0])
-        part.train(0, 2)
-        part.save(tmp_path, 2)
-        return part.train(2, 5)
-
-    def load(rank: int) -> list[tuple[float, float]]:
-        part = Part(other, seed=99, kind=kinds[1])
-        part.load(tmp_path / "step-00000002")
-        return part.train(2, 5)
-
-    straight = run_ranks(2, save)[0]
-    torch.testing.assert_close(run_ranks(2, load)[0], straight, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("kind", nightly_but({0}, ["overlapped", "plain"]))
-def test_bfloat16_goes_on_bit_for_bit(run_ranks: RunRanks, tmp_path: Path, kind: str) -> None:
+def test_bfloat16_goes_on_bit_for_bit(run_ranks: RunRanks, tmp_path: Path) -> None:
     """Its master values are saved too; those of a model in float32 are the model."""
 
     def straight(rank: int) -> tuple[list[tuple[float, float]], bool]:
-        part = Part(Layout(dp=2), dtype="bfloat16", kind=kind)
+        part = Part(Layout(dp=2), dtype="bfloat16")
         losses = part.train(0, 3)
         path = part.save(tmp_path, 3)
-        names = checkpoint.CheckpointReader(path).read_metadata().state_dict_metadata
+        names = checkpoint.CheckpointReader(path).index.state_dict_metadata
         return losses + part.train(3, 5), "optimizer.norm.weight.master" in names
 
     def resumed(rank: int) -> list[tuple[float, float]]:
-        part = Part(Layout(dp=2), dtype="bfloat16", seed=99, kind=kind)
+        part = Part(Layout(dp=2), dtype="bfloat16", seed=99)
         part.load(tmp_path / "step-00000003")
         return part.train(3, 5)
 
-    def masters(layout: Layout, kind: str) -> dict[str, torch.Tensor]:
+    def masters(layout: Layout) -> dict[str, torch.Tensor]:
         def job(rank: int) -> dict[str, torch.Tensor]:
-            part = Part(layout, dtype="bfloat16", seed=99, kind=kind)
+            part = Part(layout, dtype="bfloat16", seed=99)
             part.load(tmp_path / "step-00000003")
             return {name: value for name, value in part.content().items() if name.endswith(".master")}
 
         return run_ranks(layout.world, job)[0]
 
     losses, has_masters = run_ranks(2, straight)[0]
-    wanted = masters(Layout(), kind)
-    for layout, other in ((Layout(tp=2), "plain"), (Layout(pp=2), "overlapped")):
-        found = masters(layout, other)
+    wanted = masters(Layout())
+    for layout in (Layout(tp=2), Layout(pp=2)):
+        found = masters(layout)
         assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in found)
         assert all(value.dtype == torch.float32 for value in found.values())
     assert has_masters and losses[3:] == run_ranks(2, resumed)[0]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from energon_lite.trainer.models.config import VisionConfig
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.vision_config import VisionConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.pipeline import run_pipeline
 from tests.trainer.parallel.plain_llama import Rows

@@ -15,7 +15,7 @@ from energon_lite.trainer.models.attention_functions import document_segments, s
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.models.registry import adopt_norm, register_attention, register_norm
-from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.pipeline import run_pipeline
@@ -26,7 +26,7 @@ from tests.trainer.parallel.test_parity import (
     BASE,
     EVERY,
     LAST,
-    PLAIN,
+    OPTIMIZER,
     Layout,
     assert_same,
     gathered,
@@ -123,7 +123,7 @@ def test_long_rows_are_those_of_one_rank(run_ranks: RunRanks, packed: bool) -> N
 
 
 NOT_FINITE = dict(
-    zip([Layout(tp=2, pp=2), Layout(cp=2, dp=2), Layout(pp=2, virtual=2)], [EVERY, LAST, PLAIN], strict=True)
+    zip([Layout(tp=2, pp=2), Layout(cp=2, dp=2), Layout(pp=2, virtual=2)], [EVERY, LAST, OPTIMIZER], strict=True)
 )
 
 
@@ -132,7 +132,7 @@ NOT_FINITE = dict(
     [
         pytest.param(layout, settings, marks=[pytest.mark.nightly] * (settings != always), id=f"{layout}-{name}")
         for layout, always in NOT_FINITE.items()
-        for name, settings in (("plain", PLAIN), ("last", LAST), ("every", EVERY))
+        for name, settings in (("one bucket", OPTIMIZER), ("last", LAST), ("every", EVERY))
     ],
 )
 def test_a_step_that_is_not_finite_is_left_out_by_all_ranks(
@@ -144,7 +144,7 @@ def test_a_step_that_is_not_finite_is_left_out_by_all_ranks(
     def check(rank: int) -> None:
         mesh = layout.mesh()
         model = LlamaModel(BASE, mesh, seed=5)
-        optimizer = make_optimizer(model, mesh, settings)
+        optimizer = OverlappedDistributedOptimizer(model, mesh, settings)
         before = gathered(model, mesh)
         spoiled = next(p for name, p in model.named_parameters() if "up_proj" in name)
         hook = spoiled.register_hook(lambda grad: grad * math.nan if rank == 1 else grad)

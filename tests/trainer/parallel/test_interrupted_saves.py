@@ -155,7 +155,7 @@ SCRIPT = """
 import sys, time, torch
 from energon_lite.trainer.checkpointing import checkpoint
 from energon_lite.trainer.optimizer.config import OptimizerConfig
-from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer import LlamaModel, ModelConfig
 
@@ -165,7 +165,7 @@ checkpoint.save_tensors = lambda *args, **how: (time.sleep(seconds), save(*args,
 mesh = build_mesh()
 model = LlamaModel(ModelConfig(hidden_size=8, num_layers=1, num_heads=1, ffn_size=8), mesh)
 saver = checkpoint.CheckpointSaver(root, mesh, timeout=timeout)
-saver.save(1, model, make_optimizer(model, mesh, OptimizerConfig()), {})
+saver.save(1, model, OverlappedDistributedOptimizer(model, mesh, OptimizerConfig()), {})
 print("end of the script")
 """
 

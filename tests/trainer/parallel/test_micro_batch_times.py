@@ -13,13 +13,13 @@ import torch
 
 from energon_lite.errors import UsageError
 from energon_lite.extras.balance import read_cost_model, read_micro_batches
+from energon_lite.extras.balance.micro_batch_times import PassTimes, cost_model_of, micro_batch_numbers
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.config_file import config_from_dict
 from energon_lite.trainer.training.loop import Trainer
-from energon_lite.trainer.training.micro_batch_times import PassTimes, cost_model_of, micro_batch_numbers
 from energon_lite.trainer.training.pipeline import run_pipeline
 from energon_lite.trainer.training.throughput import training_flops
 from tests.trainer.parallel.rank_processes import RunRanks

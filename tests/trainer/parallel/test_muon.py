@@ -100,7 +100,6 @@ def test_a_gradient_that_is_not_finite_changes_nothing(run_ranks: RunRanks) -> N
 
 def test_settings_that_make_no_sense_are_refused() -> None:
     for wrong, word in [
-        ({"kind": "plain", "algorithm": "muon"}, "the plain optimizer knows AdamW only"),
         ({"groups": (ParameterGroup("*", algorithm="muon"),)}, "algorithms of their own under muon only"),
         ({"algorithm": "muon", "muon_scale": "big"}, "unknown muon_scale"),
     ]:

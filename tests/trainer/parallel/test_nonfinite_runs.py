@@ -207,7 +207,7 @@ def spoil_mask(trainer: Trainer, number: int, value: float) -> None:
 
     def spoilt(batches: Any) -> Any:
         taken = take(batches)
-        if number in trainer.data.last_step().numbers and trainer.mesh.global_rank == trainer.mesh.world_size - 1:
+        if number in trainer.data.last_step.numbers and trainer.mesh.global_rank == trainer.mesh.world_size - 1:
             taken[0].loss_mask[0, 0] = value  # type: ignore[union-attr]
         return taken
 

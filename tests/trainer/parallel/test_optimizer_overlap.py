@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
+from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.step import train_step
@@ -109,7 +111,7 @@ def test_chunks_with_empty_micro_batches_make_the_plain_run(run_ranks: RunRanks,
 def test_gradients_leave_behind_the_backward_pass(run_ranks: RunRanks, reduce: str, times: int) -> None:
     batch = make_steps(1, 1)[0][0]
 
-    def job(rank: int) -> tuple[int, list[int], list[str]]:
+    def job(rank: int) -> tuple[int, int, list[int], list[str]]:
         net, optimizer, mesh = make(reduce=reduce, bucket_size=20)
         train(net, optimizer, mesh, make_steps(2, 8))
         counts = []
@@ -122,14 +124,45 @@ def test_gradients_leave_behind_the_backward_pass(run_ranks: RunRanks, reduce: s
             before = len(launched)
             optimizer.step(lr=0.1)
         assert all(bucket.gathering is not None for bucket in optimizer._queue), "step waits for no value"
-        return len(optimizer._queue), [*counts, before], launched[before:]
+        full = sum(not any("unused" in slot.name for slot in bucket.slots) for bucket in optimizer._queue)
+        return len(optimizer._queue), full, [*counts, before], launched[before:]
 
-    for buckets, counts, after in run_ranks(2, job):
-        assert buckets > 5
-        # The bucket of what is never used is last, and waits for the end of the micro-batch; no other does.
-        inside = [buckets * number + buckets - 1 for number in range(4)] if times == 4 else [0, 0, 0, buckets - 1]
+    for buckets, full, counts, after in run_ranks(2, job):
+        assert buckets > full > 5
+        # Buckets with a parameter that is never used are last, and wait for the end of the micro-batch; no other does.
+        inside = [buckets * number + full for number in range(4)] if times == 4 else [0, 0, 0, full]
         assert counts == [*inside, buckets * times]
         assert after == ["all_gather"] * buckets
+
+
+def test_nothing_stands_behind_a_gather_in_its_group(run_ranks: RunRanks) -> None:
+    """A communicator of NCCL serves one collective after the other: a sum of counts there would wait for all values."""
+    steps = make_llama_steps(("text",) * 4)[:3]
+
+    def job(rank: int) -> list[str]:
+        mesh = build_mesh()
+        model = LlamaModel(BASE, mesh, seed=5)
+        optimizer = OverlappedDistributedOptimizer(model, mesh, LAST)
+        train_step(model, optimizer, steps[0][rank::2], mesh, lr=0.01)
+        of_group: list[str] = []
+
+        def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+            def launch(*args: Any, **how: Any) -> Any:
+                of_group.extend([name] * (how.get("group") is mesh.data_group))
+                return call(*args, **how)
+
+            return launch
+
+        with pytest.MonkeyPatch.context() as patch:
+            for owner, names in ((dist, ["all_reduce", "broadcast"]), (collectives, ["reduce_scatter", "all_gather"])):
+                for name in names:
+                    patch.setattr(owner, name, noted(name, getattr(owner, name)))
+            for micro_batches in steps[1:]:
+                train_step(model, optimizer, micro_batches[rank::2], mesh, lr=0.01)
+        return of_group
+
+    for of_group in run_ranks(2, job):
+        assert set(of_group) == {"reduce_scatter", "all_gather"} and of_group[-1] == "all_gather"
 
 
 # -- stale values ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
-from energon_lite.trainer.parallel import single_tensor
+from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import ParameterLayout
 from energon_lite.trainer.training.step import train_step
@@ -127,7 +127,7 @@ def test_bytes_on_the_wire_are_those_of_the_formula(run_ranks: RunRanks, reduce:
 
             return call
 
-        with patched(single_tensor, ["reduce_scatter", "all_gather"], watch):
+        with patched(collectives, ["reduce_scatter", "all_gather"], watch):
             train_step(model, optimizer, steps[1][rank::2], mesh, lr=0.01)
         return sent, sum(p.numel() for p in model.parameters())
 

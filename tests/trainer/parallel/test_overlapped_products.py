@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from energon_lite.trainer.models.tensor_parallel import ColumnParallelLinear, project
-from energon_lite.trainer.parallel import single_tensor
+from energon_lite.trainer.parallel import collectives
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import Layout
 
@@ -64,7 +64,7 @@ def test_weights_are_done_while_the_input_is_summed(run_ranks: RunRanks, sequenc
         expected = gradients([layer(entered, entered=True) for layer in layers])
         seen: list[str] = []
         with pytest.MonkeyPatch.context() as patch:
-            for module, name in ((dist, "all_reduce"), (single_tensor, "reduce_scatter")):
+            for module, name in ((dist, "all_reduce"), (collectives, "reduce_scatter")):
                 patch.setattr(module, name, partial(noted, seen, getattr(module, name)))
             made = project(layers, x, fused=fused)
             with Noted(seen):

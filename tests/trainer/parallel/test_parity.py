@@ -13,7 +13,7 @@ import torch.distributed as dist
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.config import learning_rate
-from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
 from energon_lite.trainer.training.config import OptimizerConfig
@@ -39,7 +39,6 @@ BASE = ModelConfig(
 # Adam divides by the size of the gradient: where that is rounding noise, eps keeps noise from becoming a step.
 OPTIMIZER = OptimizerConfig(lr=5e-3, min_lr=1e-3, warmup=2, weight_decay=0.1, eps=1e-5, clip=0.5)
 #: Ways to make the same step. Small buckets, so that many are under way, and slices begin and end inside of rows.
-PLAIN = dataclasses.replace(OPTIMIZER, kind="plain")
 LAST = dataclasses.replace(OPTIMIZER, bucket_size=1500)
 EVERY = dataclasses.replace(OPTIMIZER, bucket_size=1500, reduce="every")
 STEPS, MICRO_BATCHES = 5, 4
@@ -185,7 +184,7 @@ def train_on(
     start = gathered(model, mesh)
     for name, p in model.named_parameters():
         p.requires_grad_(name not in frozen)
-    optimizer = make_optimizer(model, mesh, settings)
+    optimizer = OverlappedDistributedOptimizer(model, mesh, settings)
     results = []
     for number, micro_batches in enumerate(steps):
         mine = own(micro_batches, mesh)
@@ -236,13 +235,13 @@ def assert_same(runs: list[Run], plain: PlainRun, tolerance: float, of_weights: 
         assert all(torch.equal(run.end[name], runs[0].end[name]) for name in run.end)
 
 
-#: Whether embeddings are tied, optimizer. Untied ones, and the overlapped optimizer's other settings: test_long_runs.
-VARIANTS = {"tied, reduced every time": (True, EVERY), "plain optimizer": (False, PLAIN)}
+#: Whether embeddings are tied, optimizer. Untied ones, and other settings: test_long_runs.
+VARIANTS = {"tied, reduced every time": (True, EVERY), "one bucket": (False, OPTIMIZER)}
 
 
 @pytest.mark.parametrize(
     ("layout", "variant"),
-    # Most layouts once, every fourth of them with the plain optimizer.
+    # Most layouts once, every fourth of them with one bucket.
     nightly_but(
         {2 * place + (place % 4 == 2) for place in range(len(LAYOUTS)) if place not in (3, 13, 14, 15)},
         itertools.product(LAYOUTS, VARIANTS),

@@ -17,6 +17,7 @@ from energon_lite.errors import ConfigError
 from energon_lite.trainer import Trainer, read_state
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from energon_lite.trainer.optimizer.config import ParameterGroup
+from energon_lite.trainer.training.metrics import StepMetrics
 from tests.trainer.parallel.copying_store import CopyingStore
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.small_runs import make_config, metrics, send, train
@@ -58,21 +59,23 @@ def test_numbers_are_read_when_the_next_step_is_under_way_unless_it_is_to_be_sav
         groups = (ParameterGroup(match="*norm*", lr_scale=0.5),)
         config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, groups=groups))
         with Trainer(config) as trainer:
-            launch, numbers, take = trainer.launch, trainer.numbers, trainer.data.take_step
+            launch, take = trainer.launch, trainer.data.take_step
 
             def noted_launch(step: int, batches: Any) -> Any:
                 done.append(("launch", step))
                 return launch(step, batches)
 
-            def noted_numbers(running: Any) -> Any:
-                done.append(("numbers", running.step))
-                return numbers(running)
+            class NotedNumbers(StepMetrics):
+                def __call__(self, running: Any) -> Any:
+                    done.append(("numbers", running.step))
+                    return super().__call__(running)
 
             def slow(batches: Any) -> Any:
                 time.sleep(0.1)
                 return take(batches)
 
-            trainer.launch, trainer.numbers = noted_launch, noted_numbers  # type: ignore[method-assign]
+            trainer.launch = noted_launch  # type: ignore[method-assign]
+            trainer.numbers = NotedNumbers(config, trainer.mesh)
             trainer.data.take_step = slow  # type: ignore[method-assign]
             trainer.run()
         return done

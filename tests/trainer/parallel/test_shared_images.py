@@ -18,7 +18,7 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.pipeline import run_pipeline
 from tests.trainer.parallel.plain_llama import PlainRun
 from tests.trainer.parallel.rank_processes import RunRanks
-from tests.trainer.parallel.test_parity import BASE, EVERY, LAST, PLAIN, Layout, Run, assert_same
+from tests.trainer.parallel.test_parity import BASE, EVERY, LAST, OPTIMIZER, Layout, Run, assert_same
 from tests.trainer.parallel.test_vision_layouts import CLIP, POOLED, SIGLIP, train
 
 
@@ -37,7 +37,7 @@ class Sharing(Layout):
 
 CASES: list[tuple[str, Layout, OptimizerConfig]] = [
     ("siglip", Sharing(dp=2), LAST),
-    ("siglip", Sharing(dp=4), PLAIN),
+    ("siglip", Sharing(dp=4), OPTIMIZER),
     ("siglip", Sharing(dp=2, pp=2), EVERY),
     ("clip", Sharing(dp=2, tp=2, sp=True), LAST),
     ("pooled", Sharing(dp=2, cp=2), LAST),
@@ -65,7 +65,7 @@ def test_whoever_encodes_the_images_the_run_is_that_of_one_rank(
     """Of the micro-batches some have no images, and one has no rows: their ranks encode those of others."""
     config = MODELS[name]
     if name not in alone:
-        alone[name] = run_ranks(1, functools.partial(train, config, Layout(), PLAIN, ()))[0]
+        alone[name] = run_ranks(1, functools.partial(train, config, Layout(), OPTIMIZER, ()))[0]
     one = alone[name]
     runs = run_ranks(layout.world, functools.partial(train, config, layout, optimizer, ()))
     assert_same(runs, PlainRun(one.losses, one.norms, one.end), 1e-10)
@@ -76,7 +76,7 @@ def test_a_frozen_encoder_is_shared_too(run_ranks: RunRanks) -> None:
     frozen = tuple(
         name for name, _ in LlamaModel(config, build_mesh()).named_parameters() if name.startswith(("vision", "proj"))
     )
-    one = run_ranks(1, functools.partial(train, config, Layout(), PLAIN, frozen))[0]
+    one = run_ranks(1, functools.partial(train, config, Layout(), OPTIMIZER, frozen))[0]
     runs = run_ranks(2, functools.partial(train, config, Sharing(dp=2), LAST, frozen))
     assert_same(runs, PlainRun(one.losses, one.norms, one.end), 1e-10)
 

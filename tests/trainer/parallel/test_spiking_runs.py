@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import signal
 from collections.abc import Callable
@@ -35,12 +34,8 @@ def spoil(*at: int) -> Callable[[Trainer, int], None]:
     return disturb
 
 
-@pytest.mark.parametrize("kind", ["overlapped", "plain"])
-def test_the_update_of_a_spike_is_left_out_counted_and_said(
-    run_ranks: RunRanks, blend: Path, tmp_path: Path, kind: str
-) -> None:
+def test_the_update_of_a_spike_is_left_out_counted_and_said(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
     config = make_config(blend, tmp_path / "run", steps=7, spike_factor=2.0, spike_window=4)
-    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, kind=kind))
 
     def job(rank: int) -> tuple[bool, list[str]]:
         said: list[str] = []

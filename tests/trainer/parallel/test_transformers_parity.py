@@ -75,9 +75,8 @@ def make_case(seed: int) -> Case:
     with_images = ("mixed", "several", "packed image")
     choices = ("text", "packed", "nothing", "empty", *(with_images if images else ()))
     rows = ("several" if images else "packed", *draw.choices(choices, k=draw.randint(1, 5)))
-    ways = {"kind": "plain"} if draw.random() < 0.2 else {"reduce": draw.choice(["last", "every"])}
     bucket_size = draw.choice([1, 400, 1500, None])
-    settings = dataclasses.replace(OPTIMIZER, bucket_size=bucket_size, **ways)  # type: ignore[arg-type]
+    settings = dataclasses.replace(OPTIMIZER, bucket_size=bucket_size, reduce=draw.choice(["last", "every"]))
     return Case(kind, layout, config, rows, settings)
 
 

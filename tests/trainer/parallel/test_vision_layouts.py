@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import TopologyError
-from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.config import ModelConfig, VisionConfig
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.vision_config import VisionConfig
 from energon_lite.trainer.models.vision_transformer import VisionBlock
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh
@@ -24,7 +23,17 @@ from tests.testing import examples, nightly_but
 from tests.trainer.parallel.plain_llama import PlainRun, Rows
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_any_combination import layouts
-from tests.trainer.parallel.test_parity import BASE, EVERY, LAST, PLAIN, Layout, Run, assert_same, make_rows, train_on
+from tests.trainer.parallel.test_parity import (
+    BASE,
+    EVERY,
+    LAST,
+    OPTIMIZER,
+    Layout,
+    Run,
+    assert_same,
+    make_rows,
+    train_on,
+)
 
 SIGLIP = VisionConfig(hidden_size=16, num_layers=3, num_heads=4, ffn_size=20, feature_layer=-2, head=True)
 CLIP = VisionConfig(
@@ -83,7 +92,7 @@ CASES: list[tuple[str, dict[str, Any], Layout, OptimizerConfig]] = [
     ("siglip", {"tp": 1}, Layout(tp=2, dp=2), EVERY),
     ("siglip", {"tp": 1, "recompute": "full"}, Layout(tp=2, pp=2, virtual=2, sp=True), LAST),
     ("clip", {"recompute": "selective"}, Layout(tp=4), LAST),
-    ("clip", {"tp": 1}, Layout(tp=2, cp=2, sp=True), PLAIN),
+    ("clip", {"tp": 1}, Layout(tp=2, cp=2, sp=True), OPTIMIZER),
     ("pooled", {}, Layout(tp=2, cp=2), LAST),
     ("pooled", {"tp": 1}, Layout(pp=2, cp=2), EVERY),
 ]
@@ -105,7 +114,7 @@ def test_an_encoder_on_any_layout_makes_the_run_of_one_rank(
     vision = ENCODERS[name]
     config = dataclasses.replace(BASE, vision=vision, tie_embeddings=True)
     if name not in alone:
-        alone[name] = run_ranks(1, functools.partial(train, config, Layout(), PLAIN, ()))[0]
+        alone[name] = run_ranks(1, functools.partial(train, config, Layout(), OPTIMIZER, ()))[0]
     one = alone[name]
     config = dataclasses.replace(config, vision=dataclasses.replace(vision, **told))
     runs = run_ranks(layout.world, functools.partial(train, config, layout, optimizer, ()))
@@ -129,13 +138,13 @@ def test_an_encoder_on_any_layout_makes_the_run_of_one_rank(
     more=st.fixed_dictionaries(
         {"tie_embeddings": st.booleans(), "recompute": st.sampled_from(["none", "full"]), "num_kv_heads": st.just(4)}
     ),
-    optimizer=st.sampled_from([PLAIN, LAST, EVERY]),
+    optimizer=st.sampled_from([OPTIMIZER, LAST, EVERY]),
 )
 def test_encoders_and_layouts_in_any_combination(
     run_ranks: RunRanks, layout: Layout, name: str, said: dict[str, Any], more: dict[str, Any], optimizer: Any
 ) -> None:
     config = dataclasses.replace(BASE, vision=ENCODERS[name], **more)
-    one = run_ranks(1, functools.partial(train, config, Layout(), PLAIN, ()))[0]
+    one = run_ranks(1, functools.partial(train, config, Layout(), OPTIMIZER, ()))[0]
     told = dataclasses.replace(config, vision=dataclasses.replace(ENCODERS[name], **said))
     runs = run_ranks(layout.world, functools.partial(train, told, layout, optimizer, ()))
     assert_same(runs, PlainRun(one.losses, one.norms, one.end), 1e-10)
@@ -144,7 +153,7 @@ def test_encoders_and_layouts_in_any_combination(
 def test_what_of_an_encoder_is_frozen_stays(run_ranks: RunRanks) -> None:
     config = dataclasses.replace(BASE, vision=SIGLIP)
     vision = tuple(name for name, _ in LlamaModel(config, build_mesh()).named_parameters() if name.startswith("vision"))
-    one = run_ranks(1, functools.partial(train, config, Layout(), PLAIN, vision))[0]
+    one = run_ranks(1, functools.partial(train, config, Layout(), OPTIMIZER, vision))[0]
     runs = run_ranks(4, functools.partial(train, config, Layout(tp=2, pp=2), LAST, vision))
     assert_same(runs, PlainRun(one.losses, one.norms, one.end), 1e-10)
     assert all(torch.equal(one.end[name], one.start[name]) for name in vision)

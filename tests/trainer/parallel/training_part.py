@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from energon_lite.trainer.checkpointing.checkpoint import load_checkpoint, save_checkpoint
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.shards import whole_tensors
 from energon_lite.trainer.training.step import train_step
@@ -24,14 +24,12 @@ STATE = {"loader": {"position": 17, "leaves": ["a", "ß"]}, "config": {"lr": 0.1
 class Part:
     """The training job of one rank: model, optimizer, and steps on the micro-batches of its place."""
 
-    def __init__(
-        self, layout: Layout, *, seed: int = 5, dtype: str = "float64", kind: str = "overlapped", **shape: Any
-    ):
+    def __init__(self, layout: Layout, *, seed: int = 5, dtype: str = "float64", **shape: Any):
         self.mesh: ParallelMesh = layout.mesh()
         self.model = LlamaModel(dataclasses.replace(BASE, dtype=dtype, **shape), self.mesh, seed=seed)
         # Small buckets, so that slices begin and end inside of rows.
-        settings = dataclasses.replace(OPTIMIZER, kind=kind, bucket_size=1500)
-        self.optimizer = make_optimizer(self.model, self.mesh, settings)
+        settings = dataclasses.replace(OPTIMIZER, bucket_size=1500)
+        self.optimizer = OverlappedDistributedOptimizer(self.model, self.mesh, settings)
 
     def train(self, first: int, last: int) -> list[tuple[float, float]]:
         """Losses and gradient norms of steps ``first..last-1``."""

@@ -54,7 +54,7 @@ def test_pieces_are_those_of_the_text(merging: HuggingFaceTokenizer, said: list[
     pieces = merging.chat(messages, MARK if shown else None)
     tokens = [token for piece, _ in pieces for token in piece]
     whole = "".join(f"[{one['role']}]\n{one['content']} \n\n" for one in messages)
-    parts = [merging.encode([part])[0] for part in (whole.split(MARK) if shown else [whole])]
+    parts = [merging.encode_texts([part])[0] for part in (whole.split(MARK) if shown else [whole])]
     joined: list[int] = []
     for place, part in enumerate(parts):
         joined += [-1] * (place > 0) + part
@@ -70,8 +70,8 @@ def answers_by_prefixes(tokenizer: HuggingFaceTokenizer, messages: list[dict[str
     for place, message in enumerate(messages):
         if message["role"] == "assistant":
             before = "".join(f"[{one['role']}]\n{one['content']} \n\n" for one in messages[:place]) + "[assistant]\n"
-            short, long = tokenizer.encode([before, before + message["content"] + " \n\n"])
-            everything = tokenizer.encode(["".join(f"[{one['role']}]\n{one['content']} \n\n" for one in messages)])[0]
+            short, long = tokenizer.encode_texts([before, before + message["content"] + " \n\n"])
+            everything = tokenizer.encode_plain("".join(f"[{one['role']}]\n{one['content']} \n\n" for one in messages))
             if long[: len(short)] != short or everything[: len(long)] != long:
                 return None
             found.append(long[len(short) :])

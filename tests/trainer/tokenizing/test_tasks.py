@@ -60,7 +60,7 @@ def test_a_conversation_counts_what_the_assistant_says(tokenizer: HuggingFaceTok
     (outcome,) = examples_of([{"m": messages}], Task(messages="m"), tokenizer)
     (example,) = outcome.examples
     whole = "<system>S</s><user>q</s><assistant>yes</s><user>r</s><assistant>no</s><user>?</s>"
-    assert example.tokens.tolist() == tokenizer.encode([whole])[0]
+    assert example.tokens.tolist() == tokenizer.encode_texts([whole])[0]
     counted = example.tokens[example.mask == 1].tolist()
     assert counted == [*b"yes", END, *b"no", END]
 

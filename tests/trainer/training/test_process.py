@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from energon_lite.errors import ConfigError, UsageError
+from energon_lite.extras.inspect import ProfileWindow
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training import process
 from energon_lite.trainer.training.config_file import config_from_dict
-from energon_lite.trainer.training.process import GarbageCollection, prepare_attention, prepare_process
-from energon_lite.trainer.training.profiling import ProfileWindow
+from energon_lite.trainer.training.process import garbage_collection, prepare_attention, prepare_process
 
 
 def config(**train: Any) -> Any:
@@ -56,15 +56,15 @@ def test_garbage_is_collected_at_chosen_steps() -> None:
     def rings() -> int:
         return sum(type(thing) is Ring for thing in gc.get_objects())
 
-    with GarbageCollection(3) as garbage:
+    with garbage_collection(3) as ended:
         found = []
         for step in range(1, 7):
             Ring()
-            garbage.ended(step)
+            ended(step)
             found.append(rings())
         assert found == [1, 2, 0, 1, 2, 0] and not gc.isenabled()
     assert gc.isenabled()
-    with GarbageCollection(0):
+    with garbage_collection(0):
         assert gc.isenabled()
 
 

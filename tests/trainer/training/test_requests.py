@@ -32,7 +32,7 @@ def test_what_is_left_is_enough_for_the_running_step_and_two_checkpoints(
         with asked.listening():
             for seconds in itertools.chain([3.0], itertools.cycle(steps)):
                 now += seconds
-                why, save, _ = asked.agreed(seconds_to_save=saving)
+                why, save, *_ = asked.agreed(seconds_to_save=saving)
                 assert now < began + limit
                 saves += save
                 if why:
@@ -50,7 +50,7 @@ def test_a_checkpoint_is_saved_early_while_nobody_knows_how_long_one_takes(monke
     with asked.listening():
         while not why:
             now += 1.0
-            why, save, _ = asked.agreed(seconds_to_save=known)
+            why, save, *_ = asked.agreed(seconds_to_save=known)
             if save:
                 saved.append(now)
             known = 20.0 if saved and now >= saved[0] + 20.0 else 0.0  # written beside the steps
@@ -61,9 +61,9 @@ def test_signals_are_told_until_they_are_answered_and_given_back() -> None:
     asked = Requests(None, build_mesh())
     before = signal.getsignal(signal.SIGTERM)
     with asked.listening() as came:
-        assert asked.agreed(True, False) == ("", False, [True, False])
+        assert asked.agreed(True, False, sums=[3.0]) == ("", False, [True, False], [3.0])
         os.kill(os.getpid(), signal.SIGUSR2)
-        assert asked.agreed() == ("", True, []) and asked.agreed() == ("", False, [])
+        assert asked.agreed() == ("", True, [], []) and asked.agreed() == ("", False, [], [])
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked.agreed()[0] == asked.agreed()[0] == "SIGTERM" and came == {"SIGTERM"}
     assert signal.getsignal(signal.SIGTERM) == before

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import pytest
 import torch
 
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.config import OptimizerConfig
-from energon_lite.trainer.optimizer.plain_optimizer import make_optimizer
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.step import launch_step, train_step
+from tests.trainer.training.counted_operations import Operations
 from tests.trainer.training.host_reads import host_reads
 
 MODEL = ModelConfig(hidden_size=16, num_layers=2, num_heads=2, ffn_size=24, vocab_size=29, vocab_multiple=1)
@@ -38,11 +38,10 @@ def text(rows: int = 2, length: int = 8, *, packed: bool = False, seed: int = 0)
     )
 
 
-@pytest.mark.parametrize("kind", ["plain", "overlapped"])
-def test_no_launch_reads_and_the_numbers_come_in_one(kind: str) -> None:
+def test_no_launch_reads_and_the_numbers_come_in_one() -> None:
     mesh = build_mesh()
     model = LlamaModel(dataclasses.replace(MODEL, loss_chunk=5, attention="sdpa"), mesh)
-    optimizer = make_optimizer(model, mesh, OptimizerConfig(kind=kind))
+    optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig())
     rates = iter([1e-3] * 9)
 
     def step(seed: int) -> list[str]:
@@ -56,13 +55,35 @@ def test_no_launch_reads_and_the_numbers_come_in_one(kind: str) -> None:
     with host_reads() as found:
         result = launched[1].result()
     assert found == ["tolist"] and math.isfinite(result.loss) and result.tokens == 32
-    assert [each.updates() for each in launched] == [1, 2, 3]
+    assert [each.result().updates for each in launched] == [1, 2, 3]
+
+
+def test_a_step_makes_no_tensor_of_numbers_of_the_host() -> None:
+    """On a GPU, such a copy waits until all work before it is done."""
+    mesh = build_mesh()
+    model = LlamaModel(MODEL, mesh)
+    optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig())
+    launch_step(model, optimizer, [text(), text()], mesh, lr=1e-3)  # the first step learns the order of gradients
+    with Operations() as operations:
+        launch_step(model, optimizer, [text(), text()], mesh, lr=1e-3)
+    names = {name for name, _ in operations.found}
+    assert "aten.mm.default" in names and "aten.lift_fresh.default" not in names
+
+
+def test_keys_and_values_are_joined_only_to_be_gathered() -> None:
+    """Without context parallelism and cache, joining them and cutting them apart would be a copy of both."""
+    model = LlamaModel(MODEL, build_mesh())
+    with Operations() as operations, torch.no_grad():
+        model.all_logits(text().tokens)
+    width = 2 * MODEL.head_width
+    joined = [shape for name, shape in operations.found if "cat" in name and shape[-1:] == (width,)]
+    assert joined == [], "rotations are as wide as a head"
 
 
 def test_a_rate_by_tokens_reads_their_number_only() -> None:
     mesh = build_mesh()
     model = LlamaModel(MODEL, mesh)
-    optimizer = make_optimizer(model, mesh, OptimizerConfig())
+    optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig())
     seen: list[int] = []
     batches = [text(), text(rows=0)]
 
@@ -76,14 +97,13 @@ def test_a_rate_by_tokens_reads_their_number_only() -> None:
     assert seen == [16, 16] and found == ["tolist"]
 
 
-@pytest.mark.parametrize("kind", ["plain", "overlapped"])
-def test_what_is_read_late_is_what_was_read_at_once(kind: str) -> None:
+def test_what_is_read_late_is_what_was_read_at_once() -> None:
     """The third step is not finite: it is left out, and the count says so for it and not for the one before."""
 
     def run(late: bool) -> tuple[list[object], list[int], list[torch.Tensor]]:
         mesh = build_mesh()
         model = LlamaModel(MODEL, mesh)
-        optimizer = make_optimizer(model, mesh, OptimizerConfig(kind=kind, clip=0.1))
+        optimizer = OverlappedDistributedOptimizer(model, mesh, OptimizerConfig(clip=0.1))
         launched, results = [], []
         for number in range(5):
             batch = text(seed=number)
@@ -95,7 +115,7 @@ def test_what_is_read_late_is_what_was_read_at_once(kind: str) -> None:
             spoiled.remove()
         optimizer.wait_parameters()
         results += [each.result() for each in launched]
-        return [repr(each) for each in results], [each.updates() for each in launched], [*model.parameters()]
+        return [repr(each) for each in results], [each.result().updates for each in launched], [*model.parameters()]
 
     at_once, _, weights = run(late=False)
     late, updates, same = run(late=True)

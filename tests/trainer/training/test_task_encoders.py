@@ -29,10 +29,10 @@ from energon_lite.trainer.data.loaders import make_task_encoder
 from energon_lite.trainer.data.records import cook_record
 from energon_lite.trainer.data.rows import RowsTaskEncoder, rows_of
 from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder
-from energon_lite.trainer.data.tokenizer import ByteTokenizer
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.tokenizing.task_encoder import TokenizedSample
+from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer
 from tests.testing import examples
 
 BASE: dict[str, Any] = {"__key__": "k", "__restore_key__": ("sample", 0, 0, 0, 0)}

@@ -8,21 +8,23 @@ import pytest
 import torch
 
 from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths
-from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.config import ModelConfig, VisionConfig
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.vision_config import VisionConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training.throughput import (
     batch_flops,
-    flops_per_token,
     image_flops,
     memory_in_use,
     peak_flops,
     training_flops,
-    visible_positions,
 )
 
 SHAPE = ModelConfig(hidden_size=64, num_layers=3, num_heads=8, num_kv_heads=2, ffn_size=80, vocab_size=96)
+
+
+def flops_per_token(config: ModelConfig, length: int) -> float:
+    """Operations of each token of a long causal row: 6 N + 6 L H S."""
+    return training_flops(config, 1, length / 2)
 
 
 def test_weights_count_that_a_token_is_multiplied_with(alone: ParallelMesh) -> None:
@@ -50,11 +52,7 @@ def test_memory_of_this_process() -> None:
 
 
 def test_all_positions_are_work_and_documents_see_less() -> None:
-    tokens = torch.zeros(2, 6, dtype=torch.int64)
-    assert visible_positions(tokens, None).tolist() == [12, 2 * 21]
     documents = torch.tensor([[0, 0, 1, 1, 1, 2], [4, 4, 4, 4, 4, 4]])
-    assert visible_positions(tokens, documents).tolist() == [12, (3 + 6 + 1) + 21]
-    assert visible_positions(tokens[:0], None).tolist() == [0, 0]
     assert document_lengths(documents) == [2, 3, 1, 6] and document_lengths(documents[:0]) == []
     # What a long row has for each of its tokens, but for the half of a pair with itself.
     assert training_flops(SHAPE, 100, 100 * 101 / 2) == pytest.approx(100 * flops_per_token(SHAPE, 101))

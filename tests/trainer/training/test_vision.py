@@ -14,7 +14,7 @@ from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.vision import place_images
+from energon_lite.trainer.models.vision import encode_images, place_tokens
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 
 SHAPE = ModelConfig(hidden_size=16, num_layers=2, num_heads=2, ffn_size=8, image_size=4, init_std=0.3, dtype="float64")
@@ -30,7 +30,8 @@ class Pixels(torch.nn.Module):
 def test_images_stand_where_tokens_keep_their_place() -> None:
     text = torch.tensor([[0.0, 0.0, 1.0, 2.0], [3.0, 4.0, 5.0, 6.0], [7.0, 0.0, 0.0, 8.0]]).unsqueeze(-1)
     images = torch.tensor([[70.0, 71.0], [80.0, 81.0]]).unsqueeze(-1)[:, None]  # one channel of two pixels each
-    placed = place_images(text, images, torch.tensor([2, 0]), torch.tensor([1, 0]), encoder=Pixels())
+    made = encode_images(list(images), Pixels(), None)
+    placed = place_tokens(text, *made, torch.tensor([2, 0]), torch.tensor([1, 0]))
     assert placed.squeeze(-1).tolist() == [[80, 81, 1, 2], [3, 4, 5, 6], [7, 70, 71, 8]]
 
 
@@ -39,7 +40,8 @@ def test_images_of_several_sizes_take_as_many_places_as_they_need() -> None:
     image = torch.arange(1.0, 13.0).view(3, 1, 2, 2)
     sizes = [(1, 1), (2, 2), (1, 2)]
     rows, starts = torch.tensor([0, 0, 1]), torch.tensor([6, 1, 0])
-    placed = place_images(text, image, rows, starts, encoder=Pixels(), sizes=sizes)
+    images = [one[:, :height, :width] for one, (height, width) in zip(image, sizes, strict=True)]
+    placed = place_tokens(text, *encode_images(images, Pixels(), None), rows, starts)
     assert placed.squeeze(-1).tolist() == [[0, 5, 6, 7, 8, 0, 1], [9, 10, 0, 0, 0, 0, 0]]
 
 

@@ -1,39 +1,65 @@
-"""Conversion of a Hugging Face model to a checkpoint that any layout of ranks can read."""
+"""Conversion of a Hugging Face model: to a checkpoint that any layout of ranks can read, or into a model of any layout.
+
+Into a model, each rank reads its own part.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import logging
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from energon_lite.errors import StateMismatchError, UsageError
-from energon_lite.trainer.checkpointing.checkpoint import Place
+from energon_lite.trainer.checkpointing.checkpoint import Place, model_tensors
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
 from energon_lite.trainer.checkpointing.weights import write_weights
-from energon_lite.trainer.conversion.huggingface_folder import CONFIG, VISION, HuggingFaceFolder, keep_companions
-from energon_lite.trainer.conversion.llava import any_model_config
+from energon_lite.trainer.conversion.huggingface_folder import (
+    CONFIG,
+    VISION,
+    HuggingFaceFolder,
+    keep_companions,
+    read_json,
+)
+from energon_lite.trainer.conversion.image_config import any_model_config, vision_settings
 from energon_lite.trainer.conversion.tensor_names import (
     EMBEDDING,
-    belongs_to_encoder,
+    HEAD,
+    OTHER_MODELS,
     check_tensors,
-    is_head,
     model_shapes,
+    native_name,
     their_names,
-    vision_shapes,
 )
-from energon_lite.trainer.conversion.vision_config import vision_settings
 from energon_lite.trainer.models.config import DTYPES, ModelConfig
-from energon_lite.trainer.parallel.shards import Box, ChunkedTensor
+from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
+from energon_lite.trainer.parallel.mesh import ParallelMesh
+from energon_lite.trainer.parallel.shards import Box, ChunkedTensor, copy_box
 
 #: Bytes of a tensor that are read and written at a time.
 READ_BYTES = 64 << 20
 
 logger = logging.getLogger(__name__)
+
+
+def is_huggingface(place: str | os.PathLike[str]) -> bool:
+    """Return whether a place is a model folder of Hugging Face, as opposed to a checkpoint."""
+    return (Path(place) / CONFIG).is_file()
+
+
+def huggingface_model_config(
+    place: str | os.PathLike[str], *, dtype: str | None = None, vocab_multiple: int = 64, ignore: Collection[str] = ()
+) -> ModelConfig:
+    """Return our configuration of a folder's model; arguments and errors as for :func:`huggingface_to_native`."""
+    values, where = read_json(Path(place) / CONFIG), str(Path(place) / CONFIG)
+    return any_model_config(values, where=where, dtype=dtype, vocab_multiple=vocab_multiple, ignore=ignore)
 
 
 def huggingface_to_native(
@@ -86,7 +112,7 @@ def huggingface_to_native(
         encoder = HuggingFaceFolder(vision)
         images = vision_settings(encoder.config, where=str(encoder.path / CONFIG), ignore=ignore)
         config = dataclasses.replace(config, **images)
-        tensors |= encoder_tensors(encoder, config, **reading)
+        tensors |= native_tensors(encoder, config, encoder=True, **reading)
         keep_companions(encoder, target, part=VISION)
     keep_companions(folder, target)
     place = write_weights(target, tensors, {"config": {"model": dataclasses.asdict(config)}})
@@ -98,42 +124,33 @@ def native_tensors(
     folder: HuggingFaceFolder,
     config: ModelConfig,
     *,
+    encoder: bool = False,
     dtype: torch.dtype | None = None,
     read_bytes: int = READ_BYTES,
 ) -> dict[str, ChunkedTensor]:
     """Return the tensors of a folder by their names in our checkpoints, not read yet.
 
     Args:
-        folder: the model's folder.
-        config: configuration from its ``config.json``.
+        folder: the folder of the model, or of its image encoder.
+        config: configuration of the model.
+        encoder: True for the folder of the image encoder.
         dtype: type of the tensors; None for their own.
         read_bytes: bytes of a tensor in one box, which are read at a time.
 
     Raises:
         StateMismatchError: tensors are missing, unexpected, or of another shape.
     """
-    shapes, wanted = folder.shapes(), model_shapes(config)
-    names = their_names(wanted, shapes, llava=config.vision is not None)
-    head = next(filter(is_head, shapes), None)
-    if config.tie_embeddings and head is not None and names[EMBEDDING] in shapes:
+    shapes, wanted, padded = folder.shapes(), model_shapes(config), model_shapes(config, padded=True)
+    if encoder:
+        shapes = {name: shape for name, shape in shapes.items() if not name.startswith(OTHER_MODELS)}
+        wanted = {name: shape for name, shape in wanted.items() if name.startswith("vision.")}
+    names = their_names(wanted, shapes, llava=config.vision is not None and not encoder)
+    head = next((name for name in shapes if native_name(name) == HEAD), None)
+    if config.tie_embeddings and head is not None and names.get(EMBEDDING) in shapes:
         _check_copy(folder, names[EMBEDDING], head)
         del shapes[head]
     check_tensors(shapes, {names[name]: shape for name, shape in wanted.items()}, str(folder.path))
-    return {
-        f"model.{name}": _unread(folder, names[name], shape, dtype, read_bytes)
-        for name, shape in model_shapes(config, padded=True).items()
-    }
-
-
-def encoder_tensors(
-    folder: HuggingFaceFolder, config: ModelConfig, *, dtype: torch.dtype | None = None, read_bytes: int = READ_BYTES
-) -> dict[str, ChunkedTensor]:
-    """Return the tensors of an image encoder's folder, by their names in a checkpoint with that encoder."""
-    shapes = {name: shape for name, shape in folder.shapes().items() if belongs_to_encoder(name)}
-    wanted = {name: shape for name, shape in vision_shapes(config).items() if name.startswith("vision.")}
-    names = their_names(wanted, shapes, llava=False)
-    check_tensors(shapes, {names[name]: shape for name, shape in wanted.items()}, str(folder.path))
-    return {f"model.{name}": _unread(folder, names[name], shape, dtype, read_bytes) for name, shape in wanted.items()}
+    return {f"model.{name}": _unread(folder, names[name], padded[name], dtype, read_bytes) for name in wanted}
 
 
 def _unread(
@@ -175,3 +192,52 @@ def _check_copy(folder: HuggingFaceFolder, table: str, head: str) -> None:
             where=folder.path,
             fix='set "tie_word_embeddings": false in config.json if both are meant',
         )
+
+
+@torch.no_grad()
+def load_huggingface(
+    place: str | os.PathLike[str],
+    model: nn.Module,
+    config: ModelConfig,
+    mesh: ParallelMesh,
+    optimizer: OverlappedDistributedOptimizer | None = None,
+    *,
+    may_lack: Sequence[str] = (),
+) -> None:
+    """Fill a model with the weights of a folder, with one needed box of a tensor in memory at a time.
+
+    Args:
+        place: a folder with ``config.json`` and safetensors files, visible to all ranks.
+        model: filled in place.
+        config: result of :func:`huggingface_model_config` for the folder.
+        mesh: the ranks.
+        optimizer: optimizer of the model; its master values are set too.
+        may_lack: name patterns of parameters that stay unchanged if the folder has none of them.
+
+    Raises:
+        StateError: a file is missing or damaged.
+        StateMismatchError: tensors are missing, unexpected, or of another shape.
+
+    Example:
+        >>> load_huggingface("models/llama-3-8b", model, huggingface_model_config("models/llama-3-8b"), mesh)
+    """
+    sources = native_tensors(HuggingFaceFolder(place), config)
+    if optimizer is not None:
+        optimizer.wait_parameters()
+    for name, target in model_tensors(model, mesh):
+        assert isinstance(target, ChunkedTensor)
+        ours = name.removeprefix("model.")
+        if name not in sources and any(fnmatch.fnmatchcase(ours, pattern) for pattern in may_lack):
+            logger.info("%s has no %s: it begins as new", place, name)
+            continue
+        if name not in sources or sources[name].shape != target.shape:
+            has = f"shape {list(sources[name].shape)}" if name in sources else "nothing"
+            raise StateMismatchError(
+                f"the folder has {has} for {name}, the model has shape {list(target.shape)}",
+                where=place,
+                fix="take the folder's own settings with model.preset=init_from",
+            )
+        for box in sources[name].boxes:
+            copy_box(box, sources[name].read, target)
+    for shard in optimizer.shards() if optimizer is not None else ():
+        shard.take_values()

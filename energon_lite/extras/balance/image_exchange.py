@@ -19,15 +19,12 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from energon_lite.trainer.models.batch import MultimodalBatch, sizes_of_images
-from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.config import extra
-from energon_lite.trainer.training.throughput import flops_of_images
+from energon_lite.extras.balance.encoder_plan import EncoderPlan
 
 if TYPE_CHECKING:
-    from energon_lite.extras.balance import EncoderPlan
+    from energon_lite.trainer.models.batch import MultimodalBatch
+    from energon_lite.trainer.models.config import ModelConfig
+    from energon_lite.trainer.models.llama import LlamaModel
 
 __all__ = ["ImageExchange", "image_exchange"]
 
@@ -44,15 +41,16 @@ def image_exchange(model: LlamaModel, micro_batches: Sequence[MultimodalBatch | 
         model: the model, on a mesh with ``share_images``.
         micro_batches: this rank's micro-batches of the step.
     """
-    mesh = model.mesh
-    group = mesh.group("images")
+    from energon_lite.trainer.models.batch import sizes_of_images
+
+    group = model.mesh.group("images")
     if group is None or model.vision is None:
         return None
     own: list[Sizes] = []
     for batch in micro_batches:
         assert batch is not None, "the first stage needs its micro-batches"
         own.append(sizes_of_images(batch.image, batch.image_sizes))
-    return ImageExchange(model, _all_sizes(own, mesh, group), group)
+    return ImageExchange(model, _all_sizes(own, group), group)
 
 
 class ImageExchange:
@@ -66,7 +64,6 @@ class ImageExchange:
 
     def __init__(self, model: LlamaModel, sizes: Sequence[Sequence[Sizes]], group: dist.ProcessGroup):
         assert model.vision is not None
-        self._plan: type[EncoderPlan] = extra("balance", "mesh.share_images").EncoderPlan
         self._encoder = model.vision
         self._projector = model.projector
         self._config = model.config
@@ -89,7 +86,7 @@ class ImageExchange:
         config = self._config
         self._turn += 1
         costs, owner = _costs(config, sizes)
-        plan = self._plan.of(owner, costs, len(sizes))
+        plan = EncoderPlan.of(owner, costs, len(sizes))
         flat = [size for of_rank in sizes for size in of_rank]
         own, mine = sizes[rank], plan.encoded(rank)
         # Image numbers from and to each rank, in the order of transfer.
@@ -109,18 +106,13 @@ class ImageExchange:
         return _joined([pieces[place] for place in order], back), count
 
     def _encode(self, pixels: torch.Tensor, sizes: Sizes) -> torch.Tensor:
-        """Encode concatenated images into tokens ``[tokens, hidden]``; images of equal size form one batch."""
+        """Encode concatenated images into tokens ``[tokens, hidden]``."""
+        from energon_lite.trainer.models.vision import encode_images
+
         images = pixels.split([3 * height * width for height, width in sizes])
-        by_size: dict[tuple[int, int], list[int]] = {}
-        for number, size in enumerate(sizes):
-            by_size.setdefault(size, []).append(number)
-        made: dict[int, torch.Tensor] = {}
-        for size, numbers in by_size.items():
-            tokens = self._encoder(torch.stack([images[number].view(3, *size) for number in numbers]))
-            tokens = tokens if self._projector is None else self._projector(tokens)
-            made |= dict(zip(numbers, tokens.unbind(), strict=True))
-        if made:
-            return torch.cat([made[number] for number in range(len(sizes))])
+        if sizes:
+            shaped = [pixels.view(3, *size) for pixels, size in zip(images, sizes, strict=True)]
+            return encode_images(shaped, self._encoder, self._projector)[0]
         # Without images this rank must still take part in the backward exchange, because the other ranks wait for it.
         parts = [part for part in (self._encoder, self._projector) if part is not None]
         learned = [p for part in parts for p in part.parameters() if p.requires_grad]
@@ -153,33 +145,16 @@ def _joined(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 
 def _costs(config: ModelConfig, sizes: Sequence[Sizes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the cost and the owner, a rank, of each image of a turn, ``[images]``."""
+    from energon_lite.trainer.training.throughput import flops_of_images
+
     flops = flops_of_images(config, [size for of_rank in sizes for size in of_rank])
     costs = [1 + count // _OPERATIONS for count in flops]
     owner = np.repeat(np.arange(len(sizes)), [len(of_rank) for of_rank in sizes])
     return np.array(costs, dtype=np.int64), owner
 
 
-def _all_sizes(own: list[Sizes], mesh: ParallelMesh, group: dist.ProcessGroup) -> list[list[Sizes]]:
+def _all_sizes(own: list[Sizes], group: dist.ProcessGroup) -> list[tuple[Sizes, ...]]:
     """Return the sizes of all images, by turn and rank."""
-    ranks, counts = group.size(), [len(sizes) for sizes in own]
-    own_counts = torch.tensor([counts], dtype=torch.int64, device=mesh.device)
-    gathered = [torch.empty_like(own_counts) for _ in range(ranks)]
-    dist.all_gather(gathered, own_counts, group=group)
-    by_rank: list[list[int]] = torch.cat(gathered).tolist()
-    longest = max(sum(numbers) for numbers in by_rank)
-    flat = torch.zeros(longest, 2, dtype=torch.int64)
-    mine = [size for sizes in own for size in sizes]
-    if mine:
-        flat[: len(mine)] = torch.tensor(mine)
-    flat = flat.to(mesh.device)
-    parts = [torch.empty_like(flat) for _ in range(ranks)]
-    if longest:
-        dist.all_gather(parts, flat, group=group)
-    values: list[list[list[int]]] = torch.stack(parts).tolist()
-    by_turn: list[list[Sizes]] = [[] for _ in own]
-    for numbers, sizes in zip(by_rank, values, strict=True):
-        start = 0
-        for turn, number in enumerate(numbers):
-            by_turn[turn].append([(height, width) for height, width in sizes[start : start + number]])
-            start += number
-    return by_turn
+    by_rank = [own] * group.size()
+    dist.all_gather_object(by_rank, own, group=group)
+    return list(zip(*by_rank, strict=True))

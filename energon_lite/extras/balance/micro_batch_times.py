@@ -14,15 +14,14 @@ import torch
 import torch.distributed as dist
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.models.batch import MultimodalBatch, document_lengths, sizes_of_images
-from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.config import extra
-from energon_lite.trainer.training.pipeline_schedule import Action
-from energon_lite.trainer.training.throughput import encoder_shape, language_shape
+from energon_lite.extras.balance.cost_fit import fit_costs, read_micro_batches, write_cost_model
+from energon_lite.extras.balance.cost_model import CostModel
 
 if TYPE_CHECKING:
-    from energon_lite.extras.balance import CostModel
+    from energon_lite.trainer.models.batch import MultimodalBatch
+    from energon_lite.trainer.models.config import ModelConfig
+    from energon_lite.trainer.parallel.mesh import ParallelMesh
+    from energon_lite.trainer.training.pipeline_schedule import Action
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class MicroBatchTimes:
     time, which excludes waiting for other ranks. The first step of a process is not measured, because it is slower.
 
     Args:
-        every: steps between measured ones; 0 to measure none.
+        every: steps between measured ones.
         output: the run's folder.
         model: the model's shape.
         mesh: the ranks.
@@ -58,26 +57,23 @@ class MicroBatchTimes:
         self.model = model
         self.mesh = mesh
         self._first = True
-        if every:
-            self._costs = cost_model_of(model)
+        self._costs = cost_model_of(model)
 
     def recorder(self, step: int) -> PassTimes | None:
         """Return the ``record`` argument of :func:`run_pipeline` for a step; None if it is not measured."""
         first, self._first = self._first, False
-        return None if first or not self.every or step % self.every else PassTimes(self.mesh.device)
+        return None if first or step % self.every else PassTimes(self.mesh.device)
 
     def measured(
-        self, step: int, passes: PassTimes | None, micro_batches: Sequence[MultimodalBatch | None]
+        self, step: int, passes: PassTimes, micro_batches: Sequence[MultimodalBatch | None]
     ) -> dict[str, float]:
         """Gather the measurements of a step from all ranks, and write them. Every rank must call it.
 
         Returns:
-            Metrics of the step, empty if it was not measured. ``rank_balance`` is the mean time of a data-parallel rank
+            Metrics of the step, on the main rank. ``rank_balance`` is the mean time of a data-parallel rank
             divided by that of the slowest; ``cost_error`` is the mean relative error of the times predicted from the
             model's shape, scaled to the total of the step.
         """
-        if passes is None:
-            return {}
         seconds = torch.tensor(passes.seconds(len(micro_batches)), dtype=torch.float64, device=self.mesh.device)
         if (group := self.mesh.group("pp")) is not None:
             dist.all_reduce(seconds, group=group)
@@ -118,16 +114,15 @@ class MicroBatchTimes:
         An existing file is kept: a run that plans by it could not be resumed with other costs.
         """
         path = self.path.with_name(COSTS_FILE.format(step=step))
-        if not (self.every and self.mesh.is_main and self.path.exists()) or path.exists():
+        if not (self.mesh.is_main and self.path.exists()) or path.exists():
             return
-        balance = extra("balance", "train.measure_costs")
         try:
-            fit = balance.fit_costs(*balance.read_micro_batches(self.path))
+            fit = fit_costs(*read_micro_batches(self.path))
         except UsageError as error:
             logger.info("no costs are fitted: %s", error)
             return
         about = {"place": self._place(), "model": asdict(self.model)}
-        balance.write_cost_model(path, fit, json.loads(json.dumps(about, default=str)))
+        write_cost_model(path, fit, json.loads(json.dumps(about, default=str)))
         logger.info("costs in %s: %s", path, fit)
 
 
@@ -156,6 +151,8 @@ def micro_batch_numbers(batch: MultimodalBatch, config: ModelConfig) -> dict[str
         batch: the micro-batch.
         config: the model's shape.
     """
+    from energon_lite.trainer.models.batch import document_lengths, sizes_of_images
+
     rows, length = batch.tokens.shape
     lengths = batch.document_lengths
     if lengths is None:
@@ -175,6 +172,7 @@ def micro_batch_numbers(batch: MultimodalBatch, config: ModelConfig) -> dict[str
 
 def cost_model_of(config: ModelConfig) -> CostModel:
     """Return the cost model that follows from a model's shape."""
+    from energon_lite.trainer.training.throughput import encoder_shape, language_shape
+
     encoder = encoder_shape(config) if config.image_size else None
-    kind: type[CostModel] = extra("balance", "train.measure_costs").CostModel
-    return kind.of_shape(language_shape(config), encoder)
+    return CostModel.of_shape(language_shape(config), encoder)

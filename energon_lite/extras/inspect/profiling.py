@@ -7,14 +7,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from energon_lite.errors import UsageError
-from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.pipeline import Record
-from energon_lite.trainer.training.pipeline_schedule import Action
+
+if TYPE_CHECKING:
+    from energon_lite.trainer.parallel.mesh import ParallelMesh
+    from energon_lite.trainer.training.pipeline import Record
+    from energon_lite.trainer.training.pipeline_schedule import Action
 
 
 class ProfileWindow:
@@ -26,7 +28,7 @@ class ProfileWindow:
     each pass in order to time it, so its steps are slower than others.
 
     Args:
-        window: first and last step, counted from 1; None for none.
+        window: first and last step, counted from 1.
         folder: folder of the traces.
         mesh: the ranks.
         memory: also write ``memory-rank000.pickle``: the allocations and frees in the window, with call stacks.
@@ -40,7 +42,7 @@ class ProfileWindow:
         ...     train_step(..., record=record)
     """
 
-    def __init__(self, window: tuple[int, int] | None, folder: str | Path, mesh: ParallelMesh, *, memory: bool = False):
+    def __init__(self, window: tuple[int, int], folder: str | Path, mesh: ParallelMesh, *, memory: bool = False):
         self.window = window
         self.folder = Path(folder)
         self.mesh = mesh
@@ -53,7 +55,7 @@ class ProfileWindow:
     @contextmanager
     def step(self, number: int) -> Iterator[Record | None]:
         """Surround a step; yields the ``record`` argument of :func:`run_pipeline`, or None outside the window."""
-        if self.window is None or not self.window[0] <= number <= self.window[1]:
+        if not self.window[0] <= number <= self.window[1]:
             yield None
             return
         if self._profiler is None:
