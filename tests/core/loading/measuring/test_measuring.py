@@ -113,6 +113,21 @@ def test_lengths_skips_and_failures(data: Path, workers: int) -> None:
     assert column.dtype == np.int32 and column.maker == {"by": "test"}
 
 
+
+class OfTheEpoch(TaskEncoder):
+    """Lengths that depend on the epoch."""
+
+    def encode_sample(self, sample: Any) -> dict[str, Any]:
+        _, _, index, epoch = sample.__restore_key__[:4]
+        return {"tokens": [0] * (index + 1 + 1000 * epoch)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lengths_are_those_of_epoch_0(data: Path, workers: int) -> None:
+    run(data, OfTheEpoch(), workers=workers)
+    assert list(WebdatasetSource.open(data).column("length")) == list(range(1, 406))
+
+
 def test_the_index_stays_as_it_is(data: Path) -> None:
     WebdatasetSource.open(data)
     before = (data / ".nv-meta/energon_lite.idx").stat()
