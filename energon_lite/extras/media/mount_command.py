@@ -50,6 +50,8 @@ def command(path: str, mountpoint: str, detach: bool, sample_folders: bool, allo
     if view.doubled:
         click.secho(f"{counted(view.doubled, 'sample')} left out: others have their keys", fg="yellow", err=True)
     os.makedirs(mountpoint, exist_ok=True)
+    if os.listdir(mountpoint):
+        raise UsageError("the mountpoint is not empty", where=mountpoint, fix="give an empty or a new folder")
     click.echo(f"{text}: {counted(len(view.source), 'sample')}, {counted(view.files, 'file')}, at {mountpoint}")
     operations = type("_Operations", (FileOperations, fuse.Operations), {})(view)
     try:

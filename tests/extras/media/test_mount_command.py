@@ -64,12 +64,16 @@ class TestOperations:
         assert number_of(operations.read, "/1.txt", 3, 0, 0) == errno.EIO
 
 
+def _fuse_that_records(calls: list[Any]) -> ModuleType:
+    fuse = ModuleType("mfusepy")
+    vars(fuse).update(Operations=object, FUSE=lambda *arguments, **options: calls.append((arguments, options)))
+    return fuse
+
+
 class TestCommand:
     def test_mounting(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         calls: list[Any] = []
-        fuse = ModuleType("mfusepy")
-        vars(fuse).update(Operations=object, FUSE=lambda *arguments, **options: calls.append((arguments, options)))
-        monkeypatch.setitem(sys.modules, "mfusepy", fuse)
+        monkeypatch.setitem(sys.modules, "mfusepy", _fuse_that_records(calls))
         path = text_dataset(tmp_path / "set", 5)
         result = invoke("mount", path, tmp_path / "point", "-s", "-d", "-w")
         assert result.exit_code == 0 and "5 samples, 5 files" in result.output
@@ -85,3 +89,9 @@ class TestCommand:
         (tmp_path / "a.yaml").write_text("splits: {}")
         result = invoke("mount", tmp_path / "a.yaml", tmp_path / "point")
         assert result.exit_code == 1 and "mount one of its data sets" in result.output
+
+    def test_a_folder_with_files_is_not_covered(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "mfusepy", _fuse_that_records([]))
+        path = text_dataset(tmp_path / "set", 5)
+        result = invoke("mount", path, path)
+        assert result.exit_code == 1 and "the mountpoint is not empty" in result.output
