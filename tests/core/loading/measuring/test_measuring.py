@@ -113,7 +113,6 @@ def test_lengths_skips_and_failures(data: Path, workers: int) -> None:
     assert column.dtype == np.int32 and column.maker == {"by": "test"}
 
 
-
 class OfTheEpoch(TaskEncoder):
     """Lengths that depend on the epoch."""
 
