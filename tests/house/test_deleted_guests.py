@@ -54,18 +54,15 @@ import webdataset
 from click.testing import CliRunner
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.cli.main import main
-from tests.testing import invoke
-from tests.testing import invoke
-from tests.testing import invoke
 
 folder = Path(sys.argv[1])
 with webdataset.TarWriter(str(folder / "a.tar")) as tar:
     for number in range(20):
         tar.write({"__key__": f"{number:03}", "txt": str(number)})
 options = ["--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "TextSample"]
-done = invoke("prepare", folder, *options, "--field-map", '{"text": "txt"}')
+done = CliRunner().invoke(main, ["prepare", str(folder), *options, "--field-map", '{"text": "txt"}'])
 assert done.exit_code == 0, done.output
-assert invoke("--help").exit_code == 0
+assert CliRunner().invoke(main, ["--help"]).exit_code == 0
 config = WorkerConfig(rank=0, world_size=1, num_workers=2)
 batches = []
 for stop in (5, 10):

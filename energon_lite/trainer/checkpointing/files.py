@@ -346,7 +346,7 @@ def _first_whole(
             )
         return None
     behind = [other for other in names[names.index(name) + 1 :] if int(other[5:]) > int(name[5:])]
-    wrong += [f"{other} is behind the one that `latest` names" for other in behind]
+    wrong += [damage(other) or f"{other} is behind the one that `latest` names" for other in behind]
     if wrong and tell:
         logger.warning("%s: passed over, %s is used", "; ".join(wrong), name)
     return files.place(name)

@@ -21,100 +21,102 @@ TESTS = Path(__file__).parents[3]
 #: A trouble, and the tests that would fail if it came up here.
 TROUBLES: dict[str, list[str]] = {
     "a position that is counted in a worker and read in the trainer never moves": [
-        "compat/test_known_defects.py::test_saving_again_before_every_worker_has_delivered",
+        "extras/energon/compat/test_known_defects.py::test_saving_again_before_every_worker_has_delivered",
     ],
     "a shuffle buffer is lost with its samples, or shuffled anew": [
-        "laws/test_topology.py::test_any_chain_of_topologies_is_the_uninterrupted_run",
-        "laws/test_exactly_once.py::test_each_epoch_of_training_once",
+        "core/laws/test_topology.py::test_any_chain_of_topologies_is_the_uninterrupted_run",
+        "core/laws/test_exactly_once.py::test_each_epoch_of_training_once",
     ],
     "what was prefetched is lost when the position is saved": [
-        "laws/test_topology.py::test_restoring_in_the_middle_of_a_loop",
+        "core/laws/test_topology.py::test_restoring_in_the_middle_of_a_loop",
     ],
     "a resume at the end of an epoch leaves one out, or repeats one": [
-        "compat/test_user_troubles.py::test_saved_around_the_end_of_a_pass",
+        "extras/energon/compat/test_user_troubles.py::test_saved_around_the_end_of_a_pass",
     ],
     "a resume on other ranks leaves data out without a word": [
-        "laws/test_lanes.py::test_states_that_do_not_go_together_are_named",
-        "laws/test_no_code.py::test_states_of_many_ranks",
+        "core/laws/test_lanes.py::test_states_that_do_not_go_together_are_named",
+        "core/laws/test_no_code.py::test_states_of_many_ranks",
     ],
     "an index error, or a hang, when some workers have ended": [
-        "compat/test_known_defects.py::test_fewer_samples_than_workers",
+        "extras/energon/compat/test_known_defects.py::test_fewer_samples_than_workers",
     ],
     "ranks with different numbers of batches hang at the end": [
-        "laws/test_exactly_once.py::test_validation_once_over_all_ranks_and_in_step",
-        "laws/test_lane_passes.py::test_a_pass_is_the_same_on_any_number_of_ranks",
+        "core/laws/test_exactly_once.py::test_validation_once_over_all_ranks_and_in_step",
+        "core/laws/test_lane_passes.py::test_a_pass_is_the_same_on_any_number_of_ranks",
     ],
     "ranks disagree on the number of micro-batches of dynamic size": [
-        "laws/test_token_batches.py::test_a_pass_has_everything_once",
+        "core/laws/test_token_batches.py::test_a_pass_has_everything_once",
     ],
     "fewer shards or samples than workers": [
-        "compat/test_known_defects.py::test_fewer_samples_than_workers",
-        "laws/test_exactly_once.py::test_more_ranks_than_samples",
+        "extras/energon/compat/test_known_defects.py::test_fewer_samples_than_workers",
+        "core/laws/test_exactly_once.py::test_more_ranks_than_samples",
     ],
     "the memory of workers grows": [
-        "storage/test_open_at_scale.py::test_workers_do_not_grow_over_a_hundred_thousand_samples",
-        "extras/test_packed_list.py::",
+        "core/storage/test_open_at_scale.py::test_workers_do_not_grow_over_a_hundred_thousand_samples",
+        "extras/tools/test_packed_list.py::",
     ],
     "a fork together with threads or locks": [
-        "chaos/test_workers_die.py::test_every_start_method_gives_the_same_batches",
-        "storage/test_shard_store.py::test_a_fork_and_its_parent_read_through_the_same_files",
-        "compat/test_user_troubles.py::test_an_import_changes_nothing",
+        "core/chaos/test_workers_die.py::test_every_start_method_gives_the_same_batches",
+        "core/storage/test_shard_store.py::test_a_fork_and_its_parent_read_through_the_same_files",
+        "extras/energon/compat/test_user_troubles.py::test_an_import_changes_nothing",
     ],
     "files left in shared memory stand in the way of the next start": [
-        "chaos/test_workers_die.py::test_nothing_stays_when_the_trainer_is_killed",
+        "core/chaos/test_workers_die.py::test_nothing_stays_when_the_trainer_is_killed",
     ],
-    "shared memory is full": ["loading/executors/test_segments.py::"],
+    "shared memory is full": ["core/loading/executors/test_segments.py::"],
     "a signal ends the workers first, and the last checkpoint is lost": [
-        "chaos/test_trainers_die.py::test_sigterm_leaves_time_for_an_emergency_save",
-        "chaos/test_workers_die.py::test_workers_ignore_the_signals_that_stop_a_trainer",
+        "core/chaos/test_trainers_die.py::test_sigterm_leaves_time_for_an_emergency_save",
+        "core/chaos/test_workers_die.py::test_workers_ignore_the_signals_that_stop_a_trainer",
     ],
     "a checkpoint that was half written is taken for one": [
-        "chaos/test_storage_fails.py::test_a_state_file_that_was_cut_off_is_never_taken_for_a_state",
+        "core/chaos/test_storage_fails.py::test_a_state_file_that_was_cut_off_is_never_taken_for_a_state",
     ],
-    "a state holds pickles": ["laws/test_no_code.py::test_torch_save_keeps_a_state_loadable_without_pickles"],
+    "a state holds pickles": ["core/laws/test_no_code.py::test_torch_save_keeps_a_state_loadable_without_pickles"],
     "a state is large, or slow to take": [
-        "laws/test_topology.py::test_state_is_small_plain_and_quick",
-        "laws/test_lanes.py::test_state_is_small_plain_and_quick",
-        "compat/test_known_defects.py::test_the_state_does_not_grow_with_the_data",
+        "core/laws/test_topology.py::test_state_is_small_plain_and_quick",
+        "core/laws/test_lanes.py::test_state_is_small_plain_and_quick",
+        "extras/energon/compat/test_known_defects.py::test_the_state_does_not_grow_with_the_data",
     ],
     "preparing hangs, or has to begin again": [
-        "storage/test_prepare_resume.py::test_killed_many_times",
-        "storage/test_prepare_kills.py::test_a_first_preparation",
+        "core/storage/test_prepare_resume.py::test_killed_many_times",
+        "core/storage/test_prepare_kills.py::test_a_first_preparation",
     ],
     "a slow start, from large indexes": [
-        "storage/test_open_at_scale.py::test_opening_touches_few_shards_of_two_thousand",
+        "core/storage/test_open_at_scale.py::test_opening_touches_few_shards_of_two_thousand",
     ],
     "a database on a network file system is locked or damaged": [
-        "compat/test_user_troubles.py::test_the_database_is_not_needed_for_reading",
+        "extras/energon/compat/test_user_troubles.py::test_the_database_is_not_needed_for_reading",
     ],
     "errors of storage that pass end the run": [
-        "chaos/test_storage_fails.py::test_storage_that_fails_for_a_moment_changes_nothing",
+        "core/chaos/test_storage_fails.py::test_storage_that_fails_for_a_moment_changes_nothing",
     ],
     "bad samples end the run, or vanish unseen": [
-        "laws/test_exactly_once.py::test_in_training_a_bad_sample_is_replaced_and_moves_nobody",
-        "laws/test_exactly_once.py::test_skips_are_summed_up_at_close",
+        "core/laws/test_exactly_once.py::test_in_training_a_bad_sample_is_replaced_and_moves_nobody",
+        "core/laws/test_exactly_once.py::test_skips_are_summed_up_at_close",
     ],
     "equal random numbers in all workers and epochs": [
-        "laws/test_address.py::test_randomness_does_not_depend_on_who_makes_a_sample",
-        "laws/test_address.py::test_each_epoch_draws_anew_and_another_seed_too",
+        "core/laws/test_address.py::test_randomness_does_not_depend_on_who_makes_a_sample",
+        "core/laws/test_address.py::test_each_epoch_draws_anew_and_another_seed_too",
     ],
     "another order with another release": [
-        "laws/test_topology.py::test_golden_run",
-        "order/test_permutation.py::test_golden",
+        "core/laws/test_topology.py::test_golden_run",
+        "core/order/test_permutation.py::test_golden",
     ],
     "samples come twice in an epoch, or its length is not known": [
-        "laws/test_exactly_once.py::test_each_epoch_of_training_once",
-        "laws/test_repetitions.py::test_each_pass_is_an_epoch_exact_with_fractions_and_in_step",
+        "core/laws/test_exactly_once.py::test_each_epoch_of_training_once",
+        "core/laws/test_repetitions.py::test_each_pass_is_an_epoch_exact_with_fractions_and_in_step",
     ],
     "a changed mixture loses samples or repeats them": [
-        "laws/test_schedules.py::test_a_run_goes_on_with_other_stages_ahead",
+        "core/laws/test_schedules.py::test_a_run_goes_on_with_other_stages_ahead",
     ],
     "a loss that is averaged over micro-batches of different sizes": ["trainer/parallel/test_parity.py::"],
-    "which samples were in a step cannot be found out": ["laws/test_address.py::test_batches_and_their_samples_again"],
-    "row groups of Parquet files stay in memory": ["tokenizing/test_records.py::"],
+    "which samples were in a step cannot be found out": [
+        "core/laws/test_address.py::test_batches_and_their_samples_again"
+    ],
+    "row groups of Parquet files stay in memory": ["trainer/tokenizing/test_records.py::"],
     "files are opened again and again, or too many stay open": [
-        "loading/test_many_leaves.py::test_a_blend_within_few_open_files",
-        "storage/test_shard_store.py::test_keeps_a_bounded_number_of_files_open",
+        "core/loading/test_many_leaves.py::test_a_blend_within_few_open_files",
+        "core/storage/test_shard_store.py::test_keeps_a_bounded_number_of_files_open",
     ],
 }
 
