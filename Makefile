@@ -20,7 +20,7 @@ LEFT_OUT := core/laws core/chaos extras/energon/compat house trainer/parallel
 help:
 	@echo "make venv    make the virtual environment in $(VENV) and install everything into it"
 	@echo "make style   style, types, import contracts: seconds"
-	@echo "make check   style, and the tests that are quick: some 5 minutes on two cores; run it before each commit"
+	@echo "make check   style, and the tests that are quick: some 7 minutes on two cores; run it before each commit"
 	@echo "make test    style, and all tests; run it before a merge"
 	@echo "make demo    the whole way on real data, under 8 minutes; writes demo-output/"
 	@echo "make charts  a model learns to answer questions about charts, under half an hour; writes charts-output/"
