@@ -132,13 +132,13 @@ class _Crowd:
 
     def _alike(self, entry: int) -> Iterator[int]:
         """Entries of other samples of similar length, the nearest first."""
-        block = self._block[entry]
+        block, owner = self._block[entry], self._owner[entry]
         below, above = self._edges[block] - 1, self._edges[block + 1]
         for distance in range(_TRIED):
-            if below - distance >= 0:
-                yield self._by_length[below - distance]
-            if above + distance < len(self._by_length):
-                yield self._by_length[above + distance]
+            for place in (below - distance, above + distance):
+                # Pieces of the same sample have several lengths, so they also stand behind those of others.
+                if 0 <= place < len(self._by_length) and self._owner[self._by_length[place]] != owner:
+                    yield self._by_length[place]
 
     def _swap(self, entry: int, other: int) -> bool:
         here, there = self._batch[entry], self._batch[other]
