@@ -159,10 +159,6 @@ def code_hash(encoder: TaskEncoder) -> str:
     return digest.hexdigest()
 
 
-#: Seconds between two lines without a terminal, such as in the log of a job.
-_BETWEEN = 10.0
-
-
 def json_object(text: str | None, option: str, example: str) -> dict[str, Any] | None:
     """Parse the value of an option that is a JSON object; None if it is not given.
 
@@ -227,6 +223,10 @@ def job_options(workers_do: str, *, least_workers: int = 1) -> Callable[[Callabl
         return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_ranks)
 
     return decorate
+
+
+#: Seconds between two lines without a terminal, such as in the log of a job.
+_BETWEEN = 10.0
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Dialogue of ``energon-lite prepare``, and the instructions after it.
 
 Every question has a default if a sensible guess is possible, and is asked again, with the reason, after an invalid
-answer."""
+answer.
+"""
 
 from __future__ import annotations
 
