@@ -12,5 +12,5 @@ COMMANDS = {
 STORAGE_GUESTS = {"index.sqlite": "energon_lite.extras.energon.index_sqlite:DATABASE"}
 METADATASET_KEYS = {
     "filter": "energon_lite.extras.energon.sample_filters:SampleFilter",
-    "join": "energon_lite.extras.energon.joins.joined_source:JOIN",
+    "join": "energon_lite.extras.energon.joined_source:JOIN",
 }

@@ -65,8 +65,7 @@ class AudioReader:
             DecodeError: the file ends earlier than its header states, and earlier than the clip.
         """
         pieces: list[NDArray[Any]] = []
-        rate = 0
-        have = 0
+        rate = have = 0
         wanted = math.inf
         first = end = start
         latest = -math.inf
@@ -95,8 +94,8 @@ class AudioReader:
 
     def _from(self, start: float) -> Iterator[av.AudioFrame]:
         """Iterate over frames from ``start``, or slightly earlier, on."""
-        name, back = self._stream.codec_context.name, 0.0
-        early = start if name.startswith(_EXACT) else start - _WARM_UP
+        back = 0.0
+        early = start if self._stream.codec_context.name.startswith(_EXACT) else start - _WARM_UP
         while True:
             at_begin = early - back <= self._begin
             frames = self._frames(None if at_begin and self._fresh else max(self._begin, early - back))
