@@ -329,18 +329,19 @@ def _identity(spec: LeafSpec) -> tuple[Any, ...]:
 def _check_options(asked: _Asked) -> list[tuple[str, str]]:
     """Check the options without reading data, and return the patterns of the splits."""
     patterns = [parse_pattern(text) for text in asked["split_parts"]]
+    asks = not asked["non_interactive"] and _dialogue() is not None
     if patterns and (asked["split_ratio"] is not None or asked["shuffle_tars"]):
         raise UsageError("--split-parts goes together neither with --split-ratio nor with --shuffle-tars")
     if asked["split_ratio"] is not None:
         parse_ratio(asked["split_ratio"])
-    elif not patterns and (asked["non_interactive"] or _dialogue() is None):
+    elif not patterns and not asks:
         raise UsageError(
             "--non-interactive needs --split-ratio or --split-parts",
             fix="add --split-ratio 8,1,1 (train, val, test in shards)",
         )
     if asked["sample_type"] not in (None, CRUDE):
         find_sample_type(asked["sample_type"])
-    if asked["ranks"].world_size > 1 and not asked["non_interactive"]:
+    if asked["ranks"].world_size > 1 and asks:
         raise UsageError(
             f"{asked['ranks'].world_size} processes cannot ask questions",
             fix="add --non-interactive and the answers as options, or --world-size 1 --rank 0 to work alone",
