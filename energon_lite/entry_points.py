@@ -245,7 +245,8 @@ def storage_guests() -> dict[str, str]:
     """Return what guests do for the storage, by name. Table ``STORAGE_GUESTS``; a value is ``module:object``.
 
     ``index.sqlite`` is a :class:`~energon_lite.storage.index.nv_meta.KeyDatabase`, ``prepare_url`` a
-    :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`.
+    :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`, ``prepare_dialogue`` a
+    :class:`~energon_lite.cli.prepare.PrepareDialogue`.
     """
     return _merged("STORAGE_GUESTS")
 
