@@ -14,10 +14,9 @@ from energon_lite.errors import UsageError, check_choice
 from energon_lite.hooks import LendingScope, lending
 from energon_lite.loading.executors.work_seconds import WorkSeconds
 from energon_lite.loading.makers.batch_runner import Job
-from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import JobTimer
-from energon_lite.loading.makers.outcomes import Result
+from energon_lite.loading.makers.outcomes import Made, Result
 
 __all__ = ["Executor", "InlineExecutor", "Load", "OnTimeout", "PoolOptions", "StartMethod"]
 

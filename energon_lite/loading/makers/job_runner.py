@@ -25,7 +25,6 @@ from energon_lite.hooks import (
     running_context,
     seeded_hooks,
 )
-from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.columns import Rows, columns_of
 from energon_lite.loading.makers.hook_errors import (
     FATAL,
@@ -40,7 +39,7 @@ from energon_lite.loading.makers.hook_errors import (
 )
 from energon_lite.loading.makers.leaf import Leaf, SampleNames, largest_mean_bytes, reads_ahead
 from energon_lite.loading.makers.observers import Services
-from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, Result, set_restore_key, where_of
+from energon_lite.loading.makers.outcomes import Address, Failure, Made, Rejected, Result, set_restore_key, where_of
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.storage.read.sample_reader import fetch_samples
 from energon_lite.worker_config import ErrorHandler

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.outcomes import Address, FailureLog, Result
+from energon_lite.loading.makers.outcomes import Address, FailureLog, Made, Result
 from energon_lite.storage.files.read_counts import COUNTS, Reads
 from energon_lite.storage.stores.lazy import CachePool
 from energon_lite.worker_config import WorkerConfig
