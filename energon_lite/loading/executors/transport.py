@@ -29,7 +29,7 @@ import torch
 from energon_lite.errors import FatalSampleError, UsageError, field_of, listed
 from energon_lite.hooks import place_of
 from energon_lite.loading.executors.segments import SegmentReader, SegmentWriter, write
-from energon_lite.loading.makers.outcomes import Made
+from energon_lite.loading.makers.chunk_job import Made
 
 __all__ = [
     "Channel",

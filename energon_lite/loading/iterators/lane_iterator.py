@@ -21,7 +21,7 @@ from energon_lite.loading.iterators.lane_cursor import LaneCursor, check_topolog
 from energon_lite.loading.iterators.lane_prefetcher import LanePrefetcher
 from energon_lite.loading.iterators.state import State
 from energon_lite.loading.makers.batch_runner import Address, Outcome, Result
-from energon_lite.loading.makers.outcomes import Made
+from energon_lite.loading.makers.chunk_job import Made
 
 __all__ = ["LaneIterator"]
 

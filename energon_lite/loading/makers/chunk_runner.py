@@ -21,11 +21,11 @@ from energon_lite.batching.collate import rows_of
 from energon_lite.hooks import TaskEncoder, hooks_of
 from energon_lite.loading.makers.chunk_bundles import Bundle, Bundler, BundlesByCount, BundlesByGroup
 from energon_lite.loading.makers.chunk_items import ChunkItems
-from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, ChunkPlace, Item, Tail
+from energon_lite.loading.makers.chunk_job import START, Carried, ChunkJob, ChunkPlace, Item, Made, Tail
 from energon_lite.loading.makers.chunk_run import BEHIND, ChunkRun, origins_of
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.loading.makers.outcomes import Address, Failure, Made, Result, set_restore_key
+from energon_lite.loading.makers.outcomes import Address, Failure, Result, set_restore_key
 from energon_lite.loading.makers.sample_length import pack_selection
 from energon_lite.order.orders import Addresses
 from energon_lite.worker_config import ErrorHandler

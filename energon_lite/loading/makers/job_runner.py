@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_lite.batching.collate import rows_like
 from energon_lite.errors import FatalSampleError, SampleError, SkipSample
@@ -39,10 +39,13 @@ from energon_lite.loading.makers.hook_errors import (
 )
 from energon_lite.loading.makers.leaf import Leaf, SampleNames, largest_mean_bytes, reads_ahead
 from energon_lite.loading.makers.observers import Services
-from energon_lite.loading.makers.outcomes import Address, Failure, Made, Rejected, Result, set_restore_key, where_of
+from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, Result, set_restore_key, where_of
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.storage.read.sample_reader import fetch_samples
 from energon_lite.worker_config import ErrorHandler
+
+if TYPE_CHECKING:
+    from energon_lite.loading.makers.chunk_job import Made
 
 __all__ = ["READ_TOGETHER", "SAMPLE", "JobRunner"]
 

@@ -16,14 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import FatalSampleError
 from energon_lite.hooks import HOOK_ORDER
-
-if TYPE_CHECKING:
-    from energon_lite.loading.makers.chunk_job import Carried, ChunkPlace, Tail
 
 __all__ = [
     "Address",
@@ -31,7 +28,6 @@ __all__ = [
     "FailureLog",
     "FailureStreak",
     "Fallbacks",
-    "Made",
     "Mark",
     "Outcome",
     "Reasons",
@@ -165,33 +161,6 @@ class Result:
     outcomes: list[Outcome] = field(default_factory=list)
     tokens: int = 0
     trace: dict[str, Any] | None = None
-    digest: int = NO_SAMPLES
-
-
-@dataclass(frozen=True)
-class Made:
-    """A batch of a chunk, or the remainder at its end.
-
-    Args:
-        batch: the batch, if ``is_batch``.
-        outcomes: outcomes of samples since the previous batch, and of those in this one.
-        after: place of the next batch; None: the chunk has no more batches.
-        is_batch: False: there is no batch, only outcomes and a remainder.
-        rows: samples or packs in the batch; in a remainder, those of this chunk.
-        trace: timing record, if requested.
-        tail: place of the next batch, if that one, too, is made of items that were handed over.
-        carried: the remainder that is handed over.
-        digest: digest of the samples in the batch; see :mod:`energon_lite.batching.digests`.
-    """
-
-    batch: Any
-    outcomes: list[Outcome] = field(default_factory=list)
-    after: ChunkPlace | None = None
-    is_batch: bool = True
-    rows: int = 1
-    trace: dict[str, Any] | None = None
-    tail: Tail | None = None
-    carried: Carried | None = None
     digest: int = NO_SAMPLES
 
 
