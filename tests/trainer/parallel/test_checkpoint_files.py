@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ import torch
 
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import CheckpointSaver, find_checkpoint, latest_checkpoint
-from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import Layout
 from tests.trainer.parallel.training_part import STATE, Part
@@ -67,36 +64,6 @@ def flip(file: Path) -> None:
 
 def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
-
-
-DAMAGES = {"a bit": flip, "the end": cut, "a file": Path.unlink}
-PATTERNS = ["*_0_0.distcp", "*_1_0.distcp", ".metadata", "manifest.json"]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "damage"),
-    # Each kind of file and of damage, and the manifest, by which all others are judged, damaged in each way.
-    nightly_but({0, 4, 8, 9, 10, 11}, itertools.product(PATTERNS, DAMAGES.values())),
-    ids=[f"{pattern}-{name}" for pattern in PATTERNS for name in DAMAGES],
-)
-def test_a_damaged_checkpoint_is_passed_over(
-    run_ranks: RunRanks, tmp_path: Path, damage: Callable[[Path], None], pattern: str
-) -> None:
-    root = tmp_path / "run"
-
-    def save(rank: int) -> None:
-        part = Part(Layout(dp=2))
-        for step in (1, 2):
-            part.save(root, step)
-
-    run_ranks(2, save)
-    if pattern == "manifest.json" and damage is flip:
-        (root / "step-00000002" / pattern).write_text('{"files": {"__0_0.distcp": [1, 2]}}')
-    else:
-        damage(next((root / "step-00000002").glob(pattern)))
-    for world in (1, 2):
-        found = run_ranks(world, lambda rank, n=world: find_checkpoint(root, Part(Layout(dp=n)).mesh))  # type: ignore[misc]
-        assert [Path(path).name for path in found] == ["step-00000001"] * world
 
 
 def test_a_checkpoint_that_cannot_be_written_is_an_error_at_the_next_call(run_ranks: RunRanks, tmp_path: Path) -> None:

@@ -163,18 +163,12 @@ def test_a_rank_killed_at_every_step_of_saving_loses_no_whole_checkpoint(
             break
         files = CheckpointFiles(root)
         assert all(files.damage(name) is None for name in files.names())
-        found += run_ranks(2, lambda rank: go_on(Part(layout, num_layers=1), root))[:1]
+        found += run_ranks(1, lambda rank: go_on(Part(Layout(), num_layers=1), root))
     assert found == sorted(found) and found[0] == 2 and (victim or found[-1] == 3), found
 
 
 def root_of(kind: str, tmp_path: Path) -> str:
     return str(tmp_path / "run") if kind == "disk" else f"{CopyingStore.protocol}://{tmp_path}/run"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["disk", "store"])
-def test_a_kill_at_any_moment_loses_no_whole_checkpoint(run_ranks: RunRanks, tmp_path: Path, kind: str) -> None:
-    check(run_ranks, root_of(kind, tmp_path), tmp_path / "log", trials=15 if kind == "disk" else 6, seed=1)
 
 
 @pytest.mark.nightly
