@@ -27,7 +27,7 @@ Disturb = Callable[[Trainer, int], None]
 
 LAYOUTS = [(1, {}), (2, {"pp": 2}), (2, {"tp": 2}), (2, {})]
 NAMES = ["alone", "pp 2", "tp 2", "dp 2"]
-EACH_LAYOUT = pytest.mark.parametrize(("world", "mesh"), LAYOUTS, ids=NAMES)
+EACH_LAYOUT = pytest.mark.parametrize(("world", "mesh"), nightly_but({1, 3}, LAYOUTS), ids=NAMES)
 
 
 def spoil_weights(at: int, value: float = math.nan) -> Disturb:
@@ -87,7 +87,7 @@ def test_a_run_with_spoilt_weights_ends_on_all_ranks_with_the_good_checkpoints(
     assert metrics(tmp_path / "run")[-1]["loss"] is None
 
 
-@pytest.mark.parametrize(("world", "mesh"), nightly_but({1, 3}, LAYOUTS), ids=NAMES)
+@EACH_LAYOUT
 def test_a_run_ends_after_some_steps_in_a_row_that_are_not_finite(
     run_ranks: RunRanks, blend: Path, tmp_path: Path, world: int, mesh: dict[str, int]
 ) -> None:

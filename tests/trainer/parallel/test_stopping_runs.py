@@ -20,7 +20,7 @@ from energon_lite.trainer.training.process import Requests
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.small_runs import TRAIN_SAMPLES, line, make_config, metrics, send, train
-from tests.trainer.parallel.test_nonfinite_runs import EACH_LAYOUT, saved
+from tests.trainer.parallel.test_nonfinite_runs import LAYOUTS, saved
 
 WriteDataset = Callable[..., Path]
 
@@ -81,7 +81,7 @@ def test_who_listens_to_a_signal_already_keeps_it(run_ranks: RunRanks, blend: Pa
     assert run_ranks(1, job) == [(3, [signal.SIGUSR1], True)]
 
 
-@EACH_LAYOUT
+@pytest.mark.parametrize(("world", "mesh"), nightly_but({1}, LAYOUTS), ids=str)
 def test_a_run_is_over_before_its_time_limit(
     run_ranks: RunRanks, blend: Path, tmp_path: Path, world: int, mesh: dict[str, int]
 ) -> None:
