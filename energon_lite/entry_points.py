@@ -3,7 +3,8 @@
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
 ``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``,
-``METADATASET_KEYS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``. A guest that is deleted takes its entries with it.
+``BATCH_PATHS``, ``METADATASET_KEYS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``. A guest that is deleted takes its entries
+with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -39,6 +40,7 @@ __all__ = [
     "Decoder",
     "PrepareStep",
     "SourceFormat",
+    "batch_paths",
     "blend_openers",
     "columns",
     "commands",
@@ -211,6 +213,16 @@ def observers() -> dict[str, str]:
     return _merged("OBSERVERS")
 
 
+def batch_paths() -> dict[str, str]:
+    """Return the paths of batches of all guests, by name. Table ``BATCH_PATHS``.
+
+    A value is ``module:function``, called with a :class:`~energon_lite.loading.batch_path.PathRequest`; returns a
+    :class:`~energon_lite.loading.batch_path.BatchPath`. Paths to devices are chosen by name: ``loader.to("cuda",
+    "copy")``; ``replica`` is the path between the ranks of a model replica.
+    """
+    return _merged("BATCH_PATHS")
+
+
 def metadataset_keys() -> dict[str, str]:
     """Return the functions of guests that open the data sets of a key of metadatasets, by key.
 
@@ -233,7 +245,8 @@ def storage_guests() -> dict[str, str]:
     """Return what guests do for the storage, by name. Table ``STORAGE_GUESTS``; a value is ``module:object``.
 
     ``index.sqlite`` is a :class:`~energon_lite.storage.index.nv_meta.KeyDatabase`, ``prepare_url`` a
-    :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`.
+    :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`, ``prepare_dialogue`` a
+    :class:`~energon_lite.cli.prepare.PrepareDialogue`.
     """
     return _merged("STORAGE_GUESTS")
 

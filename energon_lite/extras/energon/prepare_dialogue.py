@@ -1,4 +1,4 @@
-"""Dialogue of ``energon-lite prepare``, and the instructions after it.
+"""Dialogue of ``energon-lite prepare``: questions for missing options.
 
 Every question has a default if a sensible guess is possible, and is asked again, with the reason, after an invalid
 answer.
@@ -6,23 +6,19 @@ answer.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from energon_lite.cli.text import byte_size
-from energon_lite.errors import EnergonLiteError, UsageError, counted, listed
+from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.samples import SAMPLE_TYPES
-from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.index.splits import parse_ratio
 from energon_lite.storage.prepare.dataset_scan import DatasetScan
-from energon_lite.storage.prepare.prepare import PrepareReport
 from energon_lite.storage.prepare.sample_document import (
     CRUDE,
     SAMPLE_LOADER,
@@ -37,21 +33,12 @@ from energon_lite.storage.read.webdataset import RawSample
 from energon_lite.storage.samples.decoding import IMAGE_EXTENSIONS, SampleDecoder
 from energon_lite.storage.samples.field_map import compile_field_map
 
-__all__ = [
-    "ask_again",
-    "ask_dataset_document",
-    "ask_split_ratio",
-    "guess_access",
-    "guess_field_map",
-    "show_next_step",
-    "show_notes",
-    "show_preparation",
-    "show_samples",
-    "show_scan",
-]
+__all__ = ["DIALOGUE", "QuestionDialogue", "guess_access"]
 
 T = TypeVar("T")
 
+#: Samples that are shown before the questions.
+_SHOWN_SAMPLES = 2
 #: Energon's list of sample types, in its order.
 _NUMBERED = (
     "CaptioningSample",
@@ -90,27 +77,60 @@ _OTHER_PARTS = {
 }
 
 
-def show_scan(scan: DatasetScan) -> None:
-    """Write the numbers of shards, samples and parts."""
-    names = scan.shard_names
-    size = sum(shard.size for shard in scan.scans)
-    click.echo(
-        f"Found {counted(len(names), 'shard')} with {counted(scan.samples, 'sample')} ({byte_size(size)}) "
-        f"in {scan.root}"
-    )
-    click.echo(f"  first shard: {names[0]}")
-    click.echo(f"  last shard:  {names[-1]}")
-    parts = [f"{name} ({count})" for name, count in scan.parts.items()]
-    click.echo(f"  parts:       {listed(parts, 10)}")
+class QuestionDialogue:
+    """Dialogue in the terminal; see :class:`~energon_lite.cli.prepare.PrepareDialogue`."""
 
+    def show_samples(self, scan: DatasetScan) -> None:
+        """Write the first samples: their parts, sizes, and previews of their contents."""
+        for number, raw in enumerate(scan.read(range(min(_SHOWN_SAMPLES, scan.samples)))):
+            click.echo(f"Sample {number}, key {raw.key!r}:")
+            for name, data in raw.parts.items():
+                preview = _preview(name, data)
+                click.echo(f"  {name:<8} {byte_size(len(data)):>10}{preview}")
 
-def show_samples(scan: DatasetScan, count: int = 2) -> None:
-    """Write the first samples: their parts, sizes, and previews of their contents."""
-    for number, raw in enumerate(scan.read(range(min(count, scan.samples)))):
-        click.echo(f"Sample {number}, key {raw.key!r}:")
-        for name, data in raw.parts.items():
-            preview = _preview(name, data)
-            click.echo(f"  {name:<8} {byte_size(len(data)):>10}{preview}")
+    def ask_again(self, root: str) -> bool:
+        """Ask if a prepared data set is to be prepared again."""
+        click.echo(f"{root} has already been prepared; its splits will be replaced.")
+        return click.confirm("Prepare it again?")
+
+    def ask_split_ratio(self) -> str:
+        """Ask for the shares of train, val and test, as text."""
+
+        def use(answer: str) -> str:
+            parse_ratio(answer)
+            return answer
+
+        return _ask("Share of shards for train, val, test", use, default="8,1,1")
+
+    def ask_dataset_document(
+        self, scan: DatasetScan, sample_type: str | None = None
+    ) -> tuple[dict[str, Any] | None, dict[str, str]]:
+        """Ask for the sample type, unless it is given, and for the part of each field or a file of code instead.
+
+        Returns:
+            The document, None if no file is wanted; and the further files that it needs.
+        """
+        if sample_type is None and not click.confirm(
+            "Create a dataset.yaml, which says how a sample is made of these parts?", default=True
+        ):
+            return None, {}
+        while True:
+            chosen = sample_type or _ask_sample_type(scan)
+            field_map = None if chosen == CRUDE else _ask_field_map(scan, chosen)
+            try:
+                document = sample_document(scan, sample_type=chosen, field_map=field_map, use_loader=True)
+            except EnergonLiteError as error:
+                click.echo(f"This does not work: {error}\nPlease answer again.")
+                continue
+            uses_loader = field_map is None and chosen != CRUDE
+            return document, {SAMPLE_LOADER: _loader_file(scan, chosen)} if uses_loader else {}
+
+    def guess_field_map(self, scan: DatasetScan, sample_type: str) -> dict[str, str]:
+        """Guess the parts of the required fields of a sample; empty if one of them cannot be guessed."""
+        first = scan.read([0])[0]
+        required = [field.name for field in sample_fields(sample_type) if is_required(field)]
+        guesses = {name: guess for name in required if (guess := guess_access(name, scan.parts, first))}
+        return guesses if len(guesses) == len(required) else {}
 
 
 def _preview(name: str, data: bytes) -> str:
@@ -152,46 +172,6 @@ def _ask(question: str, use: Callable[[str], T], **options: Any) -> T:
             return use(answer.strip())
         except EnergonLiteError as error:
             click.echo(f"  {error.what}" + (f" ({error.fix})" if error.fix else ""))
-
-
-def ask_split_ratio() -> str:
-    """Ask for the shares of train, val and test, as text."""
-
-    def use(answer: str) -> str:
-        parse_ratio(answer)
-        return answer
-
-    return _ask("Share of shards for train, val, test", use, default="8,1,1")
-
-
-def ask_again(root: str) -> bool:
-    """Ask if a prepared data set is to be prepared again."""
-    click.echo(f"{root} has already been prepared; its splits will be replaced.")
-    return click.confirm("Prepare it again?")
-
-
-def ask_dataset_document(
-    scan: DatasetScan, sample_type: str | None = None
-) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """Ask for the sample type, unless it is given, and for the part of each field or a file of code instead.
-
-    Returns:
-        The document, None if no file is wanted; and the further files that it needs.
-    """
-    if sample_type is None and not click.confirm(
-        "Create a dataset.yaml, which says how a sample is made of these parts?", default=True
-    ):
-        return None, {}
-    while True:
-        chosen = sample_type or _ask_sample_type(scan)
-        field_map = None if chosen == CRUDE else _ask_field_map(scan, chosen)
-        try:
-            document = sample_document(scan, sample_type=chosen, field_map=field_map, use_loader=True)
-        except EnergonLiteError as error:
-            click.echo(f"This does not work: {error}\nPlease answer again.")
-            continue
-        uses_loader = field_map is None and chosen != CRUDE
-        return document, {SAMPLE_LOADER: _loader_file(scan, chosen)} if uses_loader else {}
 
 
 def _loader_file(scan: DatasetScan, sample_type: str) -> str:
@@ -266,14 +246,6 @@ def _ask_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str] | None
     return {name: access for name, access in field_map.items() if access != "-"}
 
 
-def guess_field_map(scan: DatasetScan, sample_type: str) -> dict[str, str]:
-    """Guess the parts of the required fields of a sample; empty if one of them cannot be guessed."""
-    first = scan.read([0])[0]
-    required = [field.name for field in sample_fields(sample_type) if is_required(field)]
-    guesses = {name: guess for name in required if (guess := guess_access(name, scan.parts, first))}
-    return guesses if len(guesses) == len(required) else {}
-
-
 def guess_access(field: str, parts: Mapping[str, int], first: RawSample) -> str | None:
     """Guess an expression for a field; None without a guess.
 
@@ -302,57 +274,4 @@ def _inside_json(names: Sequence[str], first: RawSample) -> list[str]:
     return [f"{part}[{n}]" for part, value in values if isinstance(value, dict) for n in names if n in value]
 
 
-def show_preparation(report: PrepareReport, as_json: bool = False) -> None:
-    """Write a report to the terminal: warnings, splits, and files that were written."""
-    show_notes(report.warnings)
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(report), indent=2))
-        return
-    if report.splits:
-        splits = [
-            f"{name} {counted(samples, 'sample')} in {counted(shards, 'shard')}"
-            for name, (shards, samples) in report.splits.items()
-        ]
-        click.echo(f"Splits: {'; '.join(splits)}")
-    click.echo(
-        f"Wrote {counted(report.shards, '.tar.idx file')} and, in {os.path.join(report.path, nv_meta.META_FOLDER)}:"
-    )
-    click.echo("  " + ", ".join(os.path.basename(name) for name in report.written))
-
-
-def show_notes(notes: Iterable[str]) -> None:
-    """Write notes to the error output."""
-    for note in notes:
-        click.secho(f"Note: {note}", fg="yellow", err=True)
-
-
-def show_next_step(report: PrepareReport, dataset_yaml_name: str, begun: Mapping[str, str] | None) -> None:
-    """Write the next steps to the terminal.
-
-    Args:
-        report: the result of the preparation.
-        dataset_yaml_name: name of the file that defines the samples.
-        begun: a mapping if a file of code was started that the user has to complete: likely parts of the fields, empty
-            if none are known. None: nothing has to be completed.
-    """
-    if not report.has_dataset_yaml:
-        click.echo(
-            f"There is no {dataset_yaml_name} yet, which says what a sample is. Write it by hand, or run\n"
-            f"  energon-lite prepare {shlex.quote(report.path)} --force-overwrite"
-        )
-        return
-    split = next((name for name, (shards, _) in report.splits.items() if shards), "train")
-    extra = "" if split == "train" else f", split_part={split!r}"
-    extra += "" if dataset_yaml_name == nv_meta.DATASET_YAML else f", dataset_config={dataset_yaml_name!r}"
-    if begun is not None:
-        extra += ", trust_code=True"
-        if begun:
-            click.echo("Without code, if these are the parts of its fields: run this again, and add\n")
-            click.echo(f"  --force-overwrite --field-map {shlex.quote(json.dumps(dict(begun)))}\n")
-    click.echo("Next, in Python:\n" if begun is None else f"When {SAMPLE_LOADER} is complete, in Python:\n")
-    click.echo("  from energon_lite import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset")
-    click.echo('  encoder = DefaultTaskEncoder(padding="list")  # what differs in size or kind stays in lists')
-    click.echo(f"  dataset = get_train_dataset({report.path!r}, batch_size=2, shuffle_buffer_size=None{extra},")
-    click.echo("      max_samples_per_sequence=None, task_encoder=encoder,")
-    click.echo("      worker_config=WorkerConfig.default_worker_config(num_workers=2))")
-    click.echo("  print(next(iter(get_savable_loader(dataset))))")
+DIALOGUE = QuestionDialogue()

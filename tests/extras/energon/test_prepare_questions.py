@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite.cli.prepare_dialogue import guess_access
+from energon_lite.extras.energon.prepare_dialogue import guess_access
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.read.webdataset import RawSample
 from tests.prepare_by_command import FIELDS, document, run, written
