@@ -31,7 +31,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from energon_lite.errors import UsageError, did_you_mean
+from energon_lite.errors import ConfigError, UsageError, did_you_mean
 
 __all__ = [
     "ColumnOption",
@@ -48,6 +48,7 @@ __all__ = [
     "decoders",
     "find_named",
     "load",
+    "metadataset_guest",
     "metadataset_keys",
     "observers",
     "prepare_steps",
@@ -111,7 +112,7 @@ class Columns(NamedTuple):
 
     Args:
         target: ``module:function``, called with the values of the options, by name, if one of them is given: a text or
-            None, or a bool for a flag; returns :class:`~energon_lite.loading.measuring.part_columns.RequestedColumns`.
+            None, or a bool for a flag; returns :class:`~energon_lite.loading.measuring.parts.RequestedColumns`.
         names: names of the columns, none of which ``--column`` can store at the same time.
         options: by name, one word: ``{"images": ...}`` is ``--images``.
     """
@@ -224,12 +225,37 @@ def batch_paths() -> dict[str, str]:
 
 
 def metadataset_keys() -> dict[str, str]:
-    """Return the functions of guests that open the data sets of a key of metadatasets, by key.
+    """Return the objects of guests for the keys of metadatasets, by key.
 
     Table ``METADATASET_KEYS``. A value is ``module:object``; for keys and types of the objects see
-    :mod:`energon_lite.loading.makers.metadataset_keys`.
+    :mod:`energon_lite.loading.makers.metadataset_keys`; ``weight`` is a
+    :class:`~energon_lite.loading.blend_weights.ScheduleGuest`.
     """
     return _merged("METADATASET_KEYS")
+
+
+#: By key of a metadataset: the work of its guest, and the extra of this library that does it, for messages.
+_EXTRAS = {
+    "join": ("joined data sets are opened", "energon"),
+    "aux": ("the stores of a cooker are opened", "media"),
+    "filter": ("filters of samples are opened", "energon"),
+    "weight": ("weights that change are read", "blends"),
+    "weight_unit": ("weights in another unit than samples are converted", "blends"),
+}
+
+
+def metadataset_guest(key: str, origin: str) -> Any:
+    """Return the object for a key of metadatasets; ``origin`` is the place of the key, for messages.
+
+    Raises:
+        ConfigError: its extra is not installed.
+    """
+    target = metadataset_keys().get(key)
+    if target is None:
+        work, extra = _EXTRAS[key]
+        what = f"{work} by the extra {extra!r}, which is not installed"
+        raise ConfigError(what, file=origin, fix=f"install energon_lite with energon_lite/extras/{extra}")
+    return load(target)
 
 
 def blend_openers() -> dict[str, str]:
