@@ -3,7 +3,8 @@
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
 ``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``,
-``METADATASET_KEYS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``. A guest that is deleted takes its entries with it.
+``BATCH_PATHS``, ``METADATASET_KEYS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``. A guest that is deleted takes its entries
+with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -39,6 +40,7 @@ __all__ = [
     "Decoder",
     "PrepareStep",
     "SourceFormat",
+    "batch_paths",
     "blend_openers",
     "columns",
     "commands",
@@ -110,7 +112,7 @@ class Columns(NamedTuple):
 
     Args:
         target: ``module:function``, called with the values of the options, by name, if one of them is given: a text or
-            None, or a bool for a flag; returns :class:`~energon_lite.loading.measuring.part_columns.RequestedColumns`.
+            None, or a bool for a flag; returns :class:`~energon_lite.loading.measuring.parts.RequestedColumns`.
         names: names of the columns, none of which ``--column`` can store at the same time.
         options: by name, one word: ``{"images": ...}`` is ``--images``.
     """
@@ -210,6 +212,16 @@ def observers() -> dict[str, str]:
     :func:`~energon_lite.loading.batch_observer.open_observer`.
     """
     return _merged("OBSERVERS")
+
+
+def batch_paths() -> dict[str, str]:
+    """Return the paths of batches of all guests, by name. Table ``BATCH_PATHS``.
+
+    A value is ``module:function``, called with a :class:`~energon_lite.loading.batch_path.PathRequest`; returns a
+    :class:`~energon_lite.loading.batch_path.BatchPath`. Paths to devices are chosen by name: ``loader.to("cuda",
+    "copy")``; ``replica`` is the path between the ranks of a model replica.
+    """
+    return _merged("BATCH_PATHS")
 
 
 def metadataset_keys() -> dict[str, str]:

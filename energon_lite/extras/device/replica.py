@@ -19,14 +19,14 @@ import torch
 import torch.distributed as dist
 
 from energon_lite.errors import TopologyError, WorkerError
+from energon_lite.loading.batch_path import BatchPath, PathRequest
 from energon_lite.loading.executors.transport import pack, unpack
 from energon_lite.loading.iterators.collectives import broadcast_bytes, device_of
-from energon_lite.loading.iterators.iterator import DatasetIterator
-from energon_lite.loading.makers.batch_runner import Result
+from energon_lite.loading.makers.outcomes import Result
 from energon_lite.tensors import map_tensors
 from energon_lite.worker_config import Replica
 
-__all__ = ["batch_checksum", "check_peers", "select_fields", "share_result"]
+__all__ = ["ReplicaPath", "batch_checksum", "check_peers", "select_fields"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,32 +36,57 @@ class _Failed:
     reason: str
 
 
-def share_result(load: Callable[[], Result | None], iterator: DatasetIterator, replica: Replica) -> Result | None:
-    """Return the next result of the rank that loads for this one; None: the loop is over, which that rank reports if
-    the others cannot know it.
+class ReplicaPath(BatchPath):
+    """Path of results among the ranks of a replica: loaded by one of them, or by each; compared on request.
 
     Args:
-        load: returns this rank's own next result.
-        iterator: iterator of this rank.
-        replica: the ranks of the replica.
+        request: the path of this rank's own results, and its replica.
     """
-    own = Result(None)
 
-    def take() -> Any:
-        nonlocal own
-        result = load()
-        own = result or own
-        if iterator.knows_end or result is None:
-            return own.batch
-        return (*iterator.step, result.batch)
+    def __init__(self, request: PathRequest):
+        replica = request.worker_config.replica
+        assert replica is not None
+        self._before = request.before
+        self._iterator = request.iterator
+        self._replica = replica
+        self._check_peers = request.check_peers
 
-    if iterator.knows_end and iterator.is_over():
-        return None
-    shared = _share_batch(take, replica)
-    if iterator.knows_end:
-        return dataclasses.replace(own, batch=shared)
-    iterator.follow(None if shared is None else shared[:2])
-    return None if shared is None else dataclasses.replace(own, batch=shared[2])
+    def take(self) -> Result | None:
+        replica = self._replica
+        if replica.share == "broadcast":
+            result = self._shared()
+        else:
+            result = self._before.take()
+            if result is not None and replica.is_last_stage:
+                result = dataclasses.replace(result, batch=select_fields(result.batch, replica.last_stage_fields))
+        if result is not None and self._check_peers:
+            check_peers(result.batch, replica)
+        return result
+
+    def forget(self) -> None:
+        self._before.forget()
+
+    def _shared(self) -> Result | None:
+        """Return the next result of the rank that loads for this one; None: the loop is over, which that rank reports
+        if the others cannot know it."""
+        iterator = self._iterator
+        own = Result(None)
+
+        def take() -> Any:
+            nonlocal own
+            result = self._before.take()
+            own = result or own
+            if iterator.knows_end or result is None:
+                return own.batch
+            return (*iterator.step, result.batch)
+
+        if iterator.knows_end and iterator.is_over():
+            return None
+        shared = _share_batch(take, self._replica)
+        if iterator.knows_end:
+            return dataclasses.replace(own, batch=shared)
+        iterator.follow(None if shared is None else shared[:2])
+        return None if shared is None else dataclasses.replace(own, batch=shared[2])
 
 
 def _share_batch(take: Callable[[], Any], replica: Replica) -> Any:

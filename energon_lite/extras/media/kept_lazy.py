@@ -14,7 +14,7 @@ from energon_lite.samples import SourceInfo, add_source_info
 from energon_lite.storage.stores.lazy import Lazy, MockLazy, StoreEntry, direct
 
 if TYPE_CHECKING:
-    from energon_lite.extras.media.stores.file_cache_pool import FileStoreCachePool
+    from energon_lite.extras.media.file_cache_pool import FileStoreCachePool
 
 __all__ = ["CacheEntry", "CacheFileLazy", "FileCacheLazy"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from energon_lite.errors import UsageError
-from energon_lite.loading.device import DeviceCopy
+from energon_lite.extras.device.copies import DeviceCopy
 
 
 def test_on_the_cpu_a_batch_stays_where_it_is() -> None:

@@ -1,22 +1,26 @@
-"""Stores of the files in a folder, on a local disk or behind a URL."""
+"""Stores of the files in a folder, on a local disk or behind a URL; and the stores that ``aux`` names for cookers."""
 
 from __future__ import annotations
 
 import errno
 import os
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from energon_lite.errors import DatasetError, MissingEntryError
-from energon_lite.extras.media.stores.media_table import MediaTable
+from energon_lite.config.leaf_spec import AuxReference
+from energon_lite.errors import ConfigError, DatasetError, EnergonLiteError, MissingEntryError, UsageError
+from energon_lite.extras.media.metadata import MediaTable
+from energon_lite.extras.media.webdataset_store import JsonlFileStore, WebdatasetFileStore
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.byte_ranges import size_of
 from energon_lite.storage.files.remote_files import is_remote, read_file, read_range
 from energon_lite.storage.files.retries import SHORTAGES, out_of
+from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.stores.file_store import FileStore
 
-__all__ = ["ByteRangeStore", "SystemFileStore"]
+__all__ = ["ByteRangeStore", "SystemFileStore", "open_stores"]
 
 T = TypeVar("T")
 
@@ -143,3 +147,38 @@ class ByteRangeStore(SystemFileStore):
 
     def __str__(self) -> str:
         return f"ByteRangeStore({self.base_dir})"
+
+
+#: Store types of the references that are no data sets.
+_KINDS = {"filesystem": SystemFileStore, "byterange": ByteRangeStore}
+
+
+def open_stores(aux: Mapping[str, AuxReference], primary: AnySource | None, /) -> dict[str, FileStore[Any]]:
+    """Open the stores of a leaf; see :class:`~energon_lite.loading.makers.metadataset_keys.StoreGuest`."""
+    stores = {name: _opened(name, reference) for name, reference in aux.items()}
+    if primary is not None:
+        stores["primary"] = _primary(primary)
+    return stores
+
+
+def _opened(name: str, reference: AuxReference) -> FileStore[Any]:
+    try:
+        return _dataset(reference.path) if reference.kind == "dataset" else _KINDS[reference.kind](reference.path)
+    except EnergonLiteError as error:
+        raise ConfigError(
+            f"aux {name!r} cannot be opened: {error.what} ({error.where})", file=reference.origin, fix=error.fix
+        ) from error
+
+
+def _primary(source: AnySource) -> FileStore[Any]:
+    if isinstance(source, OpenedSource):
+        raise UsageError(
+            "a cooker with need_primary=True is for a source of your own, whose samples are found by number only",
+            where=source.path,
+            fix="leave out need_primary; or name a store of the same data under aux",
+        )
+    return _dataset(source.path)
+
+
+def _dataset(path: str) -> FileStore[Any]:
+    return JsonlFileStore(path) if is_jsonl(path) else WebdatasetFileStore(path)

@@ -4,29 +4,34 @@ A row stands for a sample of the first data set (the primary one): its number am
 each other data set the number of the sample with the same key, or -1. The table is a function of the keys of the
 samples that are read, so the digests of the indexes and of the choices of shards and samples identify it. An edited
 ``split.yaml``, another split, or data that were prepared anew have another table.
+
+Matching takes seconds for millions of keys. Two hashes of each key are kept. Keys are read once, in their order, and
+numbers are sorted. Keys of one data set with the same first hash are compared as texts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from energon_lite.config.leaf_spec import Nonmatch
 from energon_lite.errors import DatasetError
-from energon_lite.extras.energon.joins.key_match import SampleKeys, match_keys
 from energon_lite.storage.files.array_file import FileKind, write_arrays
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.stored_array import Numbers, open_arrays, whole_or_none
 from energon_lite.storage.index.index_cache import cache_folder, first_writable
+from energon_lite.storage.index.key_index import hash_keys
+from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["JoinTable", "join_table"]
+__all__ = ["JoinTable", "SampleKeys", "join_table", "match_keys"]
 
 _TABLE = FileKind(b"ENRGLJOI", 1, "join table", "remove the file: it is made again when the data set is opened")
 
@@ -126,3 +131,67 @@ def _no_match(primary: WebdatasetSource, other: WebdatasetSource, key: str, miss
         where=str(other),
         fix="write 'nonmatch: skip' to leave such samples out, or 'nonmatch: none' to join them with None",
     )
+
+
+# -- keys -----------------------------------------------------------------------------------------------------------
+
+
+class SampleKeys:
+    """The keys of some samples of an index, as hashes.
+
+    Args:
+        index: the packed index.
+        samples: their numbers over all shards of the data set, in the order of the match.
+
+    Attributes:
+        hashes: ``[2, n]``, two hashes of each key.
+    """
+
+    def __init__(self, index: PackedIndex, samples: Int64):
+        self.index = index
+        self.samples = samples
+        self.hashes = hash_keys(index, samples, words=2)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def key(self, place: int) -> str:
+        """The key at a place of ``samples``."""
+        return self.index.key(int(self.samples[place]))
+
+    def twice(self) -> list[str]:
+        """Keys that appear more than once; at most some of them."""
+        return sorted({name for name, count in Counter(map(self.key, self._alike)).items() if count > 1})
+
+    @cached_property
+    def order(self) -> Int64:
+        """The places, sorted by the first hash of their keys."""
+        return np.argsort(self.hashes[0], kind="stable")
+
+    @cached_property
+    def _alike(self) -> list[int]:
+        """Places of keys that share their first hash with another key; at most some of them."""
+        ordered = self.hashes[0][self.order]
+        same = np.flatnonzero(ordered[1:] == ordered[:-1])[:1000]
+        alike: list[int] = self.order[np.unique(np.concatenate([same, same + 1]))].tolist()
+        return alike
+
+
+def match_keys(wanted: SampleKeys, there: SampleKeys) -> Int64:
+    """Return for each wanted key its place among ``there``, whose keys are unique; -1: the key is not there.
+
+    Example:
+        >>> match_keys(SampleKeys(images, np.arange(3)), SampleKeys(captions, np.arange(2)))
+        array([ 1, -1,  0])
+    """
+    if not len(there):
+        return np.full(len(wanted), -1, dtype=np.int64)
+    if there._alike:  # different keys have equal hashes
+        known = {there.key(place): place for place in range(len(there))}
+        return np.array([known.get(wanted.key(place), -1) for place in range(len(wanted))], dtype=np.int64)
+    if wanted.hashes.shape == there.hashes.shape and (wanted.hashes == there.hashes).all():
+        return np.arange(len(wanted))  # the same keys in the same order, as in data sets that were made together
+    at = np.empty(len(wanted), dtype=np.int64)
+    at[wanted.order] = np.searchsorted(there.hashes[0][there.order], wanted.hashes[0][wanted.order])
+    near = there.order[np.minimum(at, len(there) - 1)]
+    return np.where((there.hashes[:, near] == wanted.hashes).all(axis=0), near, -1)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from energon_lite.errors import UsageError, check_choice
-from energon_lite.extras.media.stores.cache_folder import CacheFolder
-from energon_lite.extras.media.stores.daemon_threads import DaemonThreads
-from energon_lite.extras.media.stores.kept_lazy import CacheEntry, CacheFileLazy, FileCacheLazy
+from energon_lite.extras.media.cache_folder import CacheFolder
+from energon_lite.extras.media.daemon_threads import DaemonThreads
+from energon_lite.extras.media.kept_lazy import CacheEntry, CacheFileLazy, FileCacheLazy
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.atomic_file import remove_if_there, write_bytes
 from energon_lite.storage.stores.file_store import FileStore

@@ -8,17 +8,17 @@ own, and it is started before the batch is needed. So a copy has two parts, :met
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from energon_lite.errors import UsageError
+from energon_lite.loading.batch_path import BatchPath, PathRequest
 from energon_lite.loading.executors.work_seconds import WorkSeconds
-from energon_lite.loading.makers.batch_runner import Result
+from energon_lite.loading.makers.outcomes import Result
 from energon_lite.tensors import map_tensors
 
-__all__ = ["DeviceCopy", "DevicePrefetcher", "Underway"]
+__all__ = ["DeviceCopy", "DevicePrefetcher", "Underway", "copies_ahead"]
 
 
 class Underway(NamedTuple):
@@ -103,21 +103,18 @@ class _Taken(NamedTuple):
     underway: Underway
 
 
-class DevicePrefetcher:
-    """Results on their way to a device, one ahead.
-
-    A result that was taken ahead is not delivered, and is not counted in states: the caller advances its cursor, and
-    counts, when it delivers a batch. If the copy does not overlap, nothing is taken ahead.
+class DevicePrefetcher(BatchPath):
+    """Path of results to a device, one ahead. If the copy does not overlap, nothing is taken ahead.
 
     Args:
         copy: copier to the device.
-        load: returns the next result, None at the end; after :meth:`forget`, or after it raised, it starts over.
+        before: path that returns the results.
         work: record of the time that it takes to start the copies.
     """
 
-    def __init__(self, copy: DeviceCopy, load: Callable[[], Result | None], work: WorkSeconds | None = None):
+    def __init__(self, copy: DeviceCopy, before: BatchPath, work: WorkSeconds | None = None):
         self.copy = copy
-        self._load = load
+        self._before = before
         self._work = work or WorkSeconds()
         self._now: _Taken | None = None
         self._next: _Taken | BaseException | None = None
@@ -131,11 +128,10 @@ class DevicePrefetcher:
         self._now = following or self._taken()
         return None if self._now is None else self._now.result
 
-    def finish(self) -> Any:
-        """Return the batch of the result taken last, on the device. The caller has advanced its cursor past it."""
+    def finish(self, result: Result) -> Any:
         now = self._now
         self._now = None
-        assert now is not None
+        assert now is not None and now.result is result
         if self.copy.overlaps:
             try:
                 self._next = self._taken()
@@ -145,14 +141,20 @@ class DevicePrefetcher:
         return self.copy.finish(now.underway)
 
     def forget(self) -> None:
-        """Drop the result that was taken ahead."""
         self._now = self._next = None
+        self._before.forget()
 
     def _taken(self) -> _Taken | None:
-        result = self._load()
+        result = self._before.take()
         if result is None:
             return None
         began = time.monotonic()
         taken = _Taken(result, self.copy.start(result.batch))
         self._work.received += time.monotonic() - began
         return taken
+
+
+def copies_ahead(request: PathRequest) -> BatchPath:
+    """Return the path to the device of a request."""
+    assert request.device is not None
+    return DevicePrefetcher(DeviceCopy(request.device), request.before, request.work)

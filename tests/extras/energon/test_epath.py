@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from energon_lite.errors import UsageError
-from energon_lite.storage.files.epath import EPath
+from energon_lite.extras.energon.epath import EPath
 
 
 @pytest.mark.parametrize("kind", ["local", "memory"])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_lite.errors import DatasetError, MissingEntryError
-from energon_lite.extras.media.stores.media_table import MediaTable
+from energon_lite.extras.media.metadata import MediaTable
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.index.jsonl import PART
 from energon_lite.storage.index.key_index import KeyIndex

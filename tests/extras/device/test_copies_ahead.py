@@ -19,7 +19,7 @@ from energon_lite import (
     get_val_dataset,
 )
 from energon_lite.errors import UsageError
-from energon_lite.loading.device import DevicePrefetcher, Underway
+from energon_lite.extras.device.copies import DevicePrefetcher, Underway
 from tests.testing import ALONE, alone, examples
 
 
@@ -74,13 +74,12 @@ def _loader(path: Any, kind: str, workers: int = 0, *, ahead: bool = True) -> Sa
         dataset = get_train_dataset(path, batch_size=4, virtual_epoch_length=5, worker_config=config)
     loader = get_savable_loader(dataset)
     if ahead:
-        loader._ahead = DevicePrefetcher(FakeCopy(), loader._take)
+        loader._path = DevicePrefetcher(FakeCopy(), loader._path)
     return loader
 
 
 def _log(loader: SavableDataLoader) -> list[tuple[str, Any]]:
-    assert loader._ahead is not None
-    return loader._ahead.copy.log  # type: ignore[attr-defined]
+    return loader._path.copy.log  # type: ignore[attr-defined]
 
 
 KINDS = ["train", "val", "packed"]
