@@ -28,8 +28,7 @@ from energon_lite.extras.media.av_decoder import AVDecoder
 from energon_lite.extras.media.metadata import ImageMetadata, MediaMetadataBase, serialize_media_metadata
 from energon_lite.storage.files.atomic_file import replacing
 from energon_lite.storage.files.byte_ranges import file_version, found_at
-from energon_lite.storage.files.open_file import open_file
-from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum
+from energon_lite.storage.files.shard_store import ShardIdentity, file_state
 from energon_lite.storage.index.index_cache import open_index
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, SQLITE_INDEX, is_prepared, meta_path, read_info, read_uuid
@@ -40,7 +39,6 @@ from energon_lite.storage.samples.image_decoding import read_image_header
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
-from energon_lite.storage.tar.tar_headers import BLOCK
 
 __all__ = [
     "MediaFilterConfig",
@@ -255,12 +253,7 @@ class _Media(Work[Unit, _Found]):
         return [_RULES, self.filter.strategy.value, *self.filter.patterns, *map(self._state, unit)]
 
     def _state(self, name: str) -> list[int]:
-        try:
-            with open(os.path.join(self.root, name), "rb", buffering=0, opener=open_file) as file:
-                now = os.fstat(file.fileno())
-                return [now.st_size, now.st_mtime_ns, head_checksum(file.read(BLOCK))]
-        except OSError:
-            return []
+        return file_state(os.path.join(self.root, name))
 
     def do(self, unit: Unit) -> _Found:
         result = _Found([], [])

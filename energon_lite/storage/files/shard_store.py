@@ -23,8 +23,8 @@ from energon_lite.storage.files.retries import GaveUp, Tries, out_of
 from energon_lite.storage.files.urls import OpenFile, is_remote, url_files
 
 __all__ = [
-    *("LocalFile", "Range", "Shard", "ShardIdentity", "ShardRange", "ShardStore", "changed_shard", "head_checksum"),
-    *("shared_store", "storage_error"),
+    *("LocalFile", "Range", "Shard", "ShardIdentity", "ShardRange", "ShardStore", "changed_shard", "file_state"),
+    *("head_checksum", "shared_store", "storage_error"),
 ]
 
 #: Bytes of a shard's first block, the header of a tar.
@@ -55,6 +55,16 @@ def head_checksum(block: bytes) -> int:
     """Return the checksum of a shard's first block. The block holds name, size and time of the first member, so the
     checksum distinguishes shards of equal size."""
     return zlib.crc32(block[:_HEAD])
+
+
+def file_state(path: str) -> list[int]:
+    """Return size, time of change in ns and checksum of the first block of a file; empty if it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0, opener=open_file) as file:
+            now = os.fstat(file.fileno())
+            return [now.st_size, now.st_mtime_ns, head_checksum(file.read(_HEAD))]
+    except OSError:
+        return []
 
 
 #: Path and identity of a shard.

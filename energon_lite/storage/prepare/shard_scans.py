@@ -16,14 +16,12 @@ import numpy as np
 
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.atomic_file import flush_files, remove_if_there, write_bytes
-from energon_lite.storage.files.open_file import open_file
-from energon_lite.storage.files.shard_store import head_checksum
+from energon_lite.storage.files.shard_store import file_state
 from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, shard_index_path, write_shard_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
 from energon_lite.storage.sharded_job.work import Arrays, Table, Work
-from energon_lite.storage.tar.tar_headers import BLOCK
 from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, scan_shard
 
 __all__ = ["ShardScans", "Shards", "is_unfinished", "mark_unfinished", "remove_scans"]
@@ -49,12 +47,7 @@ class Shards(Work[str, ShardScan]):
 
     def inputs(self, unit: str) -> list[Any]:
         """Return the version of the scan's rules, and size, time of change and first block's checksum of the shard."""
-        try:
-            with open(self.where(unit), "rb", buffering=0, opener=open_file) as file:
-                now = os.fstat(file.fileno())
-                return [SCAN_RULES, now.st_size, now.st_mtime_ns, head_checksum(file.read(BLOCK))]
-        except OSError:
-            return [SCAN_RULES, -1, -1, -1]
+        return [SCAN_RULES, *(file_state(self.where(unit)) or (-1, -1, -1))]
 
     def do(self, unit: str) -> ShardScan:
         scan = scan_shard(self.root, unit)

@@ -22,7 +22,7 @@ from energon_lite.extras.inspect.linting.checks import SampleExaminer, ShardStat
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder
 from energon_lite.loading.leaves import open_source, open_whole
 from energon_lite.storage.files.open_file import open_file
-from energon_lite.storage.files.shard_store import head_checksum
+from energon_lite.storage.files.shard_store import file_state
 from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.index_cache import find_index
 from energon_lite.storage.index.jsonl import is_jsonl
@@ -169,16 +169,10 @@ class LintWork(Work[Span, Findings]):
         target = self.target
         spec = self.target.spec
         path = spec.path if is_jsonl(spec.path) else os.path.join(spec.path, unit.shard)
-        try:
-            with open(path, "rb", buffering=0, opener=open_file) as file:
-                now = os.fstat(file.fileno())
-                state_of_file = [now.st_size, now.st_mtime_ns, head_checksum(file.read(512))]
-        except OSError:
-            state_of_file = []
         settings = [spec.dataset_config, json.dumps(spec.subflavors, sort_keys=True, default=str), target.trust_code]
         excluded = sorted(target.excluded.get(unit.shard, ()))
         document = _digest(os.path.join(spec.path, ".nv-meta", spec.dataset_config))
-        files = [state_of_file, *(self._beside(unit.shard) if target.is_folder else self._source_state())]
+        files = [file_state(path), *(self._beside(unit.shard) if target.is_folder else self._source_state())]
         return [_RULES, files, settings, document, target.code, sorted(target.optional), excluded]
 
     def do(self, unit: Span) -> Findings:
