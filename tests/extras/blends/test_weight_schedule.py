@@ -8,28 +8,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.config import load_metadataset
-from energon_lite.config.weight_schedule import (
+from energon_lite.config.leaf_spec import LeafSpec, Weight
+from energon_lite.config.metadataset import _product
+from energon_lite.config.metadataset_document import normalised
+from energon_lite.documents import from_plain, load_yaml
+from energon_lite.errors import ConfigError
+from energon_lite.extras.blends.weight_schedule import (
+    Schedule,
     Segment,
     Share,
-    SlopesMeet,
-    blend_shares,
-    constant,
-    multiply,
     read_schedule,
     schedule,
+    share_of,
     shared_segments,
     values_at,
 )
-from energon_lite.documents import from_plain, load_yaml
-from energon_lite.errors import ConfigError
+from tests.core.config.test_wrong_documents import check_wrong_document
 
 
 def stages(path: Any) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | None]]:
-    return shared_segments([leaf.share for leaf in load_metadataset(path, split_part="train")])
+    return shared_segments(load_metadataset(path, split_part="train"))
+
+
+WRONG = yaml.safe_load((Path(__file__).parent / "wrong_schedules.yaml").read_text())
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_schedule(name: str, write: Callable[..., Path]) -> None:
+    check_wrong_document("metadatasets", WRONG[name], write)
 
 
 @pytest.mark.parametrize(
@@ -44,13 +55,12 @@ def stages(path: Any) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | 
 )
 def test_steps_in_all_manners(text: str, write: Callable[..., Path]) -> None:
     node = load_yaml(write(f"weight: {text}\n")).mapping(required={"weight"})["weight"]
-    assert read_schedule(node) == schedule(((0, 0.9), (1_000_000, 0.5)))
+    assert read_schedule(node) == Schedule(schedule(((0, 0.9), (1_000_000, 0.5))))
 
 
 def test_numbers_as_keys_of_a_dict() -> None:
-    assert read_schedule(from_plain({"linear": {0: 0.9, 10**6: 0.5, 2e6: 0}}, "<dict>")) == schedule(
-        ((0, 0.9), (1_000_000, 0.5), (2_000_000, 0.0)), linear=True
-    )
+    found = read_schedule(from_plain({"linear": {0: 0.9, 10**6: 0.5, 2e6: 0}}, "<dict>"))
+    assert found == Schedule(schedule(((0, 0.9), (1_000_000, 0.5), (2_000_000, 0.0)), linear=True))
 
 
 def test_the_weight_at_a_position() -> None:
@@ -61,10 +71,10 @@ def test_the_weight_at_a_position() -> None:
 
 
 def test_weights_are_normalised_where_they_are_written_and_shares_go_straight() -> None:
-    found = blend_shares([schedule(((0, 3.0), (100, 0.0)), linear=True), constant(1.0)])
-    assert found == [
-        (Segment(0, 0.75, 0.0), Segment(100, 0.0, 0.0)),
-        (Segment(0, 0.25, 1.0), Segment(100, 1.0, 1.0)),
+    changing = Schedule(schedule(((0, 3.0), (100, 0.0)), linear=True))
+    assert changing.shares([changing, 1.0], BLEND) == [
+        Schedule((Segment(0, 0.75, 0.0), Segment(100, 0.0, 0.0))),
+        Schedule((Segment(0, 0.25, 1.0), Segment(100, 1.0, 1.0))),
     ]
 
 
@@ -82,7 +92,7 @@ splits:
     assert (start, *first, *(last or ())) == pytest.approx((0, 0.9, 0.1, 0.1, 0.9))
     assert end == (1_000_000, last, None)
     leaf = load_metadataset(path, split_part="train")[0]
-    assert leaf.weight == leaf.segments[0].first == first[0]
+    assert leaf.schedule is not None and leaf.weight == leaf.schedule.start == first[0]
 
 
 def test_nested_blends_multiply(write: Callable[..., Path]) -> None:
@@ -124,19 +134,21 @@ def test_a_schedule_for_a_single_data_set_means_nothing(write: Callable[..., Pat
     assert stages(write("splits: {train: {blend: [{path: digits, weight: {0: 1, 10: 5}}]}}\n")) == [(0, (1.0,), None)]
 
 
+BLEND = from_plain({"blend": []}, "<dict>")
 weights = st.one_of(
-    st.builds(constant, st.floats(0.1, 10)),
+    st.floats(0.1, 10),
     st.builds(
-        lambda first, rest, linear: schedule(((0, first), *sorted(rest.items())), linear),
+        lambda first, rest, linear: Schedule(schedule(((0, first), *sorted(rest.items())), linear)),
         st.floats(0.1, 10),
-        st.dictionaries(st.integers(1, 50), st.floats(0, 10), max_size=4),
+        st.dictionaries(st.integers(1, 50), st.floats(0, 10), min_size=1, max_size=4),
         st.booleans(),
     ),
 )
 
 
-def at(share: Share, position: int) -> Fraction:
+def at(weight: Weight, position: int) -> Fraction:
     """By the definition."""
+    share: Share = share_of(weight)
     for segment, following in zip(share, [*share[1:], None], strict=True):
         if following is None:
             return Fraction(segment.first)
@@ -146,16 +158,26 @@ def at(share: Share, position: int) -> Fraction:
     raise AssertionError
 
 
+def spec(share: Weight) -> LeafSpec:
+    if isinstance(share, Schedule):
+        return LeafSpec("a", "train", weight=share.start, schedule=share)
+    return LeafSpec("a", "train", weight=share)  # type: ignore[arg-type]
+
+
+def normal_shares(weights: list[Any]) -> list[Weight]:
+    changing = next((weight for weight in weights if isinstance(weight, Schedule)), None)
+    return [*normalised(weights)] if changing is None else changing.shares(weights, BLEND)
+
+
 @given(outer=st.lists(weights, min_size=1, max_size=3), inner=st.lists(weights, min_size=1, max_size=3))
 def test_products_and_cuts_are_the_functions_they_stand_for(outer: list[Any], inner: list[Any]) -> None:
-    above, below = blend_shares([*outer, constant(1.0)]), blend_shares([*inner, constant(1.0)])
+    above, below = normal_shares([*outer, 1.0]), normal_shares([*inner, 1.0])
     try:
-        shares = [*(multiply(above[0], share) for share in below), *above[1:]]
-    except SlopesMeet as slopes:
-        for position in (slopes.start, slopes.stop or 0):
-            assert all(len(share) > 1 for share in (above[0], *below)), position
+        shares = [*(_product(above[0], share, BLEND) for share in below), *above[1:]]
+    except ConfigError:
+        assert isinstance(above[0], Schedule) and all(isinstance(share, Schedule) for share in below)
         return
-    segments = shared_segments(shares)
+    segments = shared_segments([spec(share) for share in shares])
     for position in range(52):
         expected = [at(above[0], position) * at(share, position) for share in below]
         expected += [at(share, position) for share in above[1:]]

@@ -12,29 +12,18 @@ shares are multiplied. Two changing shares at the same time would give a curve, 
 
 from __future__ import annotations
 
-import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
+from energon_lite.config.leaf_spec import LeafSpec, Weight
+from energon_lite.config.metadataset_document import normalised
 from energon_lite.documents import Node
 
-__all__ = [
-    "ONE",
-    "Segment",
-    "Share",
-    "SlopesMeet",
-    "blend_shares",
-    "constant",
-    "multiply",
-    "normalised",
-    "read_schedule",
-    "schedule",
-    "shared_segments",
-    "values_at",
-]
+__all__ = ["Schedule", "Segment", "Share", "read_schedule", "schedule", "shared_segments", "values_at"]
 
 _POSITION = re.compile(r"\+?\d[\d_]*(\.\d*)?([eE][+-]?\d+)?\Z", re.ASCII)
 _EXAMPLES = "{0: 0.9, 1_000_000: 0.5} or {linear: {0: 0.9, 1_000_000: 0.1}}"
@@ -54,22 +43,55 @@ class Segment(NamedTuple):
 Share = tuple[Segment, ...]
 
 
-class SlopesMeet(ValueError):
-    """Error for a product of two shares that change at the same time, with the positions in question."""
+@dataclass(frozen=True)
+class Schedule:
+    """A share that changes; see :class:`~energon_lite.config.leaf_spec.WeightSchedule`."""
 
-    def __init__(self, start: int, stop: int | None):
-        self.start = start
-        self.stop = stop
-        super().__init__(f"from {start} to {stop}")
+    segments: Share
+
+    @property
+    def start(self) -> float:
+        return self.segments[0].first
+
+    def __bool__(self) -> bool:
+        return any(segment.first or segment.last for segment in self.segments)
+
+    def shares(self, weights: Sequence[Weight], blend: Node) -> list[Weight]:
+        """Weights are divided by their sum at every position that is written."""
+        shares: list[list[Segment]] = [[] for _ in weights]
+        for start, stop, pairs in _stretches([share_of(weight) for weight in weights]):
+            ends = []
+            for position, values in zip((start, stop), zip(*pairs, strict=True), strict=True):
+                if not any(values):
+                    what = f"all weights of the blend are zero at position {position}, or just before it"
+                    expected, fix = "a weight above 0 at every position", "let one data set begin before the others end"
+                    raise blend.key_error(what, fix, expected=expected, found="none")
+                ends.append(normalised(values))
+            for share, first, last in zip(shares, *ends, strict=True):
+                share.append(Segment(start, first, last))
+        return [Schedule(tuple(share)) for share in shares]
+
+    def times(self, other: Weight, reference: Node) -> Schedule:
+        segments = []
+        for start, stop, ((a, b), (c, d)) in _stretches([self.segments, share_of(other)]):
+            if a != b and c != d:
+                raise reference.error(
+                    "the share in this blend slopes while that of a blend above it does: along a curve, not a straight "
+                    "line",
+                    "write steps in one of the two documents, or let one slope end before the other begins",
+                    expected="one linear schedule at a time on the way to a data set",
+                    found=f"two from position {start} to {stop}",
+                )
+            segments.append(Segment(start, a * c, b * d))
+        return Schedule(tuple(segments))
 
 
-def constant(value: float) -> Share:
-    """Make a constant share."""
-    return (Segment(0, value, value),)
-
-
-#: The share of a whole blend, and the default weight.
-ONE = constant(1.0)
+def share_of(weight: Weight) -> Share:
+    """Return the segments of a weight."""
+    if isinstance(weight, Schedule):
+        return weight.segments
+    assert isinstance(weight, (int, float))  # no other guest makes schedules
+    return (Segment(0, weight, weight),)
 
 
 def schedule(points: Sequence[tuple[int, float]], linear: bool = False) -> Share:
@@ -86,7 +108,7 @@ def schedule(points: Sequence[tuple[int, float]], linear: bool = False) -> Share
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def read_schedule(node: Node) -> Share:
+def read_schedule(node: Node) -> Weight:
     """Read the value of a ``weight`` key that is not a number.
 
     Raises:
@@ -110,7 +132,7 @@ def read_schedule(node: Node) -> Share:
     return _schedule(entries[kind], linear=kind == "linear")
 
 
-def _schedule(node: Node, linear: bool) -> Share:
+def _schedule(node: Node, linear: bool) -> Weight:
     points: list[tuple[int, float]] = []
     for child in node.entries().values():
         position, weight = _position(child), _weight(child)
@@ -128,7 +150,8 @@ def _schedule(node: Node, linear: bool) -> Share:
     if not any(weight for _, weight in points):
         fix = "remove the entry if it is not to be used"
         raise node.error("the weight is zero at all positions", fix, expected="a weight above 0 somewhere")
-    return schedule(points, linear)
+    share = schedule(points, linear)
+    return Schedule(share) if len(share) > 1 else share[0].first
 
 
 def _position(child: Node) -> int:
@@ -155,48 +178,8 @@ def _weight(node: Node) -> float:
 # -- shares ---------------------------------------------------------------------------------------------------------
 
 
-def normalised(weights: Sequence[float]) -> list[float]:
-    """Divide weights, not all zero, by their sum."""
-    largest = max(weights, default=1.0)
-    scaled = [weight / largest for weight in weights]
-    total = math.fsum(scaled)
-    return [weight / total for weight in scaled]
-
-
-def blend_shares(weights: Sequence[Share]) -> list[Share]:
-    """Compute the shares of the entries of one blend: weights divided by their sum at every position that is written.
-
-    Raises:
-        ValueError: all weights are zero at some position; the position is its only argument.
-    """
-    shares: list[list[Segment]] = [[] for _ in weights]
-    for start, stop, pairs in _stretches(weights):
-        ends = []
-        for position, values in zip((start, stop), zip(*pairs, strict=True), strict=True):
-            if not any(values):
-                raise ValueError(position)
-            ends.append(normalised(values))
-        for share, first, last in zip(shares, *ends, strict=True):
-            share.append(Segment(start, first, last))
-    return [tuple(share) for share in shares]
-
-
-def multiply(outer: Share, inner: Share) -> Share:
-    """Multiply two shares.
-
-    Raises:
-        SlopesMeet: both change at the same time.
-    """
-    segments = []
-    for start, stop, ((a, b), (c, d)) in _stretches([outer, inner]):
-        if a != b and c != d:
-            raise SlopesMeet(start, stop)
-        segments.append(Segment(start, a * c, b * d))
-    return tuple(segments)
-
-
-def shared_segments(shares: Sequence[Share]) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | None]]:
-    """Cut the shares of all leaves at the same positions.
+def shared_segments(specs: Sequence[LeafSpec]) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | None]]:
+    """Cut the shares of the leaves of a blend at the same positions.
 
     Neighbouring stretches with the same constant shares are merged, so positions without a change are left out.
 
@@ -204,6 +187,7 @@ def shared_segments(shares: Sequence[Share]) -> list[tuple[int, tuple[float, ...
         For each stretch: its start, the shares there, and the shares at its end, or None if they are constant.
     """
     stages: list[tuple[int, tuple[float, ...], tuple[float, ...] | None]] = []
+    shares = [share_of(spec.weight if spec.schedule is None else spec.schedule) for spec in specs]
     for start, _, pairs in _stretches(shares):
         first, last = (tuple(pair[side] for pair in pairs) for side in (0, 1))
         if first != last:

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
+from energon_lite.extras.blends.staged_run import Stages
+from energon_lite.extras.blends.stages import StagedBlend, last_position
+from energon_lite.extras.blends.stages import WeightStage as Stage
 from energon_lite.order import BlendOrder
 from energon_lite.order.blend import BLOCK, Blend
 from energon_lite.order.shuffle import LeafOrder
-from energon_lite.order.stages import StagedBlend, last_position
-from energon_lite.order.stages import WeightStage as Stage
 
 RAMP = (Stage(0, (0.9, 0.1), last=(0.1, 0.9)), Stage(10**6, (0.1, 0.9)))
 
@@ -198,14 +199,14 @@ def test_more_positions_or_stages_than_there_are() -> None:
 
 def test_in_an_order() -> None:
     leaves = [LeafOrder(1000, key=1), LeafOrder(70, key=2)]
-    order, blend = BlendOrder(leaves, RAMP, key=3), BlendOrder(leaves, [Stage(0, (3, 1))], key=3)
+    order, blend = BlendOrder(leaves, Stages(RAMP), key=3), BlendOrder(leaves, Stages((Stage(0, (3, 1)),)), key=3)
     found = order.lookup(np.arange(990_000, 1_010_000))
     assert abs(np.bincount(found.leaf)[1] - 18_000) < 100
     seconds = np.flatnonzero(found.leaf == 1)[:140]
     assert len({(int(found.index[i]), int(found.epoch[i])) for i in seconds}) == 140
     plain = BlendOrder(leaves, [3, 1], key=3)
     assert blend.lookup(np.arange(9000)).rows() == plain.lookup(np.arange(9000)).rows()
-    assert BlendOrder(leaves[:1], [Stage(0, (3.0,))], key=3).blend is None
+    assert BlendOrder(leaves[:1], Stages((Stage(0, (3.0,)),)), key=3).blend is None
 
 
 @pytest.mark.parametrize(
@@ -230,11 +231,9 @@ def test_bad_stages_are_named(stages: list[Stage], message: str) -> None:
     assert caught.value.fix
 
 
-def test_numbers_and_stages_do_not_mix() -> None:
-    with pytest.raises(UsageError, match="stages and numbers"):
-        BlendOrder([LeafOrder(4, key=1)] * 2, [1.0, Stage(0, (1, 1))], key=0)  # type: ignore[list-item]
+def test_stages_of_other_leaves_are_refused() -> None:
     with pytest.raises(UsageError, match="2 leaves, but 3 weights"):
-        BlendOrder([LeafOrder(4, key=1)] * 2, [Stage(0, (1, 1, 1))], key=0)
+        BlendOrder([LeafOrder(4, key=1)] * 2, Stages((Stage(0, (1, 1, 1)),)), key=0)
 
 
 def test_golden() -> None:

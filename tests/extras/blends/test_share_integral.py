@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_lite.extras.blends.stages import Ideal, ShareIntegral, _times, begin
 from energon_lite.order.blend import integer_shares
-from energon_lite.order.stages import Ideal, ShareIntegral, _times, begin
 
 weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-9, 1.0)), min_size=1, max_size=6).filter(any)
 
