@@ -102,19 +102,6 @@ class TestSamples:
             place for place in truth if place[0] in ("s2.tar", "s3.tar")
         }
 
-    def test_a_rotten_jpeg(self, tmp_path: Path) -> None:
-        pytest.importorskip("simplejpeg")
-        write_broken_set(tmp_path, shards=1, per_shard=5)
-        data = bytearray((tmp_path / "s0.tar").read_bytes())
-        place = data.index(b"\xff\xda")
-        data[place + 60 : place + 120] = bytes(60)
-        (tmp_path / "s0.tar").write_bytes(data)
-        energon_lite(
-            "prepare", tmp_path, "--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset"
-        )
-        _, found = lint(tmp_path)
-        assert named(found) == {("s0.tar", "000000"): ("decode", "jpg")}
-
 
 class TestShards:
     @pytest.mark.parametrize("has_index", [True, False])
@@ -227,13 +214,6 @@ class TestKindsOfData:
         code, output = _within_a_minute(path)
         assert code == 1 and "s1.tar" in output
 
-    def test_the_rest_of_a_small_shard_that_was_cut(self, tmp_path: Path) -> None:
-        samples = [(f"{number:04d}", {"txt": b"text"}) for number in range(10)]
-        prepared(tmp_path / "cut", samples)
-        os.truncate(tmp_path / "cut/a.tar", 8 * 1024 + 100)  # in the header of the ninth
-        _, found = lint(tmp_path / "cut")
-        assert named(found).keys() == {("a.tar", "0008"), ("a.tar", "0009")} and found["samples"] == 10
-
     def test_samples_are_not_blamed_for_a_document(self, broken: Broken) -> None:
         path, _ = broken
         (path / ".nv-meta/dataset.yaml").write_bytes(b"\xff: [")
@@ -330,13 +310,6 @@ class TestTogether:
         monkeypatch.setattr(helpers, "_perform", perform)
         code, found = lint(write(True))
         assert code == 0 and found["problems"] == []
-
-    @pytest.mark.slow
-    def test_helpers_find_the_same(self, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
-        path, truth = broken
-        monkeypatch.setattr(helpers, "_WORK_HERE", False)
-        code, output = energon_lite("lint", path, "--json", "--no-progress", "--parallel", 2)
-        assert code == 1 and named(json.loads(output)) == {place: KINDS[kind] for place, kind in truth.items()}
 
     def test_a_decoder_that_dies_is_told(self, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
         from energon_lite.errors import WorkerError

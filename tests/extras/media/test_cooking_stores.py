@@ -35,7 +35,7 @@ from energon_lite.hooks import HookContext, hook_context
 from energon_lite.loading.makers import metadataset_keys
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.stores import CachePool, FileStore, NoCachePool
-from tests.testing import ALONE, alone
+from tests.testing import ALONE, alone, take
 
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 COUNT = 8
@@ -124,7 +124,7 @@ def test_in_all_kinds_of_workers(root: Path) -> None:
             with get_savable_loader(
                 dataset(root, encoder, workers=workers, **more), start_method=start_method, cache_pool=pool
             ) as loader:
-                batches = [batch for batch, _ in zip(loader, range(6), strict=False)]
+                batches = take(loader, 6)
                 again = loader.restore_sample(batches[3].__restore_key__)
                 assert (again.text, again.__sources__) == (batches[3].text, batches[3].__sources__)
                 state = loader.save_state_rank()
