@@ -113,7 +113,7 @@ def run(code: str, folder: Path, environment: dict[str, str], *arguments: object
 
 @pytest.mark.slow
 def test_the_rest_imports_without_a_guest(tmp_path: Path) -> None:
-    copies = {name: tmp_path / name.replace("/", "-") for name in (*GUESTS, "extras trainer")}
+    copies = {name: tmp_path / name.translate({47: "-", 32: "-"}) for name in (*GUESTS, "extras trainer")}
     for name, copy in copies.items():
         environment = without(copy, *name.split())
     (empty := tmp_path / "empty").mkdir()

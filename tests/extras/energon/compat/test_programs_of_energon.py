@@ -226,4 +226,5 @@ def test_a_multimodal_encoder_that_yields_with_wrapped_validation(tmp_path: Path
     for workers, different in (("0 workers", 5), ("2 workers", 6)):
         assert ours[workers]["exact"] and ours[workers]["lengths"] == [[12, 12], [3, 3]]
         assert ours[workers]["different"] == different and ours[workers]["torch loader"]
+        assert ours[workers]["paths"] == [True]
     assert ours == theirs and ours["bases"]

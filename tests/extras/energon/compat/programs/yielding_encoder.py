@@ -99,7 +99,7 @@ def print_error(exc, key):
     print("sample failed", key, exc, file=sys.stderr)
 
 
-def datasets_provider(path: str, config: WorkerConfig) -> tuple[SavableDataset[Rows], list, list, list]:
+def datasets_provider(path: str, config: WorkerConfig) -> tuple[SavableDataset[Rows], list, list, list[bool]]:
     shared: dict[str, Any] = {
         "batch_size": BATCH,
         "task_encoder": Encoder(),
@@ -119,7 +119,7 @@ def datasets_provider(path: str, config: WorkerConfig) -> tuple[SavableDataset[R
     ]
     wrapped = get_val_datasets(path, limit=None, **shared)
     plain = [LimitDataset(one, length=3, worker_config=config, reset_after_epoch=True) for one, _ in wrapped]
-    return train, validation, plain, [source.paths[0].name for _, source in wrapped]
+    return train, validation, plain, [str(source.paths[0]) == path for _, source in wrapped]
 
 
 def main(path: str) -> None:
