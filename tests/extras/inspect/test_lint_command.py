@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from energon_lite.storage.sharded_job import job as helpers
 from energon_lite.storage.tar.tar_headers import TarHeaders
 from tests.broken_set import FIELDS, KINDS, write_broken_set
 from tests.conftest import TEXT_YAML, text_dataset, write_dataset
-from tests.testing import invoke, write_tar
+from tests.testing import in_time, invoke, write_tar
 
 CRUDE_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
@@ -39,29 +38,28 @@ def prepared(path: Path, samples: Sequence[tuple[str, dict[str, bytes]]]) -> Non
     assert code == 0
 
 
-def _within_a_minute(path: Path) -> tuple[int, str]:
-    """Run ``lint`` in another process, which is ended if it hangs."""
-    command = [sys.executable, "-m", "energon_lite.cli.main", "lint", str(path), "--no-progress", "--num-workers", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stdout
-
-
 def named(found: dict[str, Any]) -> dict[tuple[str, str], tuple[str, str]]:
     problems = [one for one in found["problems"] if one["key"] and not one["note"]]
     return {(one["shard"], one["key"]): (one["kind"], one["part"]) for one in problems}
 
 
-@pytest.fixture
-def broken(tmp_path: Path) -> tuple[Path, dict[tuple[str, str], str]]:
-    truth = write_broken_set(tmp_path / "set")
-    options = ["--split-ratio", "2,1,1", "--sample-type", "CaptioningSample", "--field-map", FIELDS, "--no-progress"]
-    code, _ = energon_lite("prepare", tmp_path / "set", "--non-interactive", *options)
-    assert code == 0 and set(truth.values()) == set(KINDS)
-    return tmp_path / "set", truth
-
-
 Broken = tuple[Path, dict[tuple[str, str], str]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Broken:
+    path = tmp_path_factory.mktemp("broken")
+    truth = write_broken_set(path)
+    options = ["--split-ratio", "2,1,1", "--sample-type", "CaptioningSample", "--field-map", FIELDS, "--no-progress"]
+    code, _ = energon_lite("prepare", path, "--non-interactive", *options)
+    assert code == 0 and set(truth.values()) == set(KINDS)
+    return path, truth
+
+
+@pytest.fixture
+def broken(made: Broken, tmp_path: Path) -> Broken:
+    """A copy that a test may damage further."""
+    return Path(shutil.copytree(made[0], tmp_path / "set")), made[1]
 
 
 class TestSamples:
@@ -211,7 +209,7 @@ class TestKindsOfData:
         path, _ = broken
         os.unlink(path / name)
         os.mkfifo(path / name)
-        code, output = _within_a_minute(path)
+        code, output = in_time(lambda: energon_lite("lint", path, "--no-progress", "--num-workers", 1), 60)
         assert code == 1 and "s1.tar" in output
 
     def test_samples_are_not_blamed_for_a_document(self, broken: Broken) -> None:

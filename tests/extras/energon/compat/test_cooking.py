@@ -6,7 +6,6 @@ import importlib
 import itertools
 import json
 import pickle
-import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 from tests.extras.media.stores.numbered_store import NumberedStore, source_of
+from tests.testing import write_tar
 
 pytest.importorskip("megatron.energon")
 
@@ -83,16 +83,13 @@ def encoder_of(lib: Any) -> Any:
 def blend(tmp_path: Path, tools: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
     data = {
-        "own": lambda n: {f"{n:03d}.json": json.dumps({"n": n}).encode(), f"{n:03d}.txt": f"text {n}".encode()},
-        "pictures": lambda n: {f"deep/{n}.png": tools.image_bytes(n, "png"), f"deep/{n}.cls": b"%d" % n},
+        "own": lambda n: (f"{n:03d}", {"json": json.dumps({"n": n}).encode(), "txt": f"text {n}".encode()}),
+        "pictures": lambda n: (f"deep/{n}", {"png": tools.image_bytes(n, "png"), "cls": b"%d" % n}),
     }
-    for name, parts_of in data.items():
-        (tmp_path / name).mkdir()
+    for name, sample in data.items():
         for shard in range(2):
-            with tarfile.open(tmp_path / name / f"{shard}.tar", "w") as tar:
-                for number in range(shard * COUNT // 2, (shard + 1) * COUNT // 2):
-                    for member, content in parts_of(number).items():
-                        tools.add(tar, member, content)
+            numbers = range(shard * COUNT // 2, (shard + 1) * COUNT // 2)
+            write_tar(tmp_path / name / f"{shard}.tar", [sample(number) for number in numbers])
         tools.energon_prepare(tmp_path / name, "--split-ratio", "0,1,0")
         tools.write_meta(
             tmp_path / name, "dataset.yaml", {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}

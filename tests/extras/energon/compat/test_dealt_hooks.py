@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -20,7 +19,7 @@ from energon_lite.extras.energon.compat import loaders as compat
 from energon_lite.extras.energon.compat.hooks import DefaultTaskEncoder
 from tests.core.laws.content_encoders import Content, contents
 from tests.core.laws.oracle import on_ranks
-from tests.testing import examples, nightly_but
+from tests.testing import examples, nightly_but, write_tar
 
 energon = pytest.importorskip("megatron.energon")
 
@@ -120,12 +119,10 @@ def ours(path: Path, world: int, workers: int, **arguments: Any) -> list[list[An
 def data(tmp_path_factory: pytest.TempPathFactory, tools: Any) -> Path:
     root = tmp_path_factory.mktemp("dealt")
     for name, samples in (("a", 250), ("b", 93)):
-        (root / name).mkdir()
+        keys = [f"{name}{number:03d}" for number in range(samples)]
         for shard in range(3):
-            with tarfile.open(root / name / f"s{shard}.tar", "w") as tar:
-                for number in range(shard * samples // 3, (shard + 1) * samples // 3):
-                    key = f"{name}{number:03d}"
-                    tools.add(tar, f"{key}.txt", key.encode())
+            own = keys[shard * samples // 3 : (shard + 1) * samples // 3]
+            write_tar(root / name / f"s{shard}.tar", [(key, {"txt": key.encode()}) for key in own])
         options = ("--split-ratio", "0,1,0", "--sample-type", "TextSample", "--field-map", '{"text": "txt"}')
         tools.energon_prepare(root / name, *options)
     head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  val:\n    blend:\n"

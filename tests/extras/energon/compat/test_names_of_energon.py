@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import tarfile
 import types
 import typing
 import warnings
@@ -21,6 +20,7 @@ import energon_lite.extras.energon
 from energon_lite.extras.energon.compat.install import resolve
 from energon_lite.extras.energon.compat.modules import COMMANDS, INTERNAL, MODULES, PACKAGE, PARTLY
 from energon_lite.extras.energon.compat.names import NAMES, meaning
+from tests.testing import write_tar
 
 #: So many names may be absent at most.
 MOST_ABSENT = 8
@@ -170,9 +170,7 @@ def test_commands(module: str) -> None:
 def test_commands_are_run_by_click(tmp_path: Path, tools: Any) -> None:
     from click.testing import CliRunner
 
-    with tarfile.open(tmp_path / "s.tar", "w") as tar:
-        tools.add(tar, "a.txt", b"words")
-        tools.add(tar, "a.png", tools.image_bytes(1, "png"))
+    write_tar(tmp_path / "s.tar", [("a", {"txt": b"words", "png": tools.image_bytes(1, "png")})])
     tools.lite_prepare(tmp_path, "--split-ratio", "1,0,0")
     tools.write_meta(tmp_path, "dataset.yaml", {"__module__": PACKAGE, "__class__": "CrudeWebdataset"})
     run = CliRunner().invoke

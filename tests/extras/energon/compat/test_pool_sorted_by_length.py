@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from energon_lite import (
 from energon_lite.batching import SortedWindow
 from energon_lite.errors import UsageError
 from energon_lite.extras.energon import BatchDataset
-from tests.testing import ALONE
+from tests.testing import ALONE, write_tar
 
 SAMPLES = 64
 
@@ -61,9 +60,9 @@ class Sorting(Encoder):
 
 @pytest.fixture
 def texts(tmp_path: Path, tools: Any) -> Path:
-    with tarfile.open(tmp_path / "s.tar", "w") as tar:
-        for number in range(SAMPLES):
-            tools.add(tar, f"{number}.json", f"[{'7, ' * (number * 29 % SAMPLES)}7]".encode())
+    lengths = (number * 29 % SAMPLES for number in range(SAMPLES))
+    samples = [(str(number), {"json": f"[{'7, ' * length}7]".encode()}) for number, length in enumerate(lengths)]
+    write_tar(tmp_path / "s.tar", samples)
     tools.lite_prepare(tmp_path, "--split-ratio", "1,0,0")
     tools.write_meta(tmp_path, "dataset.yaml", {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"})
     return tmp_path

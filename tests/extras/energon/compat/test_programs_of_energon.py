@@ -7,12 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.testing import write_tar
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[4]
@@ -44,15 +45,12 @@ def results(arguments: Sequence[str | Path]) -> dict[str, Any]:
 
 def write_captions(root: Path, shards: int, first: int, per_shard: int, train: int, tools: Any) -> None:
     """Shards of pictures with texts, prepared by Energon, with several ways to read them."""
-    root.mkdir(parents=True)
     captioning = {"__module__": "megatron.energon", "__class__": "CaptioningSample"}
-    number = first
     for shard in range(shards):
-        with tarfile.open(root / f"s{shard}.tar", "w") as tar:
-            for _ in range(per_shard):
-                tools.add(tar, f"k{number:03d}.png", tools.image_bytes(number, "png"))
-                tools.add(tar, f"k{number:03d}.txt", f"text {number}".encode())
-                number += 1
+        numbers = range(first + shard * per_shard, first + (shard + 1) * per_shard)
+        parts = ({"png": tools.image_bytes(number, "png"), "txt": f"text {number}".encode()} for number in numbers)
+        samples = [(f"k{number:03d}", part) for number, part in zip(numbers, parts, strict=True)]
+        write_tar(root / f"s{shard}.tar", samples)
     splits = [f"train:s[0-{train - 1}].tar", f"val:s[{train}-{shards - 1}].tar"]
     tools.energon_prepare(root, "--split-parts", splits[0], "--split-parts", splits[1])
     documents = {

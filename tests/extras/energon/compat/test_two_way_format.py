@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import tarfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from megatron.energon.media.extractor import MediaFilterConfig, MediaFilterStrat
 
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.testing import write_tar
 
 FIELD_MAPS = {
     "CaptioningSample": {"image": "jpg,png", "caption": "json[text][0]"},
@@ -166,7 +166,7 @@ def test_keys_that_appear_twice_and_no_database(shards: Path, tools: Any) -> Non
 
 
 @pytest.mark.parametrize("seed", [None, 42])
-def test_shards_are_divided_alike(tmp_path: Path, tools: Any, seed: int | None) -> None:
+def test_shards_are_divided_alike(tmp_path: Path, seed: int | None) -> None:
     from megatron.energon import BaseWebdatasetFactory as Theirs
 
     from energon_lite.extras.energon import BaseWebdatasetFactory as Ours
@@ -176,10 +176,7 @@ def test_shards_are_divided_alike(tmp_path: Path, tools: Any, seed: int | None) 
     for prepare in (Theirs.prepare_dataset, Ours.prepare_dataset):
         root = tmp_path / prepare.__module__.split(".")[0]
         for shard in range(12):
-            path = root / f"parts/data-{shard}.tar"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(path, "w") as tar:
-                tools.add(tar, f"{shard}.txt", b"a")
+            write_tar(root / f"parts/data-{shard}.tar", [(str(shard), {"txt": b"a"})])
         ratio = [("train", 0.5), ("val", 0.3), ("other", 0.2)]
         prepare(root, ["parts/data-{0..11}.tar"], split_parts_ratio=ratio, shuffle_seed=seed, workers=1)
         splits = {name: WebdatasetMeta.from_config(root, split_part=name).split_part_files for name, _ in ratio}
