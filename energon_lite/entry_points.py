@@ -3,8 +3,8 @@
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
 ``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``,
-``BATCH_PATHS``, ``METADATASET_KEYS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``. A guest that is deleted takes its entries
-with it.
+``BATCH_PATHS``, ``METADATASET_KEYS``, ``KEYWORDS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``. A guest that is deleted
+takes its entries with it.
 
 Example:
     A command of your own. In ``my_package/entry_points.py``::
@@ -47,6 +47,7 @@ __all__ = [
     "cost_models",
     "decoders",
     "find_named",
+    "keyword_guests",
     "load",
     "metadataset_guest",
     "metadataset_keys",
@@ -256,6 +257,14 @@ def metadataset_guest(key: str, origin: str) -> Any:
         what = f"{work} by the extra {extra!r}, which is not installed"
         raise ConfigError(what, file=origin, fix=f"install energon_lite with energon_lite/extras/{extra}")
     return load(target)
+
+
+def keyword_guests() -> dict[str, str]:
+    """Return the guests that accept further keywords of functions for data sets and loaders. Table ``KEYWORDS``.
+
+    A value is ``module:object``, a :class:`~energon_lite.loading.recipes.KeywordGuest`. The first one gets all of them.
+    """
+    return _merged("KEYWORDS")
 
 
 def blend_openers() -> dict[str, str]:
