@@ -172,7 +172,7 @@ def cost_models() -> dict[str, str]:
     """Return the cost models of all guests, by the name in documents. Table ``COST_MODELS``.
 
     A value is ``module:function``, called with the document's :class:`~energon_lite.documents.node.Node`, or with None
-    for a model without costs; returns a :class:`~energon_lite.batching.step_balancer.StepCostModel`.
+    for a model without costs; returns a :class:`~energon_lite.batching.steps.StepCostModel`.
     """
     return _merged("COST_MODELS")
 
