@@ -72,15 +72,6 @@ class DefaultTaskEncoder(
 
     padding = 0
 
-    def __init__(
-        self,
-        *,
-        encoded_sample_type: type | None = None,
-        raw_batch_type: type | None = None,
-        batch_type: type | None = None,
-    ):
-        super().__init__(encoded_sample_type=encoded_sample_type, raw_batch_type=raw_batch_type, batch_type=batch_type)
-
 
 def generic_batch(batch: Sequence[Any]) -> Any:
     """Collate samples field by field; tensors are padded with zeros and stacked."""

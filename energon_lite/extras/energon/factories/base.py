@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, cast
@@ -299,18 +299,7 @@ class CrudeJsonlDatasetFactory(DatasetFactory[CrudeSample]):
     """
 
     __sample_type__: ClassVar[Any] = CrudeSample
-
-    def __init__(self, path: str | os.PathLike[str], **kwargs: Any):
-        super().__init__(path, **kwargs)
-
-    @staticmethod
-    def iter_dataset_content(path: str | os.PathLike[str]) -> Iterator[dict[str, bytes]]:
-        """Yield the lines of a file, prepared or not, as bytes under ``json``; blank lines are skipped.
-
-        Raises:
-            NotPreparedError: the file does not exist.
-        """
-        return iter_jsonl_contents(path)
+    iter_dataset_content = staticmethod(iter_jsonl_contents)
 
     @classmethod
     def prepare_dataset(cls, path: str | os.PathLike[str]) -> int:

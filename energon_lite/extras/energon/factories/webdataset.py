@@ -7,7 +7,7 @@ import os
 import random
 import re
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
@@ -38,20 +38,7 @@ __all__ = [
 class WebdatasetPreparator:
     """Functions that prepare folders of tars, without an instance."""
 
-    @staticmethod
-    def iter_dataset_content(
-        path: str | os.PathLike[str], extract_keys: Container[str] = ()
-    ) -> Iterator[dict[str, bytes | None]]:
-        """Yield the samples of one tar, prepared or not: parts by name, with None for those not requested.
-
-        Args:
-            path: path or URL of the tar, which may be compressed.
-            extract_keys: names of parts whose bytes to read.
-
-        Raises:
-            ShardFormatError: the file is no tar.
-        """
-        return iter_tar_contents(path, extract_keys)
+    iter_dataset_content = staticmethod(iter_tar_contents)
 
     @classmethod
     def prepare_dataset(

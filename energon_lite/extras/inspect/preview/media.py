@@ -11,7 +11,7 @@ import io
 import struct
 import wave
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -295,8 +295,8 @@ def _fields(value: Any) -> Mapping[str, Any]:
     return dict(fields_of(value)) if not isinstance(value, (list, tuple, torch.Tensor)) else {}
 
 
-def fields_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a sample or a batch that show its contents, for any kind of object."""
+def fields_of(value: Any, hidden: Container[str] = HIDDEN) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a sample or a batch that are not hidden, for any kind of object."""
     if isinstance(value, Mapping):
         pairs: Any = value.items()
     elif dataclasses.is_dataclass(value):
@@ -305,7 +305,7 @@ def fields_of(value: Any) -> Iterator[tuple[str, Any]]:
         pairs = value._asdict().items()
     else:
         pairs = [("value", value)]
-    return ((str(name), item) for name, item in pairs if str(name) not in HIDDEN)
+    return ((str(name), item) for name, item in pairs if str(name) not in hidden)
 
 
 def follow(value: Any, path: Sequence[str]) -> Any:

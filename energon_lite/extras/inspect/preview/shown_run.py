@@ -264,12 +264,18 @@ class ShownRun:
         """Return ``(leaf, index)`` of the samples with a key, in one data set or in all.
 
         An index of keys is built for a data set on its first search.
+
+        Raises:
+            UsageError: there is none.
         """
         matches: list[tuple[int, int]] = []
         for number in range(len(self.leaves)) if leaf is None else [leaf]:
             source = self.leaves[number].source
             if isinstance(source, WebdatasetSource) or len(source) <= _SEARCHED:
                 matches += [(number, index) for index in indices_of(source, key)]
+        if not matches:
+            fix = "a key is the part of a name in a shard before the first dot; --split-parts chooses the split"
+            raise UsageError(f"no sample has the key {key!r}", where=self.path, fix=fix)
         return matches
 
 

@@ -197,12 +197,6 @@ class Site:
         matches = self.run.find_key(key)
         if len(matches) == 1:
             return _moved(self.links.sample(*matches[0], 0))
-        if not matches:
-            raise UsageError(
-                f"no sample has the key {key!r}",
-                where=self.run.path,
-                fix="a key is the part of a name in a shard before the first dot",
-            )
         rows = [
             element(
                 "li",

@@ -15,7 +15,7 @@ import torch
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.errors import ConfigError, EmptyDatasetError, counted
-from energon_lite.extras.inspect.preview.media import fields_of, pixels_of
+from energon_lite.extras.inspect.preview.media import HIDDEN, fields_of, pixels_of
 from energon_lite.extras.inspect.preview.value_view import short_text, tensor_words
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder, hooks_of
 from energon_lite.loading.leaves import find_leaves, open_source, open_whole
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["picture_lines", "sample_lines", "show_place", "show_samples"]
 
+#: Fields of every sample that do not describe its contents. The key is shown, as by Energon's command.
+_HIDDEN = HIDDEN - {"__key__"} | {"__subflavors__"}
 #: Characters of a text that are shown.
 _LONGEST_TEXT = 400
 #: Items of a collection that are shown.
@@ -45,8 +47,8 @@ def sample_lines(sample: Any, *, width: int, colours: bool) -> Iterator[str]:
         width: width of the terminal, in characters.
         colours: draw pictures; False: images are only described.
     """
-    for name, value in fields_of(sample):
-        if name != "__subflavors__" and value is not None:
+    for name, value in fields_of(sample, _HIDDEN):
+        if value is not None:
             yield from _lines(name, value, "  ", width, colours, 0)
 
 

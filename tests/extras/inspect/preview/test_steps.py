@@ -207,8 +207,10 @@ class TestFinding:
 
     def test_keys(self, data: Path) -> None:
         run = ShownRun.open(str(data / "blend.yaml"), RunOptions())
-        assert run.find_key("s7") == [(1, 7)] and run.find_key("none") == []
-        assert run.find_key("s7", leaf=0) == []
+        assert run.find_key("s7") == [(1, 7)]
+        for key, leaf in (("none", None), ("s7", 0)):
+            with pytest.raises(UsageError, match="no sample has the key"):
+                run.find_key(key, leaf)
 
     def test_keys_where_samples_are_left_out(self, tmp_path: Path) -> None:
         from tests.conftest import write_dataset
@@ -220,4 +222,6 @@ class TestFinding:
         source = run.leaves[0].source
         for index in range(len(source)):
             assert run.find_key(source.key(index)) == [(0, index)]
-        assert run.find_key("c1") == [] and run.find_key("b0") == []
+        for key in ("c1", "b0"):
+            with pytest.raises(UsageError, match="no sample has the key"):
+                run.find_key(key)
