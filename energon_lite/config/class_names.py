@@ -107,7 +107,7 @@ def _check(named: _NamedClass, what: str, choices: Collection[str], fix: str) ->
     elif name == STANDARD or name in TYPED_DATASETS:
         cure = "move it to the top of dataset.yaml"
     elif name in _BASES:
-        said = f"{name} is a base for classes of your own, or stands for a join or a JSONL file"
+        said = f"{name} is a base class, or is for a join or a JSONL file"
     else:
         said, near = f"unknown class {name!r}", tuple(choices)
     raise named.node.error(said, cure, expected=f"{what}: {', '.join(choices)}", choices=near)
@@ -173,7 +173,7 @@ def joiner(node: Node, *, trust_code: bool = False) -> type[Sample] | Callable[.
         return _imported_sample_type(named)
     imported = _imported(named, "function")
     if not callable(imported):
-        raise named.node.error(f"{joiner_name(node)} is no function", "name one", expected="a function", found=None)
+        raise named.node.error(f"{joiner_name(node)} is not a function", "name one", expected="a function", found=None)
     function: Callable[..., Any] = imported
     return function
 
@@ -192,7 +192,7 @@ def _named_joiner(node: Node) -> tuple[_NamedClass, bool]:
         ), True
     named = _named_class(entries, "sample type")
     if named is None:
-        what, fix = "the joiner names nothing", "write '__module__:' and '__class__:' (or '__function__:')"
+        what, fix = "the joiner names no class or function", "write '__module__:' and '__class__:' (or '__function__:')"
         raise node.error(what, fix, expected="a sample type, or a function")
     return named, False
 

@@ -250,7 +250,7 @@ def _no_kind(node: Node) -> ConfigError:
             choices = [*_SPLIT_KINDS, "datasets"]
             return child.key_error(f"unknown key {key!r}", fix, expected=_EXPECTED_KIND, choices=choices)
     fix = "add 'path:' for a single data set, or 'blend:' with a list of them"
-    return node.error("the split says no data set", fix, expected=_EXPECTED_KIND)
+    return node.error("the split names no data set", fix, expected=_EXPECTED_KIND)
 
 
 def _blend(node: Node, subset: Subset | None = None) -> Split:
@@ -283,7 +283,7 @@ def _reference(node: Node, kind: str) -> Reference:
     keys = node.entries()
     if "tags" in keys and "subflavors" in keys:
         raise keys["tags"].key_error(
-            "'tags' beside 'subflavors', which are the same", "keep one of them", expected="one"
+            "both 'tags' and 'subflavors', which mean the same", "keep one of them", expected="one"
         )
     if kind == "datasets":
         return read(node, Reference, without=_WITHOUT[kind], node=node)
@@ -306,12 +306,12 @@ def _join(node: Node, kind: str) -> Reference:
     """Read a reference with joined data sets; ``kind`` is the key that it is under."""
     keys = node.entries()
     if "path" in keys:
-        what, fix = "'path' and 'join' in one entry", "keep one of them; the paths stand in the list under 'join'"
+        what, fix = "'path' and 'join' in one entry", "keep one of them; the paths belong in the list under 'join'"
         raise keys["path"].key_error(what, fix, expected="one of them")
     for name in ("dataset_config", "split_config"):
         if name in keys and not keys[name].is_null:
             fix = "write it at the data sets that are joined"
-            raise keys[name].key_error(f"{name!r} belongs to one data set", fix, expected=f"no {name} beside 'join'")
+            raise keys[name].key_error(f"{name!r} belongs to one data set", fix, expected=f"no {name} with 'join'")
     _refuse_aux(node)
     join = _joined(node)
     without = (_WITHOUT[kind] - {"join"}) | {"path", "nonmatch"}
@@ -352,7 +352,7 @@ def _member(node: Node) -> Reference:
     if reference.shuffle_over_epochs_multiplier != 1:
         # Energon accepts it, and ignores it.
         logger.warning(
-            "%s: shuffle_over_epochs_multiplier has no effect inside of a join; write it beside it", node.origin
+            "%s: shuffle_over_epochs_multiplier has no effect inside of a join; write it next to the join", node.origin
         )
     return reference
 

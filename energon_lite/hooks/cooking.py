@@ -38,7 +38,7 @@ class Cooker:
 
     def __post_init__(self) -> None:
         if self.has_tags is not None and self.has_subflavors not in (None, self.has_tags):
-            raise UsageError("has_tags beside has_subflavors, which are the same", fix="give one of them")
+            raise UsageError("both has_tags and has_subflavors, which mean the same", fix="give one of them")
 
     @property
     def need_primary(self) -> bool:

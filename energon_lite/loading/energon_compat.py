@@ -94,8 +94,8 @@ def grouped_keywords(
             continue
         if getattr(group, field) != default:
             raise UsageError(
-                f"{name}={value!r} beside {place}={type(group).__name__}({field}={getattr(group, field)!r}): "
-                "it is said twice",
+                f"{name}={value!r} and {place}={type(group).__name__}({field}={getattr(group, field)!r}): "
+                "the setting is given twice",
                 fix=f"leave out {name}",
             )
         groups[place] = replace(group, **{field: value})

@@ -375,8 +375,8 @@ class DataLoader:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(
-            "a loader cannot be copied or pickled: it has workers, and a place in the run that is its own",
-            fix="make another loader of its data set, and give that the place: "
+            "a loader cannot be copied or pickled: it has workers, and a position in the run",
+            fix="make another loader of its data set, and restore the position: "
             "get_savable_loader(loader.dataset).with_restored_state_rank(loader.save_state_rank())",
         )
 

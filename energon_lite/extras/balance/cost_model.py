@@ -89,7 +89,7 @@ class CostModel:
         _check_coefficients(head=self.head, micro_batch=self.micro_batch, **self.columns)
         for name in self.columns:
             if name in _KNOWN:
-                raise UsageError(f"{name!r} has a place of its own in a cost model", fix="leave it out of columns")
+                raise UsageError(f"{name!r} is an argument of its own in a cost model", fix="leave it out of columns")
 
     def __hash__(self) -> int:
         return hash((self.language, self.encoder, self.head, self.micro_batch, *sorted(self.columns.items())))

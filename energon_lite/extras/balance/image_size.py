@@ -65,7 +65,7 @@ def image_size(head: bytes, read: Read | None = None) -> tuple[int, int] | None:
         if head.startswith(b"\x89PNG\r\n\x1a\n"):
             kind, width, height = _PNG.unpack_from(head)
             if kind != b"IHDR":
-                raise _damaged("its first chunk is no header")
+                raise _damaged("its first chunk is not a header")
             return _checked((height, width))
         if head.startswith((b"GIF87a", b"GIF89a")):
             width, height = _GIF.unpack_from(head)
@@ -115,7 +115,7 @@ def _of_webp(head: bytes) -> tuple[int, int]:
         return 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF)
     if kind == b"VP8 " and head[23:26] == b"\x9d\x01\x2a":
         return int.from_bytes(head[28:30], "little") & 0x3FFF, int.from_bytes(head[26:28], "little") & 0x3FFF
-    raise _damaged("its first chunk is no picture")
+    raise _damaged("its first chunk is not a picture")
 
 
 def _checked(size: tuple[int, int]) -> tuple[int, int]:

@@ -141,7 +141,7 @@ def command(path: str, capacity: int, strategies: tuple[str, ...], **options: An
         raise EmptyDatasetError("there are no lengths", where=path)
     if keys is not None and len(keys) != len(lengths):
         raise UsageError(
-            f"{len(keys)} key lengths for {counted(len(lengths), 'sample')}", fix="give one for each sample"
+            f"{len(keys)} key lengths for {counted(len(lengths), 'sample')}", fix="give a key length for each sample"
         )
     if not options["in_order"]:
         order = permute_array(np.arange(len(lengths)), len(lengths), hash_ints(options["seed"]))

@@ -30,7 +30,7 @@ __all__ = [
 #: Bytes of a shard's first block, the header of a tar.
 _HEAD = 512
 
-_PREPARE_AGAIN = "restore the shard, or index the data set anew with `energon-lite prepare --force-overwrite`"
+_PREPARE_AGAIN = "restore the shard, or index the data set again with `energon-lite prepare --force-overwrite`"
 #: Bytes of one read at most: Linux reads no more in one call.
 _LARGEST_READ = 1 << 30
 

@@ -105,7 +105,7 @@ def _read(path: str) -> bytes:
         raise FileNotFoundError(path)
     if os.path.getsize(path) > _LARGEST:
         raise DataIndexError(
-            f"the file has more than {_LARGEST} bytes, as none of its kind has",
+            f"the file has more than {_LARGEST} bytes, too many for its kind",
             where=path,
             fix="prepare the folder again",
         )
@@ -126,7 +126,7 @@ def _is_inside(shard: str) -> bool:
 
 def _count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no number of samples")
+        raise ValueError(f"{value!r} is not a number of samples")
     return value
 
 

@@ -111,7 +111,7 @@ def test_postscript_with_another_name_is_no_sample(
     data = gzip.compress(_POSTSCRIPT) if part.endswith("gz") else _POSTSCRIPT
     yaml = f"sample_type: ImageSample\nfield_map: {{image: {part}}}\n"
     path = write_dataset(tmp_path / "data", {"a.tar": [(str(n), {part: data}) for n in range(3)]}, dataset_yaml=yaml)
-    with pytest.raises(FatalSampleError, match="no image of a format that the name means"):
+    with pytest.raises(FatalSampleError, match="not an image as the name means"):
         list(get_loader(get_val_dataset(path, batch_size=1, worker_config=ALONE)))
     assert not ghostscript.exists()
 

@@ -242,5 +242,5 @@ def test_wrong_calls_are_named(tmp_path: Path, leaf_of: Callable[..., Path]) -> 
     wrong = replace(args, iteration=3, consumed_train_samples=36)
     with pytest.raises(StateMismatchError, match="the saved loader is at micro-batch 6, and the run at 18"):
         data_iterators(make(args, config)[0], micro_batch_size=2, progress=wrong, states=tmp_path / "data")
-    with pytest.raises(UsageError, match="36 samples were consumed, and a micro-batch has 5"):
+    with pytest.raises(UsageError, match="36 consumed samples do not fill micro-batches of 5"):
         data_iterators(make(args, config)[0], micro_batch_size=5, progress=wrong)

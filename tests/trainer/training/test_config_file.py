@@ -157,7 +157,7 @@ def test_absolute_paths_and_urls_stay(tmp_path: Path) -> None:
         ("data: {path: x}\nmodel: {image_size: 9}\n", ["9 pixels cannot be cut into patches of 2"]),
         ("data: {path: x}\ntrain: {steps: 0}\n", ["steps is below 1"]),
         ("data: {path: x}\noptimizer: {clip: -1}\n", ["clip is negative"]),
-        ("data: {path: x}\ndata: {path: y}\n", ["run.yaml:2:1", "the key 'data' stands twice"]),
+        ("data: {path: x}\ndata: {path: y}\n", ["run.yaml:2:1", "the key 'data' appears twice"]),
         ("data: x\n", ["run.yaml:1:7 at data", "expected a mapping with the keys path", "found text 'x'"]),
         ("- 1\n", ["expected a mapping", "found a list of 1"]),
         ("data: {path: x\n", ["not valid YAML", "run.yaml:2"]),

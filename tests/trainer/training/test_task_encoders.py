@@ -335,7 +335,7 @@ def test_a_wrong_name_and_wrong_arguments_are_told(module: str) -> None:
         named("nowhere", "Own")
     with pytest.raises(ConfigError, match="unexpected keyword argument 'shuot'"):
         named(module, "Own", shuot=True)
-    with pytest.raises(UsageError, match="gives a int, and no task encoder"):
+    with pytest.raises(UsageError, match="gives a int, not a task encoder"):
         named(module, "number")
     with pytest.raises(AttributeError, match="nothing"):
         named(module, "broken")  # the user's own mistake is shown as it is

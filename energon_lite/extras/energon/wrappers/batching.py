@@ -179,7 +179,7 @@ class _ByContent(WrapperDataset):
         if not isinstance(inner, PlannedDataset) or isinstance(inner, ItemsDataset) or not isinstance(plan, FixedPlan):
             name = type(self).__name__
             raise UsageError(
-                f"{name} of a {type(inner).__name__} that is no data set of single samples",
+                f"{name} of a {type(inner).__name__} that is not a data set of single samples",
                 fix="give what get_train_dataset(..., batch_size=None) returned, or use the hooks of its task encoder",
             )
         if inner.batched:

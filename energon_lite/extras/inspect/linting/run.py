@@ -195,7 +195,7 @@ def _doubled(
         )
         if key == again:  # otherwise only the hashes are equal
             where = "this shard" if shard == other else shard
-            yield Problem(target.spec.path, other, key, "", "duplicate key", f"a sample of {where} has the key, too")
+            yield Problem(target.spec.path, other, key, "", "duplicate key", f"a sample of {where} has the same key")
 
 
 class _Samples:

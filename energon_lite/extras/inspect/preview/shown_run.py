@@ -78,7 +78,7 @@ class RunOptions:
         state = merged([file.state for file in files], [file.name for file in files])
         settings = state.get("identity", {}).get("settings") if isinstance(state.get("identity"), Mapping) else None
         if not isinstance(settings, Mapping):
-            raise StateError("the state does not say how its run was", where=path, fix="give the options themselves")
+            raise StateError("the state has no settings of its run", where=path, fix="give the options themselves")
         same = (
             *("split_part", "batch_size", "batch_drop_last", "packing_buffer_size", "batching", "length_column"),
             *("length_field", "micro_batches_per_step", "shuffle_buffer_size", "max_samples_per_sequence", "repeat"),

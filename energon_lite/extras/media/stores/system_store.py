@@ -137,7 +137,7 @@ class ByteRangeStore(SystemFileStore):
         offset, colon, size = numbers.partition(":")
         if not (mark and colon and offset.isdecimal() and size.isdecimal()):
             raise MissingEntryError(
-                f"{key!r} is no piece of a file", where=self.get_path(), fix="write path/to/file#bytes=offset:size"
+                f"{key!r} is not a part of a file", where=self.get_path(), fix="write path/to/file#bytes=offset:size"
             )
         return name, int(offset), int(size)
 

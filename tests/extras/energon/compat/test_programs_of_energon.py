@@ -168,7 +168,7 @@ def test_what_is_not_there_says_what_to_write() -> None:
     code = "import energon_lite.extras.energon as c; c.install(); import megatron.energon as e\n{}"
     for line, words in (
         ("from megatron.energon.metadataset.loader import MockJsonParser", "use yaml"),
-        ("import megatron.energon.flavors.webdataset.itar", "machinery of Energon's"),
+        ("import megatron.energon.flavors.webdataset.itar", "is internal to Energon"),
         ("from megatron.energon import nothing", "cannot import name 'nothing'"),
         ("import megatron.energon.nothing", "No module named 'megatron.energon.nothing'"),
         ("e.nothing", "has no attribute 'nothing'"),
