@@ -308,7 +308,7 @@ def test_columns_of_parts_need_no_encoder(data: Path) -> None:
     ("arguments", "message"),
     [
         ([], "nothing to measure is given"),
-        (["--images"], "no sample has a part that is an image"),
+        (["--images"], "no sample has a part with an image's extension"),
         (["--column", "txt"], "expected NAME=PART"),
         (["--column", "a=txt", "--column", "a=txt"], "given twice"),
         (["--column", "length=txt"], "a column cannot have this name"),
