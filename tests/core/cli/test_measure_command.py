@@ -114,7 +114,7 @@ def test_another_description_of_a_sample_measures_anew(data: Path) -> None:
     path.write_text("# a comment changes nothing\n" + path.read_text())
     assert "8 of them measured before" in run(data, "--task-encoder", "encoders_here:Words")[1]
     path.write_text(path.read_text() + "subflavors: {a: 1}\n")
-    assert "known before" not in run(data, "--task-encoder", "encoders_here:Words")[1]
+    assert "measured before" not in run(data, "--task-encoder", "encoders_here:Words")[1]
 
 
 def test_one_split(data: Path) -> None:

@@ -91,7 +91,7 @@ def test_the_values_of_splits_with_other_subflavors_stay(again: Sequence[str], m
         assert ", 4 of them measured before" in measure(document, *ENCODED, "--split-parts", "val")
     with pytest.raises(DataIndexError, match="no values for 1 of 1 shard"):
         column(data, "test")
-    assert "known before" not in measure(data, *ENCODED, "--split-parts", "val")
+    assert "measured before" not in measure(data, *ENCODED, "--split-parts", "val")
     assert column(data, "val") == numbers([2]) and column(data, "train") == numbers([0, 1])
 
 

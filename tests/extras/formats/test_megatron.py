@@ -86,7 +86,7 @@ def test_what_is_no_index_or_too_short(tmp_path: Path) -> None:
         MegatronSource(str(path))
     index.write_bytes(whole)
     tokens.write_bytes(tokens.read_bytes()[:-1])
-    with pytest.raises(ShardFormatError, match="speaks of 40") as error:
+    with pytest.raises(ShardFormatError, match="needs 40") as error:
         MegatronSource(str(path))
     assert error.value.where == str(tokens)
 

@@ -97,7 +97,7 @@ def test_a_sample_is_looked_up_in_a_state(texts: Path, tmp_path: Path) -> None:
     for wrong in ("0:x", "7:3", "nobody:3"):
         assert audit(saved, "--data", texts, "--sample", wrong)[0] == 1
     code, said = audit(saved, "--key", "t000")
-    assert code == 1 and "is not known" in said and "--data" in said
+    assert code == 1 and "is unknown" in said and "--data" in said
     code, said = audit(saved, "--data", texts)
     assert code == 1 and "a state alone does not record steps" in said
 

@@ -153,7 +153,7 @@ class TestErrors:
         ("damage", "message"),
         [
             (lambda data: data[:-1], "cut off"),
-            (lambda data: data + b"x", "overlong"),
+            (lambda data: data + b"x", "too short or too long"),
             (lambda data: data[:10], "not a packed list"),
             (lambda data: b"PK" + data[2:], "not a packed list"),
             (lambda data: data[:12] + b"\x63" + data[13:], "format 99"),

@@ -69,7 +69,7 @@ def test_sections_in_sections_and_lists(good: Path) -> None:
         ("train.freeze=[1]", "expected text"),
         ("model.recompute=ful", "did you mean 'full'"),
         ("optimizer.schedule=cosin", "did you mean 'cosine'"),
-        ("optimizer.decay_share=0", "no share"),
+        ("optimizer.decay_share=0", "not a share"),
         ("data.share=send", "use one of: load, broadcast"),
         ("train.peak_tflops=0", "not positive"),
         ("train.nonfinite_limit=0", "nonfinite_limit is below 1"),
