@@ -76,7 +76,7 @@ def written(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: data[:-1], "cut off"),
+        (lambda data: data[:-1], "too short"),
         (lambda data: data + b"x", "too short or too long"),
         (lambda data: data[:10], "not a packed index"),
         (lambda data: b"PK" + data[2:], "not a packed index"),
