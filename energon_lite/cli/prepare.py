@@ -1,6 +1,6 @@
 """``energon-lite prepare``: make a loadable data set of a folder of tar shards.
 
-The options are those of ``energon prepare``. Missing ones are asked for, unless ``--non-interactive`` is given.
+The options are those of ``energon prepare``. A guest asks for missing ones, unless ``--non-interactive`` is given.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import click
 
-from energon_lite.cli import prepare_dialogue as dialogue
 from energon_lite.cli.arguments import (
     asked_parts,
     job_options,
@@ -25,10 +24,11 @@ from energon_lite.cli.arguments import (
     progress,
     show_share,
 )
+from energon_lite.cli.prepare_report import show_next_step, show_notes, show_preparation, show_scan
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
-from energon_lite.entry_points import load, prepare_steps
+from energon_lite.entry_points import load, prepare_steps, storage_guests
 from energon_lite.errors import ConfigError, EmptyDatasetError, EnergonLiteError, UsageError, counted
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl
@@ -44,11 +44,39 @@ from energon_lite.storage.prepare.sample_document import (
 )
 from energon_lite.storage.prepare.shard_scans import is_unfinished
 
-__all__ = ["command"]
+__all__ = ["PrepareDialogue", "command"]
 
 T = TypeVar("T", bound=Callable[..., object])
 #: The options of the command, by name.
 _Asked = Mapping[str, Any]
+
+
+class PrepareDialogue(Protocol):
+    """Guest that asks for missing options: entry ``prepare_dialogue`` of the table ``STORAGE_GUESTS``."""
+
+    def show_samples(self, scan: DatasetScan) -> None:
+        """Write the first samples."""
+
+    def ask_again(self, root: str) -> bool:
+        """Ask if a prepared data set is to be prepared again."""
+
+    def ask_split_ratio(self) -> str:
+        """Ask for the shares of train, val and test, as text."""
+
+    def ask_dataset_document(
+        self, scan: DatasetScan, sample_type: str | None
+    ) -> tuple[dict[str, Any] | None, dict[str, str]]:
+        """Ask for the definition of samples: the document, None if no file is wanted; and the further files that it
+        needs, by name."""
+
+    def guess_field_map(self, scan: DatasetScan, sample_type: str) -> dict[str, str]:
+        """Guess the parts of the required fields of a sample; empty if one of them cannot be guessed."""
+
+
+def _dialogue() -> PrepareDialogue | None:
+    target = storage_guests().get("prepare_dialogue")
+    dialogue: PrepareDialogue | None = None if target is None else load(target)
+    return dialogue
 
 
 def _options_of_guests(command: T) -> T:
@@ -180,7 +208,7 @@ def _prepare_jsonl(root: str, asked: _Asked) -> None:
     if asked["ranks"].rank:
         return
     index, name = prepare_jsonl(root), os.path.basename(root)
-    dialogue.show_notes(index.notes.get(name, ()))
+    show_notes(index.notes.get(name, ()))
     click.echo(f"Found {counted(len(index), 'sample')} in {root}; wrote {name}.idx and energon_lite's own index")
     click.echo("Done.")
     _store_lengths(root, asked)
@@ -192,7 +220,7 @@ def _index_again(root: str, asked: _Asked) -> None:
     with progress(asked["show_progress"], "Indexing", "shards") as show:
         options = {name: asked[name] for name in ("sqlite", "tmp_path")}
         report = index_again(root, workers=asked["num_workers"], progress=show, **options)
-    dialogue.show_preparation(report)
+    show_preparation(report)
     _store_lengths(root, asked)
 
 
@@ -200,30 +228,34 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
     # All options are checked before shards are read, which may take long.
     patterns, fields = _check_options(asked), _parse_field_map(asked["field_map"])
     begun: dict[str, str] | None = None  # likely fields, if a file of code is written that has to be completed
+    guest = _dialogue()
+    dialogue = None if asked["non_interactive"] else guest
 
     def choose(scan: DatasetScan) -> Choice:
         nonlocal begun
         quiet = asked["as_json"] and asked["non_interactive"]
         if not quiet:
-            dialogue.show_scan(scan)
-        ratio = None if patterns else asked["split_ratio"] or dialogue.ask_split_ratio()
+            show_scan(scan)
+        ratio = asked["split_ratio"]
+        if not (patterns or ratio) and dialogue is not None:
+            ratio = dialogue.ask_split_ratio()
         splits, may_be_empty = divide(scan.shard_names, ratio, patterns, shuffle=asked["shuffle_tars"])
         document, files = None, dict[str, str]()
         if not asked["skip_dataset_yaml"]:
-            if not quiet:
-                dialogue.show_samples(scan)
+            if not quiet and guest is not None:
+                guest.show_samples(scan)
             kind = asked["sample_type"]
-            if fields is None and kind != CRUDE and not asked["non_interactive"]:
+            if fields is None and kind != CRUDE and dialogue is not None:
                 document, files = dialogue.ask_dataset_document(scan, kind)
             else:
                 document = sample_document(scan, sample_type=kind, field_map=fields, use_loader=True)
                 if document is not None and "sample_loader" in document:
                     files = {SAMPLE_LOADER: loader_template(kind, scan.parts)}
-                    begun = dialogue.guess_field_map(scan, kind)
+                    begun = {} if guest is None else guest.guess_field_map(scan, kind)
         return Choice(splits, may_be_empty, document, asked["dataset_yaml_name"], files)
 
     again = asked["force_overwrite"]
-    if not again and not asked["non_interactive"] and nv_meta.is_prepared(root) and not is_unfinished(root):
+    if not again and dialogue is not None and nv_meta.is_prepared(root) and not is_unfinished(root):
         with _answers_expected(False):
             again = dialogue.ask_again(root)
         if not again:
@@ -243,15 +275,15 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
             progress=show,
         )
     if asked["ranks"].rank:
-        dialogue.show_notes(report.warnings)
+        show_notes(report.warnings)
         show_share(asked["ranks"], f"{counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}")
         return
-    dialogue.show_preparation(report, asked["as_json"])
+    show_preparation(report, asked["as_json"])
     for step in asked["steps"].values():
         step(root)
     _store_lengths(root, asked)
     if not asked["as_json"]:
-        dialogue.show_next_step(report, asked["dataset_yaml_name"], begun)
+        show_next_step(report, asked["dataset_yaml_name"], begun)
         click.echo("\nDone")
 
 
@@ -297,18 +329,19 @@ def _identity(spec: LeafSpec) -> tuple[Any, ...]:
 def _check_options(asked: _Asked) -> list[tuple[str, str]]:
     """Check the options without reading data, and return the patterns of the splits."""
     patterns = [parse_pattern(text) for text in asked["split_parts"]]
+    asks = not asked["non_interactive"] and _dialogue() is not None
     if patterns and (asked["split_ratio"] is not None or asked["shuffle_tars"]):
         raise UsageError("--split-parts cannot be combined with --split-ratio or --shuffle-tars")
     if asked["split_ratio"] is not None:
         parse_ratio(asked["split_ratio"])
-    elif not patterns and asked["non_interactive"]:
+    elif not patterns and not asks:
         raise UsageError(
             "--non-interactive needs --split-ratio or --split-parts",
             fix="add --split-ratio 8,1,1 (train, val, test in shards)",
         )
     if asked["sample_type"] not in (None, CRUDE):
         find_sample_type(asked["sample_type"])
-    if asked["ranks"].world_size > 1 and not asked["non_interactive"]:
+    if asked["ranks"].world_size > 1 and asks:
         raise UsageError(
             f"{asked['ranks'].world_size} processes cannot ask questions",
             fix="add --non-interactive and the answers as options, or --world-size 1 --rank 0 to work alone",
@@ -357,7 +390,7 @@ def _store_lengths(root: str, asked: _Asked) -> None:
     if asked["length_field"] is None and not parts:
         return
     from energon_lite.cli.measure import measuring, show_report  # imports torch
-    from energon_lite.loading.measuring.part_lengths import measure_parts
+    from energon_lite.loading.measuring.parts import measure_parts
 
     only = [] if is_jsonl(root) else ["--tar-index-only"]
     length = asked["length_field"]

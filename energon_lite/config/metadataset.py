@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from energon_lite.config.class_names import joiner_name
-from energon_lite.config.leaf_spec import AuxReference, JoinSpec, LeafSpec, Step, Subset, WeightUnit
+from energon_lite.config.leaf_spec import AuxReference, JoinSpec, LeafSpec, Step, Subset, Weight, WeightUnit
 from energon_lite.config.metadataset_document import (
     EXPECTED_STORE,
     Join,
@@ -27,7 +27,6 @@ from energon_lite.config.metadataset_document import (
     numbers_above_leaf,
     parse_metadataset,
 )
-from energon_lite.config.weight_schedule import ONE, Share, SlopesMeet, multiply
 from energon_lite.documents import Node, from_plain, load_yaml
 from energon_lite.documents.paths import is_data_path, is_url, join_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError
@@ -100,7 +99,7 @@ class _Above:
     """
 
     trail: tuple[Step, ...]
-    weight: Share = ONE
+    weight: Weight = 1.0
     repetitions: Fraction = Fraction(1)
     subset: Subset | None = None
     blend: Split | None = None
@@ -155,17 +154,17 @@ class _Flattening:
             leaves.extend(self._reference(reference, share, here))
         return leaves
 
-    def _reference(self, reference: Reference, share: Share, above: _Above) -> list[LeafSpec]:
+    def _reference(self, reference: Reference, share: Weight, above: _Above) -> list[LeafSpec]:
         here = replace(
             above,
-            weight=_product(reference.node, above, share),
+            weight=_product(above.weight, share, reference.node),
             repetitions=above.repetitions * reference.repetitions,
             subset=_part(above.subset, reference.subset),
             subflavors={**reference.labels, **above.subflavors},
             multiplier=multiply_epochs(above.multiplier, reference.shuffle_over_epochs_multiplier),
             filters=above.filters if reference.filter is None else (*above.filters, reference.filter),
         )
-        if not any(segment.first or segment.last for segment in here.weight):
+        if not here.weight:
             what = "the weight is too small compared with the others"
             raise reference.node.error(what, "raise it", expected="a share above 1e-300", found=None)
         split_part = reference.split_part or above.trail[-1].split_part
@@ -179,11 +178,12 @@ class _Flattening:
     def _leaf(self, path: str, split_part: str, reference: Reference, here: _Above) -> LeafSpec:
         entries = {} if reference.aux is None else reference.aux.entries()
         aux = {name: _aux_reference(entry, self._missing_ok) for name, entry in entries.items()}
+        weight = here.weight if isinstance(here.weight, float) else here.weight.start
         return LeafSpec(
             path=path,
             split_part=split_part,
-            weight=here.weight[0].first,
-            segments=here.weight if len(here.weight) > 1 else (),
+            weight=weight,
+            schedule=None if isinstance(here.weight, float) else here.weight,
             repetitions=_leaf_repetitions(reference.node, here),
             subset=here.subset,
             subflavors=dict(here.subflavors),
@@ -250,16 +250,10 @@ def _part(outer: Subset | None, inner: Subset | None) -> Subset | None:
     return inner if outer is None else outer.of(inner)
 
 
-def _product(node: Node, above: _Above, share: Share) -> Share:
-    try:
-        return multiply(above.weight, share)
-    except SlopesMeet as slopes:
-        raise node.error(
-            "the share in this blend slopes while that of a blend above it does: along a curve, not a straight line",
-            "write steps in one of the two documents, or let one slope end before the other begins",
-            expected="one linear schedule at a time on the way to a data set",
-            found=f"two from position {slopes.start} to {slopes.stop}",
-        ) from None
+def _product(outer: Weight, inner: Weight, reference: Node) -> Weight:
+    if not isinstance(outer, float):
+        return outer.times(inner, reference)
+    return outer * inner if isinstance(inner, float) else inner.times(outer, reference)
 
 
 def _leaf_repetitions(node: Node, here: _Above) -> float | None:

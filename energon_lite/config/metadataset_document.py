@@ -7,21 +7,22 @@ before training starts.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from energon_lite.config.class_names import CLASS_KEYS, joiner_name, metadataset_class
 from energon_lite.config.dataset import meta_file_name
-from energon_lite.config.leaf_spec import Nonmatch, Subset, read_subset
-from energon_lite.config.weight_schedule import ONE, Share, blend_shares, constant, read_schedule
+from energon_lite.config.leaf_spec import Nonmatch, Subset, Weight, read_subset
 from energon_lite.documents import Node, read
+from energon_lite.entry_points import metadataset_guest
 from energon_lite.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["MetadatasetDocument", "Reference", "Split", "parse_metadataset"]
+__all__ = ["MetadatasetDocument", "Reference", "ScheduleReader", "Split", "normalised", "parse_metadataset"]
 
 _SPLIT_KINDS = ("path", "blend", "blend_epochized", "join")
 #: Keys for the unit of which a blend's weights are shares: this library's, and Megatron-Energon's.
@@ -39,8 +40,22 @@ def _path(node: Node) -> Node:
     return node
 
 
-def _weight(node: Node) -> Share:
-    return read_schedule(node) if isinstance(node.value, dict) else constant(_positive(node, "a weight"))
+class ScheduleReader(Protocol):
+    """Guest of weights that change: entry ``weight`` of the table ``METADATASET_KEYS``."""
+
+    def read(self, node: Node) -> Weight:
+        """Read the value of a key ``weight`` that is a mapping.
+
+        Raises:
+            ConfigError: the value has a mistake.
+        """
+
+
+def _weight(node: Node) -> Weight:
+    if not isinstance(node.value, dict):
+        return _positive(node, "a weight")
+    guest: ScheduleReader = metadataset_guest("weight", node.origin)
+    return guest.read(node)
 
 
 def _repetitions(node: Node) -> Fraction:
@@ -114,7 +129,7 @@ class Reference:
 
     node: Node
     path: Annotated[Node, _path]
-    weight: Annotated[Share, _weight] = ONE
+    weight: Annotated[Weight, _weight] = 1.0
     repetitions: Annotated[Fraction, _repetitions] = Fraction(1)
     subset: Annotated[Subset | None, read_subset] = None
     split_part: Annotated[str | None, "the name of a split"] = None
@@ -150,7 +165,7 @@ class Split:
     """
 
     references: Sequence[Reference]
-    shares: Sequence[Share] = (ONE,)
+    shares: Sequence[Weight] = (1.0,)
     blend: Node | None = None
     epochized: bool = False
     subset: Subset | None = None
@@ -258,13 +273,22 @@ def _blend(node: Node, subset: Subset | None = None) -> Split:
     if not references:
         fix = "add '- path: ...', or remove the split"
         raise node.error("the blend is empty", fix, expected="at least one data set")
-    try:
-        shares = blend_shares([reference.weight for reference in references])
-    except ValueError as nothing:
-        what = f"all weights of the blend are zero at position {nothing.args[0]}, or just before it"
-        expected, fix = "a weight above 0 at every position", "let one data set begin before the others end"
-        raise node.key_error(what, fix, expected=expected, found="none") from None
+    shares = _shares([reference.weight for reference in references], node)
     return Split(references, shares, node, node.key == "blend_epochized", subset)
+
+
+def _shares(weights: Sequence[Weight], blend: Node) -> list[Weight]:
+    schedule = next((weight for weight in weights if not isinstance(weight, float)), None)
+    constant = [weight for weight in weights if isinstance(weight, float)]
+    return [*normalised(constant)] if schedule is None else schedule.shares(weights, blend)
+
+
+def normalised(weights: Sequence[float]) -> list[float]:
+    """Divide weights, not all zero, by their sum."""
+    largest = max(weights, default=1.0)
+    scaled = [weight / largest for weight in weights]
+    total = math.fsum(scaled)
+    return [weight / total for weight in scaled]
 
 
 #: Key for the share of an entry, by the kind of blend.

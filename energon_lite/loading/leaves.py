@@ -20,7 +20,6 @@ from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name, measure_arguments
 from energon_lite.loading.makers.metadataset_keys import filters_of, join_guest, stores_of
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
-from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.files.remote_files import read_file
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info
@@ -253,7 +252,7 @@ def sample_loader(
     subflavors = config.subflavors | spec.subflavors
     if config.factory is not None:
         decoder = {} if "decoder" in config.arguments else {"decoder": encoder.decoder}
-        made = config.factory(EPath(spec.path), split_part=spec.split_part, **decoder, **config.arguments)
+        made = config.factory.at_path(spec.path, split_part=spec.split_part, **decoder, **config.arguments)
         made.subflavors = {**(made.subflavors or {}), **subflavors}
         return source, made.sample_loader_of(source)
     loader = SampleLoader(

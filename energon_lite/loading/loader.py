@@ -6,7 +6,6 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from energon_lite.batching.digests import NO_SAMPLES
 from energon_lite.errors import SampleError, UsageError
 from energon_lite.hooks import failure_tolerances
 from energon_lite.loading.batch_observer import BatchEvent, BatchObserver, ObservedRank, Observers
+from energon_lite.loading.batch_path import BatchPath, PathRequest, WorkerResults, open_path
 from energon_lite.loading.executors.executor import OnTimeout, PoolOptions, StartMethod
 from energon_lite.loading.executors.executor_handle import ExecutorHandle
 from energon_lite.loading.iterators.collectives import check_place
@@ -33,7 +33,6 @@ from energon_lite.worker_config import WorkerConfig
 if TYPE_CHECKING:
     import torch
 
-    from energon_lite.loading.device import DevicePrefetcher
     from energon_lite.loading.makers.leaf import SampleAddress
 
 __all__ = ["DataLoader"]
@@ -107,7 +106,6 @@ class DataLoader:
             raise UsageError(f"a loader of a {type(dataset).__name__}", fix=fix)
         self.dataset, runs = dataset, dataset.resolved
         self.worker_config = config = dataset.worker_config
-        self._check_peers = check_peers
         trace = config.debug_file() if trace is None else trace
         own = config.debug_files_of_workers() if trace == config.debug_file() else ()
         observed = ObservedRank(config.rank, config.world_size, runs.leaves, own) if self._writes else None
@@ -115,7 +113,6 @@ class DataLoader:
         encoder = dataset.task_encoder
         tolerances = failure_tolerances(encoder)
         self._report = Report(encoder.failure_tolerance, runs.leaves, hooks=tolerances, on_lost=self._observers.on_lost)
-        self._ahead: DevicePrefetcher | None = None
         self._runner = runs.runner()
         services = self._runner.services
         services.cache_pool = self._cache_pool = checked_pool(cache_pool)
@@ -137,6 +134,7 @@ class DataLoader:
         self._delivered: Any = self._dataset_iterator.cursor  # cursor of states; the iterator may be one batch ahead
         self._in_step = False  # between a request for a batch and its delivery
         self._turn = OneThread()
+        self._path = self._path_of_rank = self._opened_path(check_peers)
         runs.identity.to_plain()  # computes its digests now, so that saving is fast from the first time on
 
     # -- iteration ------------------------------------------------------------------------------------------------
@@ -158,7 +156,7 @@ class DataLoader:
             WorkerConfig._asked = self.worker_config
             asked = time.monotonic()
             try:
-                result = self._take() if self._ahead is None else self._ahead.take()
+                result = self._path.take()
             except Exception as error:
                 hide_own_frames(error)
                 raise
@@ -179,14 +177,12 @@ class DataLoader:
 
     def _finished(self, result: Result, asked: float) -> Any:
         """Return the batch of a result, count and report it, and advance the iterator; ``asked``: request time."""
-        batch = result.batch
         reads = self.worker_config.reads
-        tokens = (tokens_of(batch) or result.tokens) if reads else 0
+        tokens = (tokens_of(result.batch) or result.tokens) if reads else 0
         self._report.count(result.outcomes, batches=int(reads), tokens=tokens)
         step = self._dataset_iterator.step if self._observers else (0, 0)
         self._dataset_iterator.advance()
-        if self._ahead is not None:
-            batch = self._ahead.finish()
+        batch = self._path.finish(result)
         delivered = time.monotonic()
         self.digest = result.digest
         if self._observers:
@@ -200,7 +196,7 @@ class DataLoader:
     def _begin_loop(self) -> None:
         """Begin a loop. A batch that was begun and not delivered, because of an error or interrupt, is undone."""
         if self._in_step:
-            self._forget_ahead()
+            self._path.forget()
             self._dataset_iterator.restore(self._dataset_iterator.state(self._delivered))
         check_place(self.worker_config)
         self._dataset_iterator.start_loop()
@@ -215,35 +211,25 @@ class DataLoader:
         own = self._dataset_iterator.loop_steps()
         return len(self.dataset) if own is None else own
 
-    def _take(self) -> Result | None:
-        """Return this rank's next batch: its own, or its peer's. None: the loop is over."""
+    def _opened_path(self, check_peers: bool) -> BatchPath:
+        """Return the path of this rank's batches: from its own workers, or through its replica."""
+        path = WorkerResults(self._dataset_iterator, self._workers, self._report)
         replica = self.worker_config.replica
         if replica is None or not self.worker_config.loads_data:
-            return self._load()
-        from energon_lite.loading.replica_broadcast import check_peers, select_fields, share_result
+            return path
+        selects = replica.is_last_stage and replica.last_stage_fields is not None
+        if not (selects or check_peers or replica.share == "broadcast"):
+            return path
+        return open_path("replica", self._path_request(path, check_peers=check_peers))
 
-        if replica.share == "broadcast":
-            result = share_result(self._load, self._dataset_iterator, replica)
-        else:
-            result = self._load()
-            if result is not None and replica.is_last_stage:
-                result = replace(result, batch=select_fields(result.batch, replica.last_stage_fields))
-        if result is not None and self._check_peers:
-            check_peers(result.batch, replica)
-        return result
-
-    def _load(self) -> Result | None:
-        """Return the next batch of this rank's own workers."""
-        take = self._dataset_iterator.take
-        watchdog = self._workers.watchdog
-        result = take() if watchdog is None else watchdog.watch(take)
-        if result is not None:
-            self._report.check(result.outcomes)
-        return result
+    def _path_request(self, before: BatchPath, **options: Any) -> PathRequest:
+        return PathRequest(
+            before, self._dataset_iterator, self._runner, self.worker_config, self._workers.work, **options
+        )
 
     # -- to a device ----------------------------------------------------------------------------------------------
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: torch.device | str, path: str = "copy") -> Self:
         """Copy batches to a device, each while the step on the batch before it runs. Return the loader.
 
         Tensors at any depth of a batch go through page-locked memory and a separate stream; use them on the stream that
@@ -253,19 +239,17 @@ class DataLoader:
 
         Args:
             device: device as torch names it; ``"cuda"`` is the current one.
+            path: name of the path to the device, see :func:`~energon_lite.entry_points.batch_paths`.
 
         Raises:
-            UsageError: there is no such device.
+            UsageError: there is no such device, or no such path.
         """
-        from energon_lite.loading.device import DeviceCopy, DevicePrefetcher
-
-        copy = DeviceCopy(device)
-        self._ahead = None if copy.device.type == "cpu" else DevicePrefetcher(copy, self._take, self._workers.work)
+        own = self._path_of_rank
+        on_cpu = str(device).partition(":")[0] == "cpu"
+        chosen = own if on_cpu else open_path(path, self._path_request(own, device=device))
+        self._path.forget()
+        self._path = chosen
         return self
-
-    def _forget_ahead(self) -> None:
-        if self._ahead is not None:
-            self._ahead.forget()
 
     # -- a single sample ------------------------------------------------------------------------------------------
 
@@ -363,7 +347,7 @@ class DataLoader:
 
     def close(self) -> None:
         """Stop the workers and log a summary of skipped samples. If the loader is used again, it starts new workers."""
-        self._forget_ahead()
+        self._path.forget()
         self._dataset_iterator.close()
         if self._workers.close():
             self._progress.log_end()

@@ -57,7 +57,7 @@ class SavableDataLoader(DataLoader):
         """
         self._turn.take()
         try:
-            self._forget_ahead()
+            self._path.forget()
             self._dataset_iterator.restore(state)
             self._in_step = False
             self._delivered = self._dataset_iterator.cursor

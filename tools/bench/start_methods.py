@@ -74,7 +74,7 @@ def measure_overhead(data: str) -> None:
         data, batch_size=32, worker_config=lib.WorkerConfig(rank=0, world_size=1), task_encoder=lib.TaskEncoder()
     )
     loader = lib.get_savable_loader(dataset)
-    loader._take()
+    loader._path.take()
     batch, outcomes = {"x": 1}, [0] * 32
     loader._dataset_iterator.take = lambda: Result(batch, outcomes)  # type: ignore[method-assign, assignment]
     found: dict[str, list[float]] = {"whole loop": [], "check": [], "count": []}

@@ -9,8 +9,11 @@ COMMANDS = {
         "Filters",
     ),
 }
-STORAGE_GUESTS = {"index.sqlite": "energon_lite.extras.energon.index_sqlite:DATABASE"}
+STORAGE_GUESTS = {
+    "index.sqlite": "energon_lite.extras.energon.index_sqlite:DATABASE",
+    "prepare_dialogue": "energon_lite.extras.energon.prepare_dialogue:DIALOGUE",
+}
 METADATASET_KEYS = {
     "filter": "energon_lite.extras.energon.sample_filters:SampleFilter",
-    "join": "energon_lite.extras.energon.joins.joined_source:JOIN",
+    "join": "energon_lite.extras.energon.joined_source:JOIN",
 }

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
 from energon_lite.config.leaf_spec import AuxReference, LeafSpec
-from energon_lite.entry_points import load, metadataset_keys
+from energon_lite.entry_points import metadataset_guest
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.hooks import Cooker, TaskEncoder, check_stores
 from energon_lite.storage.read.opened_source import AnySource
@@ -25,14 +25,6 @@ __all__ = [
     "stores_of",
     "weight_guest",
 ]
-
-#: By key: the work of its guest, and the extra of this library that does it, for messages.
-_EXTRAS = {
-    "join": ("joined data sets are opened", "energon"),
-    "aux": ("the stores of a cooker are opened", "media"),
-    "filter": ("filters of samples are opened", "energon"),
-    "weight_unit": ("weights in another unit than samples are converted", "blends"),
-}
 
 
 class JoinGuest(NamedTuple):
@@ -81,7 +73,7 @@ def join_guest(spec: LeafSpec) -> JoinGuest:
     Raises:
         ConfigError: its extra is not installed.
     """
-    guest: JoinGuest = _guest("join", spec.origin)
+    guest: JoinGuest = metadataset_guest("join", spec.origin)
     return guest
 
 
@@ -91,7 +83,7 @@ def weight_guest(origin: str) -> WeightGuest:
     Raises:
         ConfigError: its extra is not installed.
     """
-    guest: WeightGuest = _guest("weight_unit", origin)
+    guest: WeightGuest = metadataset_guest("weight_unit", origin)
     return guest
 
 
@@ -105,7 +97,7 @@ def filters_of(spec: LeafSpec) -> list[SampleFilter]:
     """
     if not spec.filters:
         return []
-    make: Callable[[str], SampleFilter] = _guest("filter", spec.origin)
+    make: Callable[[str], SampleFilter] = metadataset_guest("filter", spec.origin)
     try:
         return [make(text) for text in spec.filters]
     except UsageError as error:
@@ -136,17 +128,8 @@ def stores_of(
     primary = source if cooker.need_primary and "primary" not in spec.aux else None
     if not spec.aux and primary is None:
         return {}
-    guest: StoreGuest = _guest("aux", origin)
+    guest: StoreGuest = metadataset_guest("aux", origin)
     stores = guest(spec.aux, primary)
     if encoder.decoder is None:
         return stores
     return {name: DecodeFileStore(store, decoder=encoder.decoder) for name, store in stores.items()}
-
-
-def _guest(key: str, origin: str) -> Any:
-    target = metadataset_keys().get(key)
-    if target is None:
-        work, extra = _EXTRAS[key]
-        what = f"{work} by the extra {extra!r}, which is not installed"
-        raise ConfigError(what, file=origin, fix=f"install energon_lite with energon_lite/extras/{extra}")
-    return load(target)

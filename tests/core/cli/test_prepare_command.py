@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite.cli import arguments
+from energon_lite.cli import arguments, prepare
 from energon_lite.storage.index.column_file import ColumnFile
 from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.prepare.shard_scans import ShardScans
@@ -41,6 +41,13 @@ class TestWithoutQuestions:
         (data / "next.py").write_text("\n".join(line[2:] for line in lines).replace("num_workers=2", "num_workers=0"))
         done = subprocess.run([sys.executable, data / "next.py"], capture_output=True, text=True)
         assert done.returncode == 0 and "caption=['caption" in done.stdout, done.stderr
+
+    def test_without_a_guest_nothing_is_asked(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(prepare, "storage_guests", dict)
+        assert "--non-interactive needs --split-ratio" in run(data)[1]
+        code, output = run(data, "--split-ratio", "1,0,0", "--sample-type", "TextSample")
+        assert code == 0 and "without code" not in output.lower() and "Sample 0" not in output
+        assert document(data)["sample_loader"] == "sample_loader.py:sample_loader"  # type: ignore[index]
 
     def test_splits_by_pattern(self, data: Path) -> None:
         code, output = run(

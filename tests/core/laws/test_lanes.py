@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import FatalSampleError, StateError, StateMismatchError, TopologyError
 from energon_lite.loading.executors.executor import Executor
-from energon_lite.loading.makers.batch_runner import Result
 from energon_lite.loading.makers.chunk_job import START, Carried, Item, Made, Tail
+from energon_lite.loading.makers.outcomes import Result
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
 from tests.core.laws.content_encoders import Content

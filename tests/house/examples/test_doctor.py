@@ -16,22 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from examples import doctor
-from examples.doctor import (
-    Finding,
-    accelerators,
-    alike,
-    clocks,
-    disk,
-    examine,
-    launch,
-    limits,
-    link_speed,
-    main,
-    own_facts,
-    report_lines,
-    shared_memory,
-)
+from examples.doctor import ranks
+from examples.doctor.__main__ import examine, main, report_lines
+from examples.doctor.machine import Finding, accelerators, disk, launch, limits, shared_memory
+from examples.doctor.ranks import alike, clocks, link_speed, own_facts
 from tests.trainer.parallel.rank_processes import RunRanks
 
 GIB = 2**30
@@ -111,7 +99,7 @@ def test_a_small_dev_shm_ends_no_job(
     monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
     for name in TORCHRUN:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "argv", ["doctor.py", "--path", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["doctor", "--path", str(tmp_path)])
     main()
     assert "0.06 of 0.06 GiB free in /dev/shm" in capsys.readouterr().out
 
@@ -223,7 +211,7 @@ def test_slow_and_broken_links(run_ranks: RunRanks, monkeypatch: pytest.MonkeyPa
 
     def broken(rank: int) -> list[Finding]:
         right = dist.all_reduce
-        doctor.dist.all_reduce = lambda values: (right(values), values[:1].zero_())  # type: ignore[assignment]
+        ranks.dist.all_reduce = lambda values: (right(values), values[:1].zero_())  # type: ignore[assignment]
         return link_speed(torch.device("cpu"), 1)
 
     assert wrong(run_ranks(2, broken)[1]) == "a sum over 2 ranks of ones is 0 to 2"
@@ -239,7 +227,7 @@ def test_ranks_that_cannot_meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for name in TORCHRUN:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "argv", ["doctor.py", "--path", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["doctor", "--path", str(tmp_path)])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1000 * GIB, 0, 500 * GIB))
     monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
     main()

@@ -15,15 +15,14 @@ from safetensors.torch import load_file, save_file
 
 from energon_lite.cli.main import main
 from energon_lite.errors import ConfigError, EnergonLiteError, StateError, StateMismatchError, UsageError
-from energon_lite.trainer.checkpointing import writer
+from energon_lite.trainer.checkpointing import tensors
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
-from energon_lite.trainer.checkpointing.reader import CheckpointReader
+from energon_lite.trainer.checkpointing.tensors import CheckpointReader
 from energon_lite.trainer.checkpointing.weights import find_weights
+from energon_lite.trainer.conversion.export import native_to_file, native_to_huggingface
 from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
 from energon_lite.trainer.conversion.language_config import model_config
 from energon_lite.trainer.conversion.tensor_names import model_shapes
-from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
-from energon_lite.trainer.conversion.weight_files import native_to_file
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.training.generate import generate, load_model
@@ -176,7 +175,7 @@ def test_one_file(tmp_path: Path, save_model: SaveModel) -> None:
 def test_files_of_a_checkpoint_end_at_a_size(
     tmp_path: Path, save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "FILE_BYTES", 9000)
+    monkeypatch.setattr(tensors, "FILE_BYTES", 9000)
     place = huggingface_to_native(save_model(), tmp_path / "native", read_bytes=4096)
     sizes = [file.stat().st_size for file in Path(place).glob("*.distcp")]
     assert len(sizes) > 5 and max(sizes) < 20_000

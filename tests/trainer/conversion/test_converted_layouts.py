@@ -27,15 +27,13 @@ from energon_lite.trainer import (
 )
 from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint
 from energon_lite.trainer.checkpointing.weights import load_weights
+from energon_lite.trainer.conversion.export import native_to_file, native_to_huggingface
 from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
-from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
-from energon_lite.trainer.conversion.weight_files import native_to_file
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
-from energon_lite.trainer.training.config import OptimizerConfig
-from energon_lite.trainer.training.config_file import model_config_of
+from energon_lite.trainer.training.config import OptimizerConfig, model_config_of
 from tests.trainer.conversion.small_models import SCALING, SaveModel, make_model
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 

@@ -15,9 +15,9 @@ from energon_lite.cli.main import main
 from energon_lite.errors import ConfigError, StateError, StateMismatchError, UsageError
 from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint, read_state, save_checkpoint
 from energon_lite.trainer.checkpointing.weights import load_weights
+from energon_lite.trainer.conversion.export import native_to_huggingface
 from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
 from energon_lite.trainer.conversion.tensor_names import native_name
-from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig, VisionConfig, model_config_of
 from energon_lite.trainer.models.llama import LlamaModel

@@ -18,7 +18,7 @@ from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.config_file import config_from_dict
+from energon_lite.trainer.training.config import config_from_dict
 from energon_lite.trainer.training.loop import Trainer
 from energon_lite.trainer.training.pipeline import run_pipeline
 from energon_lite.trainer.training.throughput import training_flops

@@ -13,8 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 
 from energon_lite.trainer.models.llama import LlamaModel, Stream
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
-from energon_lite.trainer.training.pipeline import run_pipeline
-from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_order
+from energon_lite.trainer.training.pipeline import Action, pipeline_order, run_pipeline
 from energon_lite.trainer.training.step import evaluate
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from energon_lite import TaskEncoder, TextSample, WorkerConfig, get_savable_loader, get_train_dataset, stateless
 from energon_lite.errors import TopologyError, UsageError, WorkerError
-from energon_lite.loading.replica_broadcast import batch_checksum, select_fields
+from energon_lite.extras.device.replica import batch_checksum, select_fields
 from tests.testing import examples, nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 

@@ -15,8 +15,8 @@ import pytest
 
 from energon_lite.trainer import Trainer, TrainerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training import requests
-from energon_lite.trainer.training.requests import Requests
+from energon_lite.trainer.training import process
+from energon_lite.trainer.training.process import Requests
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
 from tests.trainer.parallel.small_runs import TRAIN_SAMPLES, line, make_config, metrics, send, train
@@ -110,7 +110,7 @@ def test_ranks_whose_clocks_differ_save_once_to_know_how_long_that_takes(run_ran
     def job(rank: int) -> int:
         now, saves = 0.0, 0
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(requests.time, "monotonic", lambda: now)
+            patch.setattr(process.time, "monotonic", lambda: now)
             asked, why = Requests(100.0, build_mesh()), ""
             now = 1.5 * rank  # the last rank is half of the time ahead some steps before the first
             with asked.listening():

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from energon_lite.errors import TopologyError
-from energon_lite.trainer.models.attention import Attention
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.cross_entropy import vocab_parallel_cross_entropy
-from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.models.llama import Attention, LlamaModel
 from energon_lite.trainer.models.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,

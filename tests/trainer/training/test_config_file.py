@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from energon_lite.errors import ConfigError
-from energon_lite.trainer.data.config import DataConfig
-from energon_lite.trainer.data.loaders import make_task_encoder
-from energon_lite.trainer.models.config import ModelConfig, RopeScaling
-from energon_lite.trainer.models.presets import model_preset
-from energon_lite.trainer.training.config import OptimizerConfig, TrainerConfig
-from energon_lite.trainer.training.config_file import config_from_dict, config_to_dict, load_config
+from energon_lite.trainer.data.loaders import DataConfig, make_task_encoder
+from energon_lite.trainer.models.config import ModelConfig, RopeScaling, model_preset
+from energon_lite.trainer.training.config import (
+    OptimizerConfig,
+    TrainerConfig,
+    config_from_dict,
+    config_to_dict,
+    load_config,
+)
 
 GOOD = """\
 seed: 3

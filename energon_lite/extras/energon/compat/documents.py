@@ -15,9 +15,9 @@ import numpy as np
 
 from energon_lite.documents import load_yaml
 from energon_lite.errors import ConfigError, FieldAccessError, UsageError, did_you_mean
+from energon_lite.extras.energon.epath import EPath
 from energon_lite.extras.energon.factories.base import BaseCoreDatasetFactory
 from energon_lite.extras.energon.factories.loaders import get_dataset_from_config
-from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.samples.decoding import SampleDecoder
 
 if TYPE_CHECKING:

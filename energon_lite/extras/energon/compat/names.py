@@ -182,9 +182,9 @@ NAMES: dict[str, Name] = {
     "handle_restore_errors": _compat("hooks:handle_restore_errors"),
     # -- documents
     "EPath": Name(
-        "energon_lite.storage.files.epath:EPath", "other", "over fsspec; `msc://` needs multi-storage-client"
+        "energon_lite.extras.energon.epath:EPath", "other", "over fsspec; `msc://` needs multi-storage-client"
     ),
-    "DEFAULT_PROFILE_NAME": Name("energon_lite.storage.files.epath:DEFAULT_PROFILE_NAME"),
+    "DEFAULT_PROFILE_NAME": Name("energon_lite.extras.energon.epath:DEFAULT_PROFILE_NAME"),
     "NVDATASET_CACHE_DIR": _compat("documents:NVDATASET_CACHE_DIR", "other", "read only; set the environment variable"),
     "DatasetBlendMode": Name("energon_lite.extras.energon.factories.loaders:DatasetBlendMode"),
     "LoadedDataset": Name("energon_lite.extras.energon.factories.loaders:LoadedDataset"),

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, cast
 
-from typing_extensions import TypeVar
+from typing_extensions import Self, TypeVar
 
 from energon_lite.config.leaf_spec import LeafSpec, Subset
 from energon_lite.errors import UsageError
+from energon_lite.extras.energon.epath import EPath
 from energon_lite.extras.energon.factories.kinds import iter_jsonl_contents
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.assembly import Chunking, assembled
@@ -24,7 +25,6 @@ from energon_lite.order.hashing import HashDomain, hash_ints, hash_text
 from energon_lite.order.orders import BlendOrder, ConcatOrder, Order
 from energon_lite.order.shuffle import LeafOrder
 from energon_lite.samples import CrudeSample, Sample
-from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.prepare.prepare import prepare_jsonl
 from energon_lite.storage.read.opened_source import AnySource, data_digest
 from energon_lite.storage.read.webdataset import RawSample
@@ -130,6 +130,11 @@ class DatasetFactory(BaseCoreDatasetFactory[SampleT], Generic[SampleT]):
         self.part_filter = part_filter
         if not hasattr(self, "subflavors"):
             self.subflavors = {}
+
+    @classmethod
+    def at_path(cls, path: str, **arguments: Any) -> Self:
+        """Make the data set of a path as Energon does: its class gets an EPath."""
+        return cls(EPath(path), **arguments)
 
     @abstractmethod
     def sample_loader_of(self, source: AnySource) -> SampleLoader:

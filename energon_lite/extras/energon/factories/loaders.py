@@ -15,6 +15,7 @@ from energon_lite.config.leaf_spec import LeafSpec, Subset
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents import load_yaml
 from energon_lite.errors import ConfigError, UsageError
+from energon_lite.extras.energon.epath import EPath
 from energon_lite.extras.energon.factories.base import (
     BaseCoreDatasetFactory,
     DatasetFactory,
@@ -24,7 +25,6 @@ from energon_lite.extras.energon.factories.base import (
 from energon_lite.extras.energon.factories.webdataset import CrudeWebdataset, StandardWebdatasetFactory
 from energon_lite.loading.leaves import dataset_config_of, find_leaves
 from energon_lite.samples import SAMPLE_TYPES
-from energon_lite.storage.files.epath import EPath
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.read.source import source_opener
 from energon_lite.trust import trusts
@@ -380,7 +380,7 @@ def factory_of_config(config: DatasetConfig, spec: LeafSpec, common: dict[str, A
     """Return the factory for the contents of a dataset.yaml."""
     labels = {**config.subflavors, **spec.subflavors}
     if config.factory is not None:
-        made: DatasetFactory = config.factory(EPath(spec.path), **common, **config.arguments)
+        made: DatasetFactory = config.factory.at_path(spec.path, **common, **config.arguments)
         made.subflavors = {**(made.subflavors or {}), **labels}
         return made
     if config.kind == "crude":

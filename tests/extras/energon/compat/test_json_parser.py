@@ -10,7 +10,7 @@ import pytest
 
 from energon_lite.errors import ConfigError
 from energon_lite.extras.energon.compat.documents import JsonParser, to_json_object
-from energon_lite.storage.files.epath import EPath
+from energon_lite.extras.energon.epath import EPath
 
 
 class Size(NamedTuple):

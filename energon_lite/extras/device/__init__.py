@@ -1,0 +1,1 @@
+"""Paths of batches: copies to a device ahead of the step, and broadcasts within a replica."""

@@ -1,0 +1,103 @@
+"""Door for paths of batches: the way of results from a rank's workers to its training loop, or to a device.
+
+A loader asks its path for each batch in two calls. :meth:`BatchPath.take` returns the next result; the loader counts
+its samples and moves its cursor past it; :meth:`BatchPath.finish` returns the batch for the user. A path may begin its
+work on a batch in ``take``, and take the next result ahead in ``finish``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from energon_lite.entry_points import batch_paths, load
+from energon_lite.errors import UsageError
+from energon_lite.loading.executors.executor_handle import ExecutorHandle
+from energon_lite.loading.executors.work_seconds import WorkSeconds
+from energon_lite.loading.iterators.iterator import DatasetIterator
+from energon_lite.loading.makers.job_runner import JobRunner
+from energon_lite.loading.makers.outcomes import Result
+from energon_lite.loading.makers.report import Report
+from energon_lite.worker_config import WorkerConfig
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["BatchPath", "PathRequest", "WorkerResults", "open_path"]
+
+
+class BatchPath:
+    """Base class of paths. Only the last path of a loader finishes batches: others return them ready from ``take``."""
+
+    def take(self) -> Result | None:
+        """Return the next result; None: the loop is over. After an error, or :meth:`forget`, start at the cursor."""
+        raise NotImplementedError
+
+    def finish(self, result: Result) -> Any:
+        """Return the batch of the result taken last. The cursor is past it, so an error here would lose the batch."""
+        return result.batch
+
+    def forget(self) -> None:
+        """Drop results that were taken ahead. They were not delivered, and states do not count them."""
+
+
+@dataclass(frozen=True)
+class PathRequest:
+    """What a loader gives to a path.
+
+    Args:
+        before: path whose results this one passes on.
+        iterator: iterator of this rank.
+        runner: runner of the jobs; workers that are not started yet get it as the path leaves it.
+        worker_config: place of this rank, and the replica that it belongs to.
+        work: record of the workers' time; a path adds the seconds of this process to ``received``.
+        device: device for the batches, as torch names it; None: they stay where they are.
+        check_peers: compare the batches of peers in the replica.
+    """
+
+    before: BatchPath
+    iterator: DatasetIterator
+    runner: JobRunner
+    worker_config: WorkerConfig
+    work: WorkSeconds
+    device: torch.device | str | None = None
+    check_peers: bool = False
+
+
+class WorkerResults(BatchPath):
+    """First part of every path: the results of this rank's workers, after a check of their failures.
+
+    Args:
+        iterator: iterator of this rank.
+        workers: handle of the executor, which may have a watchdog.
+        report: report of the outcomes.
+    """
+
+    def __init__(self, iterator: DatasetIterator, workers: ExecutorHandle, report: Report):
+        self._iterator = iterator
+        self._workers = workers
+        self._report = report
+
+    def take(self) -> Result | None:
+        take = self._iterator.take
+        watchdog = self._workers.watchdog
+        result = take() if watchdog is None else watchdog.watch(take)
+        if result is not None:
+            self._report.check(result.outcomes)
+        return result
+
+
+def open_path(name: str, request: PathRequest) -> BatchPath:
+    """Return the path that a guest has under a name.
+
+    Raises:
+        UsageError: no guest has a path of this name.
+    """
+    target = batch_paths().get(name)
+    if target is None:
+        raise UsageError(
+            f"the path {name!r} of batches is not installed",
+            fix="install energon_lite with its extra ``device``, or leave batches where they are loaded",
+        )
+    path: BatchPath = load(target)(request)
+    return path

@@ -1,0 +1,1 @@
+"""The doctor: examine machines, ranks and links before a training."""

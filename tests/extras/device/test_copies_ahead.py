@@ -1,0 +1,242 @@
+"""Batches on their way to a device: one ahead, in order, and no state knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite import (
+    SavableDataLoader,
+    SkipSample,
+    TaskEncoder,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon_lite.errors import UsageError
+from energon_lite.extras.device.copies import DevicePrefetcher, Underway
+from tests.testing import ALONE, alone, examples
+
+
+class FakeCopy:
+    """A device that notes what is asked of it."""
+
+    overlaps = True
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, Any]] = []
+
+    def start(self, batch: Any) -> Underway:
+        self.log.append(("start", _name(batch)))
+        return Underway(batch, None)
+
+    def finish(self, underway: Underway) -> Any:
+        self.log.append(("finish", _name(underway.batch)))
+        return underway.batch
+
+
+class Packs(TaskEncoder):
+    """As many batches as the content wants: packs of samples whose numbers have the same last digit."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        if int(sample.text[2:]) % 7 == 3:
+            raise SkipSample("three")
+        return sample
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        by_digit: dict[str, list[Any]] = {}
+        for sample in samples:
+            by_digit.setdefault(sample.text[-1], []).append(sample)
+        return list(by_digit.values())
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return {"text": [sample.text for sample in samples]}
+
+
+def _name(batch: Any) -> Any:
+    return None if batch is None else str(batch["text"] if isinstance(batch, dict) else batch.text)
+
+
+def _loader(path: Any, kind: str, workers: int = 0, *, ahead: bool = True) -> SavableDataLoader:
+    config = alone(workers)
+    if kind == "val":
+        dataset: Any = get_val_dataset(path, batch_size=4, worker_config=config)
+    elif kind == "packed":
+        dataset = get_train_dataset(
+            path, batch_size=2, packing_buffer_size=8, task_encoder=Packs(), repeat=False, worker_config=config
+        )
+    else:
+        dataset = get_train_dataset(path, batch_size=4, virtual_epoch_length=5, worker_config=config)
+    loader = get_savable_loader(dataset)
+    if ahead:
+        loader._path = DevicePrefetcher(FakeCopy(), loader._path)
+    return loader
+
+
+def _log(loader: SavableDataLoader) -> list[tuple[str, Any]]:
+    return loader._path.copy.log  # type: ignore[attr-defined]
+
+
+KINDS = ["train", "val", "packed"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_copy_begins_before_a_batch_is_handed_out(leaf_of: Any, kind: str) -> None:
+    with _loader(leaf_of(30), kind) as loader:
+        names = []
+        for batch in loader:
+            names.append(_name(batch))
+            assert _log(loader)[-1] == ("finish", names[-1])
+    expected: list[tuple[str, Any]] = [("start", names[0])]
+    for name, following in zip(names, [*names[1:], None], strict=True):
+        expected += [("start", following)] if following is not None else []
+        expected += [("finish", name)]
+    assert _log(loader) == expected and len(names) >= 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_states_and_counts_are_those_without_it(leaf_of: Any, kind: str) -> None:
+    with _loader(leaf_of(30), kind) as ahead, _loader(leaf_of(30), kind, ahead=False) as plain:
+        for _ in range(3):  # loops
+            for one, other in zip(ahead, plain, strict=True):
+                assert _name(one) == _name(other)
+                assert ahead.is_last() == plain.is_last()
+                states = [loader.save_state_rank() for loader in (ahead, plain)]
+                if kind == "packed":  # the lane may know already that its chunk has nothing left to give
+                    assert all(state.pop("cursors") for state in states if state is not None)
+                assert states[0] == states[1]
+                stats = [loader.stats() for loader in (ahead, plain)]
+                for name in ("samples", "batches", "reasons", "datasets"):
+                    assert stats[0][name] == stats[1][name]
+
+
+@settings(max_examples=examples(25))
+@given(kind=st.sampled_from(KINDS), cuts=st.lists(st.integers(0, 9), min_size=1, max_size=4), data=st.data())
+def test_the_resume_law_holds(leaf_of: Any, kind: str, cuts: list[int], data: st.DataObject) -> None:
+    """Cut anywhere, resume in another loader, with one ahead or without: the undisturbed sequence."""
+    with _loader(leaf_of(30), kind, ahead=False) as plain:
+        expected = [_name(batch) for _ in range(12) for batch in plain]
+    state: Any = None
+    found: list[Any] = []
+    for cut in cuts:
+        with _loader(leaf_of(30), kind, ahead=data.draw(st.booleans())) as loader:
+            loader.restore_state_rank(state)
+            found += _taken(loader, cut)
+            state = loader.save_state_rank()
+    assert found == expected[: len(found)] and len(found) == sum(cuts)
+
+
+@settings(max_examples=examples(25))
+@given(kind=st.sampled_from(KINDS), cuts=st.lists(st.integers(1, 9), min_size=1, max_size=5), data=st.data())
+def test_breaks_restores_and_closes_of_one_loader(
+    leaf_of: Any, kind: str, cuts: list[int], data: st.DataObject
+) -> None:
+    with _loader(leaf_of(30), kind, ahead=False) as plain:
+        expected = [_name(batch) for _ in range(12) for batch in plain]
+    found: list[Any] = []
+    with _loader(leaf_of(30), kind) as loader:
+        for cut in cuts:
+            found += _taken(loader, cut)
+            match data.draw(st.sampled_from(["go on", "restore", "close", "cpu"])):
+                case "restore":
+                    state = loader.save_state_rank()
+                    _taken(loader, 2)
+                    loader.restore_state_rank(state)
+                case "close":
+                    loader.close()
+                case "cpu":
+                    loader.to("cpu")
+    assert found == expected[: len(found)] and len(found) == sum(cuts)
+
+
+def _taken(loader: SavableDataLoader, count: int) -> list[Any]:
+    """The names of so many batches, in as many loops as it takes."""
+    names: list[Any] = []
+    while len(names) < count:
+        for batch in loader:
+            names.append(_name(batch))
+            if len(names) == count:
+                break
+    return names
+
+
+def test_with_workers(leaf_of: Any) -> None:
+    with _loader(leaf_of(30), "train", 2) as ahead, _loader(leaf_of(30), "train", ahead=False) as plain:
+        for one, other in zip(ahead, plain, strict=True):
+            assert _name(one) == _name(other)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_what_goes_wrong_ahead_comes_after_the_batch_in_hand(
+    leaf_of: Any, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a state would count a batch that nobody got."""
+    with _loader(leaf_of(30), "train", ahead=False) as plain:
+        expected = [_name(batch) for batch in plain]
+    loader = _loader(leaf_of(30), "train")
+    take = loader._dataset_iterator.take
+    calls = iter(range(100))
+
+    def failing() -> Any:
+        if next(calls) == 2:
+            raise error
+        return take()
+
+    monkeypatch.setattr(loader._dataset_iterator, "take", failing)
+    found = []
+    with pytest.raises(error):
+        for batch in loader:
+            found.append(_name(batch))
+    assert found == expected[:2]
+    state = loader.save_state_rank()
+    assert state is not None and state["position"] == 2
+    found += [_name(batch) for batch in loader]
+    assert found == expected
+
+
+def test_on_the_cpu_batches_stay_what_they_are(leaf_of: Any) -> None:
+    with _loader(leaf_of(30), "train", ahead=False) as plain, _loader(leaf_of(30), "train") as loader:
+        assert loader.to("cpu") is loader
+        for one, other in zip(loader, plain, strict=True):
+            assert one == other and type(one) is type(other)
+
+
+def test_a_device_without_streams_gets_copies(leaf_of: Any) -> None:
+    class Tensors(TaskEncoder):
+        def batch(self, samples: list[Any]) -> Any:
+            return {"text": [sample.text for sample in samples], "nested": {"x": [torch.ones(2)]}}
+
+    dataset = get_train_dataset(leaf_of(30), batch_size=2, task_encoder=Tensors(), worker_config=ALONE)
+    with get_savable_loader(dataset).to("meta") as loader:
+        batch = next(iter(loader))
+        assert batch["nested"]["x"][0].device.type == "meta" and len(batch["text"]) == 2
+        assert loader.save_state_rank()["position"] == 1
+
+
+def test_no_such_device(leaf_of: Any) -> None:
+    with _loader(leaf_of(30), "train") as loader, pytest.raises(UsageError, match="cannot go to the device 'gpu'"):
+        loader.to("gpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; pytest -m gpu")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_on_a_gpu(leaf_of: Callable[..., Any], workers: int) -> None:
+    class Tensors(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            return {"x": torch.full((1 << 16,), float(sample.text[2:])), "text": sample.text}
+
+    dataset = get_train_dataset(leaf_of(30), batch_size=4, task_encoder=Tensors(), worker_config=alone(workers))
+    busy = torch.randn(2048, 2048, device="cuda")
+    with get_savable_loader(dataset).to("cuda") as loader:
+        for _, batch in zip(range(50), loader, strict=False):
+            busy = busy @ busy * 1e-4
+            x = batch["x"]
+            assert x.is_cuda and x.shape == (4, 1 << 16)
+            assert x[:, 0].tolist() == [float(text[2:]) for text in batch["text"]]
+            assert bool((x == x[:, :1]).all())

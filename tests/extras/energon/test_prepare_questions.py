@@ -1,0 +1,115 @@
+"""What ``energon-lite prepare`` asks, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_lite.extras.energon.prepare_dialogue import guess_access
+from energon_lite.samples import SourceInfo
+from energon_lite.storage.read.webdataset import RawSample
+from tests.prepare_by_command import FIELDS, document, run, written
+
+
+class TestQuestions:
+    def test_accepting_every_guess(self, data: Path) -> None:
+        # ratio, create a dataset.yaml, sample type, by a field map, image, label, label_name
+        code, output = run(data, answers="\n\n\n\n\ncls\n\n")
+        assert code == 0
+        assert document(data, "split.yaml")["split_parts"] == {"train": ["s{0..2}.tar"], "val": [], "test": ["s3.tar"]}  # type: ignore
+        assert document(data) == {
+            "sample_type": {"__module__": "megatron.energon", "__class__": "ImageClassificationSample"},
+            "field_map": {"image": "png", "label": "cls"},
+        }
+        assert "[8,1,1]" in output and "label (int | None, optional, such as cls) [-]" in output
+
+    def test_own_answers(self, data: Path) -> None:
+        code, output = run(data, answers="2,1,1\ny\n0\ny\npng\njson[text]\n")
+        assert code == 0 and "  0. CaptioningSample (image, caption)" in output
+        assert "caption (str, required) [json[text]]" in output
+        assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
+
+    def test_wrong_answers_are_asked_again(self, data: Path) -> None:
+        answers = "eight 2,1,1 y 99 CaptionSample CaptioningSample y pgn png - json[ json[text] "
+        code, output = run(data, answers=answers.replace(" ", "\n"))
+        assert code == 0
+        for message in (
+            "'eight' is not a ratio",
+            "sample type '99' is unknown (use one of: CaptioningSample, ",
+            "did you mean 'CaptioningSample'?",
+            "no sample has a part 'pgn' (did you mean 'png'?)",
+            "caption is required",
+            "this is not a field access",
+        ):
+            assert message in output
+        assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
+
+    def test_a_map_that_fits_no_sample_is_asked_again(self, data: Path) -> None:
+        answers = "1,0,0 y CaptioningSample y png json[txet] CaptioningSample y png json[text] "
+        code, output = run(data, answers=answers.replace(" ", "\n"))
+        assert code == 0 and "json has no key 'txet'" in output and "Please answer again" in output
+
+    def test_crude(self, data: Path) -> None:
+        code, _ = run(data, answers="1,0,0\ny\nCrudeWebdataset\n")
+        assert code == 0 and document(data)["__class__"] == "CrudeWebdataset"  # type: ignore[index]
+
+    def test_code_instead_of_a_field_map(self, data: Path) -> None:
+        code, output = run(data, answers="1,0,0\ny\nTextSample\nn\n")
+        assert code == 0 and "run only with trust_code=True" in output
+        assert document(data)["sample_loader"] == "sample_loader.py:sample_loader"  # type: ignore[index]
+        loader = data / ".nv-meta/sample_loader.py"
+        assert '"text": raw["TODO"],  # str, required' in loader.read_text()
+        names: dict[str, Any] = {}
+        exec(loader.read_text(), names)
+        assert names["part_filter"]("png") and not names["part_filter"]("mp4")
+        # Again: the file that is there is replaced only if that is wanted, and even then not lost.
+        loader.write_text("mine")
+        assert run(data, answers="y\n1,0,0\ny\nTextSample\nn\nn\n")[0] == 0 and loader.read_text() == "mine"
+        assert run(data, answers="y\n1,0,0\ny\nTextSample\nn\ny\n")[0] == 0 and "TODO" in loader.read_text()
+        assert loader.with_name("sample_loader.py.bak").read_text() == "mine"
+
+    def test_prepared_already(self, data: Path) -> None:
+        run(data, "--non-interactive", "--split-ratio", "1,0,0")
+        code, output = run(data, answers="n\n")
+        assert code == 0 and "Nothing was changed" in output
+        code, _ = run(data, answers="y\n0,1,0\nn\n")
+        assert code == 0 and document(data, "split.yaml")["split_parts"]["train"] == []  # type: ignore[index]
+
+    def test_no_dataset_yaml(self, data: Path) -> None:
+        code, output = run(data, answers="1,0,0\nn\n")
+        assert code == 0 and not (data / ".nv-meta/dataset.yaml").exists() and "There is no dataset.yaml yet" in output
+
+    def test_only_what_the_options_leave_open(self, data: Path) -> None:
+        code, output = run(data, "--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", answers="\n\n\n")
+        assert code == 0 and "Sample types" not in output
+        assert document(data)["field_map"] == json.loads(FIELDS)  # type: ignore[index]
+
+    def test_when_nobody_answers(self, data: Path) -> None:
+        code, output = run(data, answers="8,1,1\n")
+        assert code == 1 and "before all questions were answered" in output and "--non-interactive" in output
+        assert written(data) == set()
+
+
+@pytest.mark.parametrize(
+    ("field", "parts", "expected"),
+    [
+        ("image", ["json", "jpg", "png"], "jpg,png"),
+        ("image", ["txt"], None),
+        ("caption", ["jpg", "caption"], "caption"),
+        ("caption", ["jpg", "txt"], "txt"),
+        ("caption", ["jpg", "json", "txt"], "txt"),
+        ("text", ["json"], "json[text]"),
+        ("label", ["cls"], "cls"),
+        ("answers", ["json"], "json[answers]"),
+        ("answer_weights", ["json"], None),
+        ("video", ["txt", "mp4"], "mp4"),
+    ],
+)
+def test_guesses(field: str, parts: list[str], expected: str | None) -> None:
+    about = json.dumps({"text": "a", "answers": ["b"]}).encode()
+    source = SourceInfo(dataset_path="", index=0, shard_name="", file_names=())
+    first = RawSample("0", {name: about if name == "json" else b"" for name in parts}, source)
+    assert guess_access(field, dict.fromkeys(parts, 1), first) == expected
