@@ -236,7 +236,7 @@ def metadataset_keys() -> dict[str, str]:
 
 #: By key of a metadataset: the work of its guest, and the extra of this library that does it, for messages.
 _EXTRAS = {
-    "join": ("joined data sets are opened", "energon"),
+    "join": ("joined data sets are read", "energon"),
     "aux": ("the stores of a cooker are opened", "media"),
     "filter": ("filters of samples are opened", "energon"),
     "weight": ("weights that change are read", "blends"),

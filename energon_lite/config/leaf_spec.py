@@ -12,15 +12,13 @@ in the document are adjacent in the data at every depth; in nested ranges a cut 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from energon_lite.config.class_names import joiner
 from energon_lite.documents import Node
 from energon_lite.errors import ConfigError
-from energon_lite.samples import Sample
 
 __all__ = [
     "AuxReference",
@@ -253,15 +251,6 @@ class JoinSpec:
     names: tuple[str, ...] | None
     joiner: str
     node: Node = field(compare=False, repr=False)
-
-    def load_joiner(self, *, trust_code: bool) -> type[Sample] | Callable[..., Any]:
-        """Resolve the class or function that combines samples.
-
-        Raises:
-            ConfigError: the class or function does not exist.
-            TrustError: it would have to be imported, and ``trust_code`` is False.
-        """
-        return joiner(self.node, trust_code=trust_code)
 
 
 @dataclass(frozen=True)

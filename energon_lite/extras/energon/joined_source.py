@@ -13,6 +13,7 @@ import numpy as np
 
 from energon_lite.config.leaf_spec import LeafSpec, Nonmatch
 from energon_lite.errors import DataIndexError, EmptyDatasetError, SampleError, UsageError, counted
+from energon_lite.extras.energon.join_document import joiner, read_join
 from energon_lite.extras.energon.join_table import JoinTable, join_table
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.leaves import open_source, sample_loader
@@ -319,7 +320,7 @@ def _loader(spec: LeafSpec, source: AnySource, encoder: TaskEncoder, trust_code:
     assert join is not None
     pairs = zip(join.members, source.members, strict=True)
     members = [sample_loader(member, its_source, encoder, trust_code)[1] for member, its_source in pairs]
-    return JoinedLoader(members, join.load_joiner(trust_code=trust_code), join.names, dict(spec.subflavors))
+    return JoinedLoader(members, joiner(join.node, trust_code=trust_code), join.names, dict(spec.subflavors))
 
 
-JOIN = JoinGuest(_source, _loader)
+JOIN = JoinGuest(read_join, _source, _loader)

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
 from energon_lite.config.leaf_spec import AuxReference, LeafSpec
+from energon_lite.config.metadataset_document import Reference
+from energon_lite.documents import Node
 from energon_lite.entry_points import metadataset_guest
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.hooks import Cooker, TaskEncoder, check_stores
@@ -31,10 +33,12 @@ class JoinGuest(NamedTuple):
     """Guest that opens joined data sets: entry ``join`` of the table ``METADATASET_KEYS``.
 
     Attributes:
+        read: reads a reference; see :class:`~energon_lite.config.metadataset_document.JoinReader`.
         source: opens the data sets of a leaf, as the source of the joined samples.
         loader: ``(leaf, its source, encoder, trust_code)``: makes the loader of its samples.
     """
 
+    read: Callable[[Node, Collection[str]], Reference]
     source: Callable[[LeafSpec], AnySource]
     loader: Callable[[LeafSpec, AnySource, TaskEncoder, bool], Loader]
 
