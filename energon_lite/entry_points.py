@@ -2,7 +2,7 @@
 
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
-``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``,
+``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``STATE_READERS``, ``OBSERVERS``,
 ``BATCH_PATHS``, ``METADATASET_KEYS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``. A guest that is deleted takes its entries
 with it.
 
@@ -52,7 +52,6 @@ __all__ = [
     "metadataset_keys",
     "observers",
     "prepare_steps",
-    "range_readers",
     "source_formats",
     "state_readers",
     "storage_guests",
@@ -187,15 +186,6 @@ def prepare_steps() -> dict[str, PrepareStep]:
     return _merged("PREPARE_STEPS")
 
 
-def range_readers() -> dict[str, str]:
-    """Return the readers of ranges of all guests, by URL scheme. Table ``RANGE_READERS``.
-
-    A value is ``module:function``, called with a file system of fsspec; returns a
-    :class:`~energon_lite.storage.files.remote_files.RangeReader`, or None if it has none for that file system.
-    """
-    return _merged("RANGE_READERS")
-
-
 def state_readers() -> dict[str, str]:
     """Return the readers of states in checkpoint folders of all guests, by a file that marks such a folder.
 
@@ -270,9 +260,13 @@ def blend_openers() -> dict[str, str]:
 def storage_guests() -> dict[str, str]:
     """Return what guests do for the storage, by name. Table ``STORAGE_GUESTS``; a value is ``module:object``.
 
-    ``index.sqlite`` is a :class:`~energon_lite.storage.index.nv_meta.KeyDatabase`, ``prepare_url`` a
-    :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`, ``prepare_dialogue`` a
-    :class:`~energon_lite.cli.prepare.PrepareDialogue`.
+    * ``index.sqlite``: a :class:`~energon_lite.storage.index.nv_meta.KeyDatabase`
+    * ``jsonl``: makes a :class:`~energon_lite.storage.index.jsonl.FileIndex`
+    * ``url_files``: a :class:`~energon_lite.storage.files.urls.UrlFiles`
+    * ``url_datasets``: a :class:`~energon_lite.storage.index.index_cache.UrlDatasets`
+    * ``range_cache``: makes a :class:`~energon_lite.storage.read.read_ahead.RangeCache`
+    * ``reader_ahead``: makes an :class:`~energon_lite.storage.read.runs.Ahead`
+    * ``prepare_url``: a :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`
     """
     return _merged("STORAGE_GUESTS")
 

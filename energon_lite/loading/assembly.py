@@ -30,7 +30,7 @@ from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.order.shuffle import LeafOrders
 from energon_lite.storage.index.columns import SKIP
-from energon_lite.storage.read.run_reader import read_in_runs
+from energon_lite.storage.read.runs import read_in_runs
 from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
 

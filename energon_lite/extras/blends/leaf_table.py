@@ -27,7 +27,7 @@ from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.leaves import open_leaves
 from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name
-from energon_lite.storage.read.run_reader import runs_that_fit
+from energon_lite.storage.read.runs import runs_that_fit
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 
 __all__ = ["LeafFacts", "LeafIdentities", "LeafOpener", "LeafRecords", "LeafTable", "leaf_keys"]

@@ -22,7 +22,7 @@ from energon_lite.samples import Sample, SourceInfo
 from energon_lite.storage.files.shard_store import ShardRange
 from energon_lite.storage.files.stored_array import Numbers
 from energon_lite.storage.read.opened_source import AnySource
-from energon_lite.storage.read.range_cache import ReadAhead
+from energon_lite.storage.read.read_ahead import ReadAhead
 from energon_lite.storage.read.sample_reader import Columns, SampleReader
 from energon_lite.storage.read.webdataset import RawSample, SampleRange, WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder

@@ -18,7 +18,7 @@ from typing_extensions import Self
 from energon_lite.errors import DataIndexError, MissingEntryError, UsageError
 from energon_lite.storage.files.atomic_file import replacing
 from energon_lite.storage.files.file_lock import only_one
-from energon_lite.storage.files.remote_files import copy_file, is_remote, list_files
+from energon_lite.storage.files.urls import is_remote, url_files
 from energon_lite.storage.index.index_cache import cache_folder
 from energon_lite.storage.index.nv_meta import META_FOLDER, SQLITE_INDEX
 
@@ -283,12 +283,12 @@ class MediaTable:
 
 def _local_copy(url: str) -> str:
     """Path of a copy in the user's cache of the ``index.sqlite`` of a remote data set."""
-    version = list_files(url, META_FOLDER).get(SQLITE_INDEX)
+    version = url_files(url).list_files(url, META_FOLDER).get(SQLITE_INDEX)
     if version is None:
         raise UsageError("there is no media metadata", where=url, fix=_NO_TABLE)
     name = hashlib.sha256(f"{url.rstrip('/')} {sorted(version.items(), key=str)}".encode()).hexdigest()[:24]
     path = os.path.join(cache_folder(), "media", f"{name}.sqlite")
     if not os.path.isfile(path):
         with only_one(path), replacing(path) as temporary:
-            copy_file(url, f"{META_FOLDER}/{SQLITE_INDEX}", temporary, version.get("size"))
+            url_files(url).copy_file(url, f"{META_FOLDER}/{SQLITE_INDEX}", temporary, version.get("size"))
     return path

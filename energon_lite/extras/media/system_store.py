@@ -14,8 +14,8 @@ from energon_lite.extras.media.metadata import MediaTable
 from energon_lite.extras.media.webdataset_store import JsonlFileStore, WebdatasetFileStore
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.byte_ranges import size_of
-from energon_lite.storage.files.remote_files import is_remote, read_file, read_range
 from energon_lite.storage.files.retries import SHORTAGES, out_of
+from energon_lite.storage.files.urls import is_remote, url_files
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.stores.file_store import FileStore
@@ -93,7 +93,8 @@ class SystemFileStore(FileStore[bytes]):
     def _read(self, path: str, key: str, offset: int, size: int | None) -> bytes:
         def read() -> bytes:
             if is_remote(path):
-                return read_file(path) if size is None else read_range(path, offset, size)
+                files = url_files(path)
+                return files.read_file(path) if size is None else files.read_range(path, offset, size)
             with open(path, "rb") as file:
                 file.seek(offset)
                 return file.read() if size is None else file.read(size)

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from fsspec.asyn import get_loop
 
+from energon_lite.extras.remote import fetches as module
+from energon_lite.extras.remote.fetches import Fetches
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardRange
-from energon_lite.storage.read import fetches as module
-from energon_lite.storage.read.fetches import Fetches
 
 SHARD = ("s3://bucket/a.tar", ShardIdentity(1 << 40, 0))
 

@@ -26,11 +26,13 @@ from energon_lite.errors import (
     NotPreparedError,
     ShardChangedError,
 )
-from energon_lite.storage.files import file_versions, remote_files, retries
-from energon_lite.storage.files.remote_files import is_remote, list_files, read_range, tried
+from energon_lite.extras.remote import file_versions, remote_files, store_tries
+from energon_lite.extras.remote.remote_files import list_files, read_range, tried
+from energon_lite.storage.files import retries
 from energon_lite.storage.files.shard_store import ShardStore
+from energon_lite.storage.files.urls import is_remote
+from energon_lite.storage.index.index_cache import local_meta
 from energon_lite.storage.prepare.prepare import prepare_dataset
-from energon_lite.storage.read.remote import local_meta, shard_sizes
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
@@ -114,7 +116,7 @@ def test_shards_that_changed(upload: Callable[[], None], memory: Any) -> None:
 
 
 def test_a_store_that_fails_for_a_moment(upload: object, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_UNKNOWN", (0.0, 0.0))
+    monkeypatch.setattr(store_tries, "_UNKNOWN", (0.0, 0.0))
     cat_file, left = type(memory).cat_file, [2]
 
     def flaky(self: Any, *arguments: Any, **keywords: Any) -> bytes:
@@ -129,7 +131,7 @@ def test_a_store_that_fails_for_a_moment(upload: object, memory: Any, monkeypatc
     left[0] = 3
     with pytest.raises(DatasetError, match=r"OSError: 503 slow down"):
         read_range(f"{URL}/a.tar", 512, 6)
-    assert shard_sizes(list_files(URL))["sub/c.tar"] == len(cat_file(memory, "/bucket/ten/sub/c.tar"))
+    assert list_files(URL)["sub/c.tar"]["size"] == len(cat_file(memory, "/bucket/ten/sub/c.tar"))
 
 
 #: What stores answer to a request for ``whole[start:end]``.
@@ -149,7 +151,7 @@ def test_a_store_that_answers_with_other_bytes(
     wrong: str, upload: object, ten: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sample is right or an error; also where the answer begins with the bytes that were asked for."""
-    monkeypatch.setattr(retries, "_UNKNOWN", (0.0,))
+    monkeypatch.setattr(store_tries, "_UNKNOWN", (0.0,))
     local, there = WebdatasetSource.open(ten), WebdatasetSource.open(URL, store=ShardStore())
     cat_file = type(memory).cat_file
 
@@ -169,7 +171,7 @@ def test_a_store_that_answers_with_other_bytes(
 
 
 def test_small_files_that_arrive_cut_off(upload: object, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_UNKNOWN", (0.0, 0.0))
+    monkeypatch.setattr(store_tries, "_UNKNOWN", (0.0, 0.0))
     get_file, cuts = type(memory).get_file, [1]
 
     def cut(self: Any, one: str, to: str, **more: Any) -> None:
@@ -277,7 +279,7 @@ def test_chained_urls_are_refused(upload: object, url: str) -> None:
 @pytest.mark.parametrize("url", ["nosuchthing://x/y", "://x", "http://[::1/x", "\0://x", "memory2://", "reference://x"])
 def test_urls_that_nobody_reads(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(retries, "_UNKNOWN", ())
+    monkeypatch.setattr(store_tries, "_UNKNOWN", ())
     with pytest.raises(DatasetError):
         local_meta(url)
 
@@ -309,7 +311,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     for module in (remote_files, retries):
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(retries, "_gave_up", {})
+    monkeypatch.setattr(store_tries, "_gave_up", {})
     return clock
 
 

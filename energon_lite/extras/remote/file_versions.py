@@ -1,4 +1,4 @@
-"""Versions of files: numbers that differ for earlier and later contents. Every answer of a store is compared with them.
+"""Versions of objects: numbers that differ for earlier and later contents, compared with every answer of a store.
 
 An object can be replaced while a run reads it, by one of the same size and first block. A store names the version of an
 object in its record of it, and most stores also in each answer: its ETag, or the time of its last change. Where answers
@@ -11,20 +11,16 @@ RFC 9110 (HTTP semantics), section 8.8.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from energon_lite.errors import ShardChangedError
+from energon_lite.storage.files.byte_ranges import uncompared, version_number
 
-__all__ = [
-    *("Answer", "are_current", "expect_version", "file_version", "is_check_due", "numbers_of", "uncompared"),
-    *("version_number", "version_of"),
-]
+__all__ = ["Answer", "are_current", "expect_version", "is_check_due", "numbers_of", "version_in", "version_of"]
 
 #: Kinds of numbers, in their last two bits: of an ETag; of the time that HTTP names; of anything else.
 _ETAG, _MODIFIED, _OTHER = 1, 3, 0
@@ -55,11 +51,6 @@ class Answer(NamedTuple):
         return [number for number in (_numbered(_ETAG, self.etag), _numbered(_MODIFIED, self.modified)) if number]
 
 
-def version_number(*told: object) -> int:
-    """Return 48 bits that identify a version of a file. They are few, since workers receive one for each shard."""
-    return int.from_bytes(hashlib.blake2b(repr(told).encode(), digest_size=6).digest(), "little")
-
-
 def version_of(info: Mapping[str, Any]) -> list[str]:
     """Return the version of a remote file by the fields of the store's record; all are empty if it has none."""
     names = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created", "Last-Modified")
@@ -72,11 +63,6 @@ def _numbered(kind: int, text: str) -> int:
     return version_number(plain) & ~_KIND | kind if plain else 0
 
 
-def uncompared(number: int) -> int:
-    """Return a number that no answer is compared with, such as that of a time in an index."""
-    return number & ~_KIND
-
-
 def numbers_of(info: Mapping[str, Any]) -> list[int]:
     """Return the numbers of a file's version by the store's record of it, the best one first; none if it has none."""
     etag, modified = (str(info.get(name) or "") for name in ("ETag", "Last-Modified"))
@@ -85,16 +71,9 @@ def numbers_of(info: Mapping[str, Any]) -> list[int]:
     return [*told, uncompared(version_number(*fields))] if any(fields[1:]) else told
 
 
-def file_version(found: os.stat_result | Mapping[str, Any], indexed: int = 0) -> int:
-    """Return the current version of a file, by its file system's or its store's record; 0: the store names none.
-
-    Args:
-        found: that record. The time of status change of a local file counts too: the time of change can be set back.
-        indexed: its time of change in the index.
-    """
-    if isinstance(found, Mapping):
-        return next(iter(numbers_of(found)), 0)
-    return version_number(indexed, found.st_mtime_ns, found.st_ctime_ns)
+def version_in(info: Mapping[str, Any]) -> int:
+    """Return the number of the current version of an object by the store's record of it; 0: the store names none."""
+    return next(iter(numbers_of(info)), 0)
 
 
 #: By URL: number of the version that this process reads, where none was given.
@@ -113,9 +92,8 @@ def expect_version(url: str, info: Mapping[str, Any] | None) -> None:
     for known in (_known, _compared):
         for old in [url] if info is not None else [name for name in [*known] if name.startswith(url)]:
             known.pop(old, None)
-    version = 0 if info is None else file_version(info)
-    if version:
-        _learn(url, version)
+    if info is not None and (number := version_in(info)):
+        _learn(url, number)
 
 
 def _learn(url: str, version: int) -> None:

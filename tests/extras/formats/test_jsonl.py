@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.errors import EmptyDatasetError, NotPreparedError, ShardChangedError
-from energon_lite.storage.index import jsonl
+from energon_lite.extras.formats import jsonl_index
+from energon_lite.extras.formats.jsonl_index import scan_jsonl
 from energon_lite.storage.index.index_cache import index_places
-from energon_lite.storage.index.jsonl import scan_jsonl
 from energon_lite.storage.index.nv_meta import write_shard_index
 from energon_lite.storage.prepare.prepare import prepare_jsonl
 from energon_lite.storage.read.sample_reader import SampleReader
@@ -43,7 +43,7 @@ def files(draw: st.DrawFn, odd: bool = False) -> tuple[bytes, list[bytes]]:
 
 @pytest.fixture(params=[1, 7, 1 << 20])
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "_CHUNK", request.param)
+    monkeypatch.setattr(jsonl_index, "_CHUNK", request.param)
 
 
 @given(files(odd=True))

@@ -20,19 +20,21 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from energon_lite.errors import EnergonLiteError, UsageError
+from energon_lite.extras.remote.fetches import Fetch, Fetches
+from energon_lite.extras.remote.remote_files import reads_in_loop
+from energon_lite.extras.remote.url_files import explained, read_in_loop
 from energon_lite.storage.files.atomic_file import replacing
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.open_file import map_file
 from energon_lite.storage.files.read_counts import COUNTS
-from energon_lite.storage.files.remote_files import is_remote, reads_in_loop
-from energon_lite.storage.files.shard_store import ShardRange, ShardStore, explained, shared_store
-from energon_lite.storage.read.fetches import Fetch, Fetches
+from energon_lite.storage.files.shard_store import ShardRange, ShardStore, shared_store
+from energon_lite.storage.files.urls import is_remote
+from energon_lite.storage.read.read_ahead import ReadAhead
 
-__all__ = ["RangeCache", "ReadAhead", "shared_range_cache"]
+__all__ = ["RangeCache", "shared_range_cache"]
 
 _log = logging.getLogger(__name__)
 
@@ -44,36 +46,6 @@ _LOCKS = 256
 _KEEP = 0.9
 #: Seconds to wait for another process that fetches a range; after that this process fetches it as well.
 _PATIENCE = 60.0
-
-
-@dataclass(frozen=True)
-class ReadAhead:
-    """Settings for reading a data set on slow storage in advance.
-
-    Args:
-        memory_bytes: bytes of ranges that each process keeps in memory (or mapped from ``folder``).
-        requests: requests of one process at the same time.
-        hedge: send a second request for a range that takes twice as long as usual; the first answer counts.
-        folder: a folder on a local disk, shared by all workers and ranks of a machine and kept from run to run, so
-            that each range crosses the network once. Only this user can read its files, and each range is verified
-            when it is taken from there. None: memory only; then each worker fetches for itself.
-        folder_bytes: size of the folder in bytes; beyond it, the least recently used ranges are removed.
-
-    Example:
-        >>> dataset = get_train_dataset("s3://bucket/coco", shuffle_buffer_size=1000, max_samples_per_sequence=100,
-        ...                             read_ahead=ReadAhead(folder="/local/cache"), ...)
-    """
-
-    memory_bytes: int = 256 << 20
-    requests: int = 64
-    folder: str | None = None
-    folder_bytes: int = 64 << 30
-    hedge: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("memory_bytes", "requests", "folder_bytes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"read_ahead: {name} is {getattr(self, name)}", fix="give at least 1")
 
 
 class RangeCache:
@@ -152,7 +124,9 @@ class RangeCache:
             if data is not None:
                 self._keep(one, data)
         if data is None:
-            raise explained(self._failed.pop(one), one.shard)
+            path, identity = one.shard
+            error = self._failed.pop(one)
+            raise explained(error, path, identity.size) if is_remote(path) else error
         return data
 
     def _after_fork(self) -> None:
@@ -202,7 +176,7 @@ class RangeCache:
 
     async def _read_in_loop(self, one: ShardRange) -> bytes:
         COUNTS.requests += 1
-        return await self._store.read_in_loop(*one.shard, one.offset, one.size)
+        return await read_in_loop(self._store, one)
 
 
 #: By process and URL scheme: the event loop of the file system, if it has one.

@@ -1,8 +1,7 @@
-"""Reading from slow storage along the order: a run of neighbours is one request.
+"""Runs: neighbours of the order, which are read together.
 
 With ``max_samples_per_sequence`` the order permutes runs: sample ``i`` belongs to run ``i // length``, and is wanted
-soon after or before the others of its run. So the first of them fetches the whole run, as one range of the shard (as
-several if the samples are large), and the cache keeps it until the window has passed.
+soon after or before the others of its run. So the first of them brings the whole run.
 """
 
 from __future__ import annotations
@@ -10,76 +9,49 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
-from collections.abc import Container, Iterable, Iterator, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Container, Iterable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.storage.files.read_counts import COUNTS
-from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import LocalFile, Shard, ShardRange
-from energon_lite.storage.read.range_cache import RangeCache, ReadAhead, shared_range_cache
+from energon_lite.storage.files.urls import is_remote, remote_guest
 from energon_lite.storage.read.range_stream import StreamedParts
+from energon_lite.storage.read.read_ahead import ReadAhead
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 from energon_lite.storage.tar.tar_scan import Int64
 
-__all__ = ["LARGEST_READ", "RunReader", "Usage", "fetch_neighbours", "read_in_runs", "runs_that_fit"]
+__all__ = ["LARGEST_READ", "Ahead", "Usage", "fetch_neighbours", "read_in_runs", "reader_ahead", "runs_that_fit"]
 
 _log = logging.getLogger(__name__)
 
-#: Bytes between two wanted samples that are cheaper to read than to skip by a second request.
-_GAP = 1 << 18
-#: Bytes of one request; for larger ones the latency of a request does not matter any more.
-_LARGEST = 8 << 20
 #: Bytes of memory of a process for runs of local files.
 _BUFFER = 32 << 20
-#: Runs whose ranges are remembered.
-_RUNS = 1 << 12
 #: Bytes of one read at most; each thread has a buffer of this size, whose pages are allocated when they are first used.
 LARGEST_READ = 4 << 20
 #: Bytes that may be read in runs for each wanted sample; beyond that, a system call for each sample is cheaper.
 _WORTH = 12 << 10
+#: Entry of the guest that reads ahead; its task, the option, and the ways without it, for messages.
+_GUEST = ("reader_ahead", "shards are read ahead", "read_ahead", "leave it out, or copy the data set to a local disk")
 
 
-class RunReader:
-    """Fetcher of the samples of one source in runs, through a cache.
+class Ahead(Protocol):
+    """Fetcher of the samples of one source that requests them in advance, through a cache.
 
-    Args:
-        source: has ``read_ahead``, and the length of its ``runs``. With length 1 each sample is a request of its own,
-            and those of a job are sent at the same time.
-        parts: names of the wanted parts; None: all.
-        streamed: parts that are not fetched.
+    ``(source, parts, streamed) -> Ahead`` is the entry ``reader_ahead`` of the table ``STORAGE_GUESTS``: ``parts`` are
+    the names of the wanted parts (None: all), and ``streamed`` the parts that are not fetched.
     """
 
-    def __init__(self, source: WebdatasetSource, parts: Container[str] | None, streamed: StreamedParts | None = None):
-        self.settings = source.read_ahead or ReadAhead()
-        self._source = source
-        self._parts = parts
-        self._streamed = streamed
-        self._length = source.runs.length if source.runs else 1
-        #: By number of the run: the ranges of each of its samples.
-        self._runs: dict[int, list[list[ShardRange]]] = {}
-
-    @cached_property
-    def cache(self) -> RangeCache:
-        """The range cache of this process."""
-        return shared_range_cache(self.settings)
+    @property
+    def settings(self) -> ReadAhead: ...
 
     def ranges(self, index: int) -> list[ShardRange]:
         """Return the ranges to request for the parts of a sample."""
-        number, place = divmod(index, self._length)
-        run = self._runs.get(number)
-        if run is None:
-            self._make_room(1)
-            first = number * self._length
-            run = self._runs[number] = self._ranges_of_run(range(first, min(first + self._length, len(self._source))))
-        return run[place]
 
     def unknown(self, indices: Iterable[int]) -> list[int]:
         """Return the samples whose ranges are unknown and can be learned; none if samples are read in runs."""
-        return [index for index in indices if index not in self._runs] if self._length == 1 else []
 
     def learn(self, indices: Sequence[int], shards: Sequence[Shard], starts: Int64, stops: Int64) -> None:
         """Store the ranges of many samples at once, of those that are one request each.
@@ -89,13 +61,6 @@ class RunReader:
             shards: the shard of each.
             starts, stops: ``[n, parts]``, offsets of the wanted parts in bytes.
         """
-        self._make_room(len(indices))
-        begins, ends = starts.min(axis=1), stops.max(axis=1)
-        is_one = ((starts[:, 1:] - stops[:, :-1]) <= _GAP).all(axis=1) & (ends - begins <= _LARGEST) & (ends > begins)
-        for row in zip(indices, shards, begins.tolist(), (ends - begins).tolist(), is_one.tolist(), strict=True):
-            index, shard, begin, size, is_alone = row
-            if is_alone:
-                self._runs[index] = [[ShardRange(shard, begin, size)]]
 
     def spans(self, indices: Sequence[int]) -> list[tuple[int, memoryview]] | None:
         """Return offset and bytes of the one range of each sample; None if not every sample has exactly one.
@@ -103,17 +68,6 @@ class RunReader:
         Raises:
             MissingShardError, ShardChangedError, DatasetError: the storage failed, or the shard changed.
         """
-        if self._length > 1:
-            return None
-        ranges = [self.ranges(index) for index in indices]
-        if any(len(spans) != 1 for spans in ranges):
-            return None
-        get = self.cache.get
-        return [(spans[0].offset, get(spans[0])) for spans in ranges]
-
-    def _make_room(self, wanted: int) -> None:
-        while self._runs and len(self._runs) + wanted > _RUNS:
-            self._runs.pop(next(iter(self._runs)))
 
     def fetch(self, index: int, offset: int, size: int) -> bytes:
         """Return ``size`` bytes at ``offset`` of the shard of sample ``index``, cut out of a requested range.
@@ -121,40 +75,20 @@ class RunReader:
         Raises:
             MissingShardError, ShardChangedError, DatasetError: the storage failed, or the shard changed.
         """
-        if not size:
-            return b""
-        for span in self.ranges(index):
-            start = offset - span.offset
-            if start >= 0 and start + size <= span.size:
-                return bytes(self.cache.get(span)[start : start + size])
-        raise IndexError(f"sample {index} has no part of {size} bytes at {offset}")
-
-    def _ranges_of_run(self, indices: Sequence[int]) -> list[list[ShardRange]]:
-        """For each sample the ranges that hold its parts; neighbours share ranges."""
-        ranges_of = [list[ShardRange]() for _ in indices]
-        places: dict[Shard, list[tuple[int, int, int]]] = {}  # offset, size, number of the sample
-        for number, index in enumerate(indices):
-            _, _, names, ranges = self._source.choice.wanted(index, self._parts)
-            for name, (shard, offset, size) in zip(names, ranges, strict=True):
-                if size and not (self._streamed is not None and self._streamed.takes(name, size)):
-                    places.setdefault(shard, []).append((offset, size, number))
-        for shard, inside in places.items():
-            for group in _neighbours(sorted(inside)):
-                start, stop = group[0][0], max(offset + size for offset, size, _ in group)
-                for number in dict.fromkeys(number for _, _, number in group):
-                    ranges_of[number].append(ShardRange(shard, start, stop - start))
-        return ranges_of
 
 
-def _neighbours(ranges: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-    """Group ascending ranges (offset, size, number of the sample) of one shard; each group becomes one request."""
-    group = [*ranges[:1]]
-    for span in ranges[1:]:
-        if span[0] - group[-1][0] - group[-1][1] > _GAP or span[0] + span[1] - group[0][0] > _LARGEST:
-            yield group
-            group = []
-        group.append(span)
-    yield group
+def reader_ahead(
+    source: WebdatasetSource, parts: Container[str] | None, streamed: StreamedParts | None
+) -> Ahead | None:
+    """Return the reader-ahead of a source; None: the source is read directly.
+
+    Raises:
+        UsageError: the guest is not installed.
+    """
+    if source.read_ahead is None:
+        return None
+    reader: Ahead = remote_guest(*_GUEST)(source, parts, streamed)
+    return reader
 
 
 def runs_that_fit(runs: Runs, lengths: Sequence[int] | Int64, mean_bytes: Sequence[float] | NDArray[Any]) -> bool:
@@ -188,6 +122,8 @@ def read_in_runs(
         source.read_ahead = None
         source.runs = runs if fits else None
     chosen = [source for source in sources if settings is not None or is_remote(source.path)]
+    if settings is not None:
+        remote_guest(*_GUEST)  # before workers are started
     settings = settings or ReadAhead()
     kept = sum(min(len(source), mixed + 2 * length) * source.mean_bytes for source in chosen)
     if length > 1 and kept > settings.memory_bytes and settings.folder is None:

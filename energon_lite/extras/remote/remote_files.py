@@ -4,7 +4,7 @@ Every answer is checked: it must have as many bytes as were requested, and over 
 request. A store without support for ranges answers with the whole object, the wrong bytes for nearly every request; it
 is refused.
 
-A failed request is sent again as long as that may help (:mod:`energon_lite.storage.files.retries`): for minutes
+A failed request is sent again as long as that may help (:mod:`energon_lite.extras.remote.store_tries`): for minutes
 while a store is overloaded or unreachable; three times after an unknown error; never after wrong credentials.
 """
 
@@ -16,22 +16,20 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from energon_lite.entry_points import load, range_readers
 from energon_lite.errors import DatasetError, FatalStorageError
-from energon_lite.storage.files.file_versions import Answer, are_current, expect_version, is_check_due, numbers_of
-from energon_lite.storage.files.retries import SHORTAGES, Tries, out_of
+from energon_lite.extras.remote.direct_ranges import direct_ranges
+from energon_lite.extras.remote.file_versions import Answer, are_current, expect_version, is_check_due, numbers_of
+from energon_lite.extras.remote.store_tries import StoreTries, answered
+from energon_lite.storage.files.retries import SHORTAGES, out_of
 
 __all__ = [
-    "Listing",
-    "RangeReader",
     "check_answer",
     "copy_file",
     "file_info",
     "file_size",
     "file_system",
-    "is_remote",
     "list_files",
     "read_file",
     "read_range",
@@ -44,8 +42,6 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: The store's records of its files, by path.
-Listing = Mapping[str, Mapping[str, Any]]
 
 #: Seconds to wait for a store that is unreachable, during a run.
 _PATIENCE = 600.0
@@ -62,26 +58,11 @@ _opened: dict[tuple[int, str], tuple[Any, str]] = {}
 _OPENED = 1 << 14
 
 
-class RangeReader(Protocol):
-    """Reader of ranges of the files of a file system, in its event loop: a door for faster clients than its own.
-
-    It is named in the table ``RANGE_READERS`` of a guest, by URL scheme; see :mod:`energon_lite.entry_points`.
-    """
-
-    async def read(self, path: str, offset: int, size: int) -> Answer | None:
-        """Read the ``size`` bytes at ``offset``; None: the file system has to read them."""
-
-
-def is_remote(path: str) -> bool:
-    """Return True for the URL of a store that is not mounted here."""
-    return "://" in path and not path.startswith("file://")
-
-
 def read_range(url: str, offset: int, size: int, version: int = 0) -> bytes:
     """Read the ``size`` bytes at ``offset`` of a remote file. Waits while the store is unreachable.
 
     Args:
-        version: the expected version of the file (:mod:`energon_lite.storage.files.file_versions`); 0: that of the
+        version: the expected version of the file (:mod:`energon_lite.extras.remote.file_versions`); 0: that of the
             first read in this process.
 
     Raises:
@@ -121,7 +102,7 @@ def reads_in_loop(url: str) -> Any | None:
 async def read_range_in_loop(url: str, offset: int, size: int, version: int = 0) -> bytes:
     """:func:`read_range` in the event loop of the file system, where very many requests can wait at the same time."""
     fs, path = file_system(url)
-    reader, tries = _range_reader(url, fs), None
+    reader, tries = direct_ranges(fs), None
     while True:
         try:
             answer = None if reader is None else await reader.read(path, offset, size)
@@ -130,7 +111,7 @@ async def read_range_in_loop(url: str, offset: int, size: int, version: int = 0)
                 data = await fs._cat_file(path, start=offset, end=offset + size, **options)
                 answer = Answer(data, told.get("ETag", ""), told.get("Last-Modified", ""))
             data = _checked(answer.data, url, offset, size)
-            Tries.succeeded(_server_of(url))
+            answered(url)
             if not are_current(url, answer.versions, version) and is_check_due(url):
                 info = {}
                 with suppress(Exception):  # such as a store that answers to reads only
@@ -139,15 +120,9 @@ async def read_range_in_loop(url: str, offset: int, size: int, version: int = 0)
                 are_current(url, numbers_of(info), version)
             return data
         except Exception as error:  # clients of stores raise exceptions of all kinds
-            tries = tries or Tries(_server_of(url), _PATIENCE)
+            tries = tries or StoreTries(url, _PATIENCE)
             wait = _wait_after(error, tries, url, _PATIENCE)
         await asyncio.sleep(wait)
-
-
-def _range_reader(url: str, fs: Any) -> RangeReader | None:
-    target = range_readers().get(url.partition("://")[0])
-    reader: RangeReader | None = None if target is None else load(target)(fs)
-    return reader
 
 
 def _options(url: str, offset: int, size: int) -> tuple[dict[str, Any], Mapping[str, str]]:
@@ -313,18 +288,18 @@ def file_system(url: str) -> tuple[Any, str]:
 
 def tried(request: Callable[[], T], url: str, part: str | None, patience: float = _PATIENCE_AT_START) -> T:
     """Send a request; send it again for up to ``patience`` seconds if it fails in a way that may pass."""
-    tries, where = Tries(_server_of(url), patience), url if part is None else f"{url}/{part}"
+    tries, where = StoreTries(url, patience), url if part is None else f"{url}/{part}"
     while True:
         try:
             result = request()
-            Tries.succeeded(_server_of(url))
+            answered(url)
             return result
         except Exception as error:  # clients of stores raise exceptions of all kinds
             wait = _wait_after(error, tries, where, patience)
         time.sleep(wait)
 
 
-def _wait_after(error: Exception, tries: Tries, where: str, patience: float) -> float:
+def _wait_after(error: Exception, tries: StoreTries, where: str, patience: float) -> float:
     """Seconds to wait before the next try.
 
     Raises:
@@ -345,12 +320,7 @@ def _wait_after(error: Exception, tries: Tries, where: str, patience: float) -> 
     return wait
 
 
-def _server_of(url: str) -> str:
-    """The scheme of a URL, and its server or bucket."""
-    return "/".join(url.split("/", 3)[:3])
-
-
-def _failed(error: Exception, tries: Tries, where: str) -> DatasetError:
+def _failed(error: Exception, tries: StoreTries, where: str) -> DatasetError:
     cause = f"{type(error).__name__}: {error}"
     if tries.kind == "refused":
         return FatalStorageError(

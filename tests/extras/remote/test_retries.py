@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from energon_lite.errors import DatasetError, FatalStorageError
-from energon_lite.storage.files import remote_files, retries
-from energon_lite.storage.files.remote_files import tried
-from energon_lite.storage.files.retries import kind_of, pauses
+from energon_lite.extras.remote import remote_files, store_tries
+from energon_lite.extras.remote.remote_files import tried
+from energon_lite.extras.remote.store_tries import kind_of, pauses
 
 
 class Client(Exception):
@@ -105,7 +105,7 @@ def test_patience_ends(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Mon
 
 
 def test_what_is_not_understood(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_UNKNOWN", (0.0, 0.0))
+    monkeypatch.setattr(store_tries, "_UNKNOWN", (0.0, 0.0))
     with pytest.raises(FileNotFoundError, match=r"a\.tar"):
         tried(Store(answer("NoSuchKey", 404)), "s3://bucket/a.tar", None, 60.0)
     store = Store(*[Client("odd")] * 9)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from energon_lite.storage.read.run_reader import Usage, fetch_neighbours
+from energon_lite.storage.read.runs import Usage, fetch_neighbours
 from energon_lite.storage.read.webdataset import Runs
 
 

@@ -3,7 +3,7 @@
 The small files of ``.nv-meta`` (the packed index is the largest) are copied once into the user's cache, and again when
 they change. Shards are never copied as a whole: only ranges of them are read. For a data set that Megatron-Energon
 prepared, the packed index is made on this machine (:func:`remote_index`). Requests are those of
-:mod:`energon_lite.storage.files.remote_files`.
+:mod:`energon_lite.extras.remote.remote_files`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from energon_lite.errors import MissingShardError, NotPreparedError
+from energon_lite.extras.remote.file_versions import numbers_of, version_in, version_of
+from energon_lite.extras.remote.remote_files import copy_file, file_info, file_size, list_files, read_range
 from energon_lite.storage.files.atomic_file import (
     remove_if_there,
     remove_leftovers,
@@ -28,18 +30,10 @@ from energon_lite.storage.files.atomic_file import (
     write_bytes,
 )
 from energon_lite.storage.files.file_lock import only_one
-from energon_lite.storage.files.file_versions import version_of
-from energon_lite.storage.files.remote_files import (
-    Listing,
-    copy_file,
-    file_size,
-    is_remote,
-    list_files,
-    read_range,
-)
+from energon_lite.storage.files.shard_store import changed_shard, head_checksum
 from energon_lite.storage.files.stored_array import whole_or_none
-from energon_lite.storage.index.index_cache import cache_folder, check_count, find_index, made_once
-from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.files.urls import Listing
+from energon_lite.storage.index.index_cache import UrlDatasets, cache_folder, check_count, find_index, made_once
 from energon_lite.storage.index.nv_meta import (
     META_FOLDER,
     SQLITE_INDEX,
@@ -49,10 +43,11 @@ from energon_lite.storage.index.nv_meta import (
     read_uuid,
 )
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.tar.tar_headers import BLOCK
-from energon_lite.storage.tar.tar_scan import ShardScan, scan_remote_shard
+from energon_lite.storage.read.shard_checks import missing_shard
+from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
+from energon_lite.storage.tar.tar_scan import SampleColumns, ShardScan
 
-__all__ = ["local_meta", "remote_index", "shard_sizes"]
+__all__ = ["DATASETS", "RangeFile", "local_meta", "remote_index", "scan_remote_shard"]
 
 _log = logging.getLogger(__name__)
 
@@ -65,17 +60,25 @@ _UNUSED = (".sqlite", ".sqlite-journal", ".sqlite-shm", ".sqlite-wal", ".lock", 
 _TOGETHER = 32
 #: Seconds after which an index of an earlier version is removed; until then a run may still use it.
 _OLD = 7 * 86400.0
+#: Bytes of the first request. A request takes about as long as the transfer of a MiB.
+_FIRST_REQUEST = 1 << 16
+#: Bytes of a request at least.
+_SMALLEST_REQUEST = 1 << 13
+#: Bytes of a request at most.
+_LARGEST_REQUEST = 8 << 20
+#: Bytes between two reads that count as near each other.
+_NEAR = 1 << 20
+#: Shards whose records are requested because the listing has no version of them, at most.
+_RECORDS = 1000
 
 
 def local_meta(path: str) -> str:
-    """Return the folder whose ``.nv-meta`` has the small files of a data set: ``path`` itself, or a copy in the cache.
+    """Return the local folder with a copy of the data set's ``.nv-meta``, in the cache.
 
     Raises:
         NotPreparedError: there is no prepared data set behind the URL.
         DatasetError: the store does not answer, or its package is not installed.
     """
-    if not is_remote(path) or is_jsonl(path):  # a JSONL file has no such folder
-        return path
     name = hashlib.sha256(path.rstrip("/").encode()).hexdigest()[:16]
     root = os.path.join(cache_folder(), "remote", f"{os.path.basename(path.rstrip('/'))}-{name}")
     folder = os.path.join(root, META_FOLDER)
@@ -112,16 +115,6 @@ def _copy_changed(path: str, there: dict[str, dict[str, Any]], root: str, folder
         os.unlink(os.path.join(folder, name))
     if have != versions:
         write_bytes(record, json.dumps(versions).encode())
-
-
-def shard_sizes(there: Listing) -> dict[str, int | None]:
-    """Size of every file of a remote data set, by its path relative to the root; None where the listing has no size.
-
-    Args:
-        there: all its files, from :func:`~energon_lite.storage.files.remote_files.list_files`: one listing instead of
-            a request for each shard.
-    """
-    return {name: _size(info) for name, info in there.items()}
 
 
 def _size(info: Mapping[str, Any]) -> int | None:
@@ -233,3 +226,105 @@ def _from_database(
         return {scan.name: scan for scan in database.scans(temporary, shards)}
     finally:
         remove_if_there(temporary)
+
+
+class RangeFile:
+    """Buffered reader of a file behind a URL that is read sequentially, with gaps: few requests, which grow while reads
+    are near each other.
+
+    Args:
+        url: the file.
+        length: bytes in it.
+
+    Raises:
+        DatasetError, FileNotFoundError: (while reading) as :func:`~energon_lite.extras.remote.remote_files.read_range`.
+    """
+
+    def __init__(self, url: str, length: int):
+        self.url = url
+        self.length = length
+        self._data = b""
+        self._base = 0
+        self._block = _FIRST_REQUEST
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Return ``size`` bytes at ``offset``, fewer at the end of the file."""
+        size = max(0, min(size, self.length - offset))
+        start = offset - self._base
+        if start < 0 or start + size > len(self._data):
+            gap = offset - self._base - len(self._data)
+            near = bool(self._data) and -len(self._data) <= gap <= _NEAR
+            if self._data:
+                self._block = (
+                    min(4 * self._block, _LARGEST_REQUEST) if near else max(self._block // 4, _SMALLEST_REQUEST)
+                )
+            wanted = min(max(size, self._block), self.length - offset)
+            self._data = read_range(self.url, offset, wanted)
+            self._base = offset
+            start = 0
+        return self._data[start : start + size]
+
+    def read_into(self, memory: memoryview, offset: int) -> int:
+        """Fill ``memory`` with the bytes from ``offset`` on; return the number of bytes that were read."""
+        data = self.read(len(memory), offset)
+        memory[: len(data)] = data
+        return len(data)
+
+
+def scan_remote_shard(root: str, name: str, size: int) -> ShardScan:
+    """Scan the shard ``name`` of ``size`` bytes below the URL ``root``, by requests for ranges of it.
+
+    Raises:
+        ShardFormatError, MissingShardError: as :func:`scan_shard`.
+        DatasetError: the store failed.
+    """
+    path = f"{root}/{name}"
+    file = RangeFile(path, size)
+    try:
+        head = head_checksum(file.read(BLOCK, 0))
+        headers, samples = TarHeaders(file, size, path), SampleColumns()
+        for members in headers.columns():
+            samples.add(members)
+    except FileNotFoundError:
+        raise MissingShardError("the shard does not exist", where=path, fix="put it back") from None
+    return ShardScan(name=name, size=size, head=head, end=headers.end, notes=tuple(headers.notes), **samples.fields())
+
+
+# -- opening --------------------------------------------------------------------------------------------------------
+
+
+def _opened(
+    root: str, meta: str, counts: Mapping[str, int], shards: Sequence[str]
+) -> tuple[PackedIndex, str, tuple[int, ...]]:
+    """Open the index, and check the shards; see :class:`UrlDatasets`."""
+    listed = list_files(root)
+    index, path = remote_index(root, meta, counts, listed)
+    expected = dict(zip(index.shard_names, index.shards[:-1, 0].tolist(), strict=True))
+    there = _with_records(root, shards, listed)
+    for name in shards:
+        if name not in there:
+            raise missing_shard(root, name)
+        size = _size(there[name])
+        if size is not None and size != expected[name]:
+            raise changed_shard(f"{root}/{name}", expected[name], size)
+    return index, path, tuple(version_in(there[name]) for name in shards)
+
+
+def _with_records(root: str, shards: Sequence[str], there: Listing) -> Listing:
+    """A listing with the records of shards of which it names no version, as listings of web servers; of many shards,
+    those of some."""
+
+    def record(name: str) -> Mapping[str, Any]:
+        with suppress(FileNotFoundError):  # such as a server that answers to reads only
+            return file_info(f"{root}/{name}")
+        return there[name]
+
+    bare = [name for name in shards if name in there and not numbers_of(there[name])]
+    bare = bare[:: max(1, -(-len(bare) // _RECORDS))]
+    if not bare:
+        return there
+    with ThreadPoolExecutor(_TOGETHER, "energon-lite-records") as pool:
+        return {**there, **dict(zip(bare, pool.map(record, bare), strict=True))}
+
+
+DATASETS = UrlDatasets(local_meta, _opened)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import energon_lite as lib
-from energon_lite.storage.files import remote_files
+from energon_lite.extras.remote import remote_files
 from energon_lite.storage.prepare.prepare import prepare_dataset
 
 OPTIONS = {"split_ratio": "1,0,0", "sample_type": "TextSample", "field_map": {"text": "txt"}}
