@@ -85,7 +85,7 @@ def register_strategy(name: str) -> Callable[[_T], _T]:
         name: not the name of another strategy; the same class may be registered again after a new import.
 
     Raises:
-        UsageError: another class has the name, or this one is no frozen dataclass with a method ``plan``.
+        UsageError: another class has the name, or this one is not a frozen dataclass with a method ``plan``.
 
     Example:
         >>> @register_strategy("pairs")

@@ -195,7 +195,7 @@ def foreign_dataset_class(entries: dict[str, Node], *, trust_code: bool) -> type
     """Import the user's data set class that the top of a ``dataset.yaml`` names; None: it names none.
 
     Raises:
-        ConfigError: the class does not exist, or is no data set class.
+        ConfigError: the class does not exist, or is not a data set class.
     """
     named = named_class(entries, "class")
     if named is None or not named.is_foreign or not trust_code:

@@ -70,8 +70,8 @@ def cooker(fn: F | None = None, *, need_cache: bool = False, need_primary: bool 
     Args:
         need_cache: the function gets ``cache``, the :class:`~energon_lite.storage.stores.CachePool` of the loader.
         need_primary: the function gets ``primary``, its own data set as a
-        :class:`~energon_lite.storage.stores.FileStore`; a key with
-            a leading dot names a part of the current sample.
+            :class:`~energon_lite.storage.stores.FileStore`; a key with a leading dot names a part of the current
+            sample.
 
     Example:
         >>> @cooker

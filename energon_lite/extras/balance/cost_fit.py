@@ -219,7 +219,7 @@ def read_cost_model(path: str | os.PathLike[str]) -> CostModel:
     """Read a cost model that :func:`write_cost_model` or a person wrote; YAML is accepted, too.
 
     Raises:
-        ConfigError: the file does not exist, or is no cost model.
+        ConfigError: the file does not exist, or is not a cost model.
     """
     return cost_model(load_yaml(path))
 

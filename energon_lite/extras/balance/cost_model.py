@@ -186,7 +186,7 @@ class CostModel:
         columns: time for each unit of other sizes of a sample, by name, such as seconds of audio.
 
     Raises:
-        UsageError: a coefficient is no integer, or below 0.
+        UsageError: a coefficient is not an integer, or is below 0.
 
     Example:
         >>> model = CostModel(Quadratic(a=10**9, b=4 * 10**9), encoder=Quadratic(b=10**9, c=7 * 10**9), head=10**9)

@@ -45,7 +45,7 @@ CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, con
 CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset,
                                                    content_byte_size);
 """
-#: Bytes behind the last sample, at most: the zeros that tar writers append, and members that are no samples.
+#: Bytes behind the last sample, at most: the zeros that tar writers append, and members that are not samples.
 _TRAILER = 1 << 20
 #: Duplicate keys that are named; further ones are only counted.
 _NAMED = 1000

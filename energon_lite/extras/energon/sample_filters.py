@@ -274,7 +274,7 @@ def build_filter_index(
 
     Raises:
         UsageError: the numbers do not ascend, or exceed the samples; or the index exists already.
-        DatasetError: the path is no prepared data set.
+        DatasetError: the path is not a prepared data set.
 
     Example:
         >>> lengths = source.column("length")

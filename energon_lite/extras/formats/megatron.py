@@ -65,7 +65,7 @@ class MegatronSource:
 
     Raises:
         MissingShardError: one of the files does not exist.
-        ShardFormatError: the ``.idx`` is no such file, or truncated; or the ``.bin`` is shorter than the index states.
+        ShardFormatError: the ``.idx`` is not such a file, or cut short; or the ``.bin`` is too short for it.
 
     Example:
         >>> source = MegatronSource("data/text_document")

@@ -52,7 +52,7 @@ class DataReference:
         return DataReference, (self.function, self.arguments, self.fingerprint)
 
     def opened(self) -> OpenedData:
-        """Open the data set in this process. Forked processes open it anew, so as not to share files or locks."""
+        """Open the data set in this process. Forked processes open it again, and share no files or locks."""
         return _opened(self, os.getpid())
 
 

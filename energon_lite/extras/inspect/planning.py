@@ -191,7 +191,7 @@ def read_lengths(path: str, column: str, split_part: str, split_config: str) -> 
 
     Raises:
         UsageError: the file is no list of lengths.
-        DatasetError: the folder is no prepared data set, or lacks the column.
+        DatasetError: the folder is not a prepared data set, or lacks the column.
     """
     path = local_path(path)
     if os.path.isfile(path) and not path.endswith((".yaml", ".yml")) and not is_data_path(path):

@@ -150,7 +150,7 @@ class ByteRangeStore(SystemFileStore):
         return f"ByteRangeStore({self.base_dir})"
 
 
-#: Store types of the references that are no data sets.
+#: Store types of the references that are not data sets.
 _KINDS = {"filesystem": SystemFileStore, "byterange": ByteRangeStore}
 
 

@@ -224,7 +224,7 @@ class ShardStore:
                 self._files.pop(next(iter(self._files)), None)
 
     def forget(self, path: str, identity: ShardIdentity) -> None:
-        """Close this file, so that the next read opens it anew."""
+        """Close this file, so that the next read opens it again."""
         self._files.pop((path, identity), None)
 
     def close(self) -> None:

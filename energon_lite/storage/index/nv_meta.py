@@ -51,7 +51,7 @@ SQLITE_INDEX = "index.sqlite"
 SQLITE_KEPT = "energon_lite.kept.sqlite"
 PACKED_INDEX = "energon_lite.idx"
 
-#: Bytes; a larger file is no list of shards: the list of a million shards takes a twentieth of this.
+#: Bytes; a larger file is not a list of shards: the list of a million shards takes a twentieth of this.
 _LARGEST = 1 << 30
 
 

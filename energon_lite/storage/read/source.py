@@ -92,7 +92,7 @@ def register_source(scheme: str, open: OpenSource, *, extensions: tuple[str, ...
             ``portable``. With the start methods ``spawn`` and ``forkserver`` it has to be a function that can be
             imported.
         extensions: such as ``(".rows",)``. The function also opens paths, URLs and patterns with these endings, and
-            folders on local disks that hold such a file and are no prepared data sets.
+            folders on local disks that hold such a file and are not prepared data sets.
         marker: the name of a file. The function also opens folders on local disks that hold this file.
 
     Raises:

@@ -90,7 +90,7 @@ class TarHeaders:
         self._everywhere: dict[str, str] = {}
         #: Byte after the last member, at which the end marker starts.
         self.end = 0
-        #: Remarks on oddities that are no errors.
+        #: Remarks on oddities that are not errors.
         self.notes: list[str] = []
 
     def __iter__(self) -> Iterator[Member]:
