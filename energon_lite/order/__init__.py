@@ -17,4 +17,4 @@ __all__ = [
 ]
 
 #: Version of the order, written into every saved state.
-ORDER_VERSION = 2
+ORDER_VERSION = 1

@@ -43,7 +43,7 @@ CHUNK = 256
 #: Largest number of result files of a measuring, apart from a few per shard: large data sets have larger chunks.
 _MOST_FILES = 1 << 16
 #: Version of the format of the results.
-_FORMAT = 2
+_FORMAT = 1
 
 
 @dataclass(frozen=True)

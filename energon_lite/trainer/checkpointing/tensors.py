@@ -41,7 +41,7 @@ from energon_lite.trainer.parallel.neighbours import neighbours
 from energon_lite.trainer.parallel.shards import Box, ChunkedTensor, copy_box
 
 #: Format version that is written and read.
-FORMAT = 2
+FORMAT = 1
 #: Name of the tensor whose bytes hold all data other than tensors, as JSON.
 JSON_NAME = "state.json"
 

@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from energon_lite import BestFit, Capacity, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
+from energon_lite import BestFit, Capacity, TaskEncoder, get_savable_loader, get_train_dataset, stateless
 from energon_lite.errors import StateMismatchError
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, examples
+from tests.testing import ALONE
 
 RAMP = ({"linear": {0: 0.9, 30_000: 0.1}}, {"linear": {0: 0.1, 30_000: 0.9}})
 
@@ -71,28 +69,6 @@ def test_a_ramp_through_a_loader(write_weights: WriteWeights, tmp_path: Path) ->
         stream = [key for key in keys if tag in key]
         for epoch in range(len(stream) // 50):
             assert set(Counter(stream[epoch * 50 : epoch * 50 + 50]).values()) == {1}
-
-
-segments = st.lists(
-    st.tuples(st.integers(1, 8), st.sampled_from([0, 0, 0, 0, 2]), st.integers(0, 40)), min_size=1, max_size=4
-)
-schedules = st.sampled_from(
-    [RAMP, (1, {0: 0, 100: 2, 333: 0.5}), ({0: 1, 64: 0}, {"linear": {0: 1, 500: 3}}, {0: 0, 50: 1})]
-)
-
-
-@settings(max_examples=examples(8))
-@given(weights=schedules, batch_size=st.integers(1, 7), segments=segments)
-def test_any_chain_of_topologies_is_the_uninterrupted_run(
-    cluster: Any, write_weights: WriteWeights, weights: Any, batch_size: int, segments: Any
-) -> None:
-    metadataset = write_weights(*weights)
-
-    def build(config: WorkerConfig) -> Any:
-        return get_train_dataset(metadataset, batch_size=batch_size, worker_config=config)
-
-    straight, chained = cluster.straight(build, segments), cluster.chained(build, segments)
-    assert [batch.__key__ for batch in chained] == [batch.__key__ for batch in straight]
 
 
 # -- edited while the run goes on -----------------------------------------------------------------------------------
