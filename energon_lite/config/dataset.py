@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from energon_lite.config.class_names import CLASS_KEYS, dataset_class, foreign_dataset_class, sample_type
-from energon_lite.documents import Node, load_yaml, read
+from energon_lite.documents import Node, read
 from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import ConfigError, TrustError
 from energon_lite.samples import BASE_FIELDS, SAMPLE_TYPES, Sample
@@ -70,6 +70,8 @@ def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = Fals
         >>> load_dataset_config("digits/.nv-meta/dataset.yaml").field_map
         {'image': 'png', 'caption': 'txt'}
     """
+    from energon_lite.documents import load_yaml  # PyYAML is imported when there is something to parse
+
     file = os.fspath(path)
     if not os.path.isfile(file):
         what, expected = "the data set's configuration is missing", "a YAML file that says how to load a sample"
@@ -84,15 +86,15 @@ def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = Fals
         return DatasetConfig("standard", origin=file, factory=factory, arguments=arguments)
     kind, typed = dataset_class(document.entries())
     fix = "remove it, and set the task encoder's decoder: decoder = SampleDecoder(...)"
-    document.refuse(_DECODER_KEYS, "does not belong into dataset.yaml", fix, "no decoder's settings here")
+    document.refuse(_DECODER_KEYS, "does not belong in dataset.yaml", fix, "no decoder's settings here")
     given: dict[str, Any] = {}
     if kind == "crude":
-        what = "does not go with CrudeWebdataset, which hands the parts over as they are"
+        what = "cannot be used with CrudeWebdataset, which keeps the parts unchanged"
         fix = "remove it, or remove '__class__: CrudeWebdataset'"
         given = dict.fromkeys(("sample_loader", "field_map", "sample_type"))
         document.refuse(given, what, fix, "part_filter, subflavors")
     elif typed is not None:
-        what = "stands beside a class that already says the sample type"
+        what = "repeats the sample type, which the class already determines"
         fix = "remove '__module__' and '__class__' at the top"
         given = {"sample_type": None}
         document.refuse(given, what, fix, f"no sample_type (the class means {typed})")
@@ -101,7 +103,7 @@ def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = Fals
         where = document.value[key].origin
         logger.info("%s: %r has no effect here (order does not depend on workers or shards)", where, key)
     if keys.tags is not None and keys.subflavors is not None:
-        what, fix = "'tags' beside 'subflavors', which are the same", "keep one of them"
+        what, fix = "both 'tags' and 'subflavors', which mean the same", "keep one of them"
         raise document.value["tags"].key_error(what, fix, expected="one of them")
     loader = keys.sample_loader
     parts = keys.part_filter
@@ -140,6 +142,8 @@ def load_own_splits(path: str | os.PathLike[str]) -> tuple[str | None, str | Non
                 return None, None
     except (OSError, ValueError):
         return None, None  # the error is raised where the whole document is read
+    from energon_lite.documents import load_yaml
+
     entries = load_yaml(path).entries()
     config, part = entries.get("split_config"), entries.get("split_part")
     return (
@@ -221,7 +225,7 @@ def _field_map(document: Node, keys: _Document, chosen: str | type[Sample]) -> d
     if node is None:
         return None
     if keys.part_filter is not None:
-        what = "'part_filter' does not go with 'field_map', which already says the parts"
+        what = "'part_filter' cannot be used with 'field_map', which already names the parts"
         raise keys.part_filter.key_error(what, "remove part_filter", expected="no part_filter")
     known, fields = required + optional, {}
     for key, value in node.entries().items():

@@ -26,7 +26,7 @@ from energon_lite.config.metadataset_document import (
     numbers_above_leaf,
     parse_metadataset,
 )
-from energon_lite.documents import Node, from_plain, load_yaml
+from energon_lite.documents import Node, from_plain
 from energon_lite.documents.paths import is_data_path, is_url, join_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError
 
@@ -119,6 +119,8 @@ class _Flattening:
 
     def document(self, path: str) -> MetadatasetDocument:
         if path not in self._documents:
+            from energon_lite.documents import load_yaml
+
             if is_url(path) and self._read_url is None:
                 what, fix = "documents behind a URL are not read here", "copy the YAML file to a local folder"
                 raise ConfigError(what, file=path, fix=fix)
@@ -164,7 +166,7 @@ class _Flattening:
             filters=above.filters if reference.filter is None else (*above.filters, reference.filter),
         )
         if not here.weight:
-            what = "the weight is too small beside its neighbours"
+            what = "the weight is too small compared with the others"
             raise reference.node.error(what, "raise it", expected="a share above 1e-300", found=None)
         split_part = reference.split_part or above.trail[-1].split_part
         if reference.join is not None:
@@ -250,7 +252,7 @@ def _refuse_mixture(node: Node, split: Split, outer: Split | None) -> None:
         return
     inside = outer.blend
     raise node.key_error(
-        f"{node.key!r} inside of {inside.key!r}, which stands at {inside.origin}: weights and repetitions do not go "
+        f"{node.key!r} inside of {inside.key!r}, defined at {inside.origin}: weights and repetitions do not go "
         "together in one tree",
         "write the same kind of blend in both documents",
         expected="repetitions at every blend" if outer.epochized else "weights at every blend",
