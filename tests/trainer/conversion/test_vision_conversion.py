@@ -223,8 +223,7 @@ def test_the_loss_and_all_gradients_are_theirs(run_ranks: RunRanks, tmp_path: Pa
     assert run_ranks(1, compare)[0] > 60
 
 
-@pytest.mark.parametrize(("world", "sizes"), [(2, {"tp": 2}), (4, {"tp": 2, "pp": 2})], ids=str)
-@pytest.mark.parametrize("tp", [None, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("world", "sizes", "tp"), [(4, {"tp": 2, "pp": 2}, None), (2, {"tp": 2}, 1)], ids=str)
 def test_each_layout_reads_it_and_what_it_saves_is_the_same_model(
     run_ranks: RunRanks, tmp_path: Path, world: int, sizes: dict[str, int], tp: int | None
 ) -> None:

@@ -41,7 +41,6 @@ class LintReport:
         skipped: number of these that a hook of the user's skipped.
         excluded: number of samples that ``split.yaml`` excludes, which were not examined.
         problems: problems in the order of shards and samples; duplicate keys come last.
-        is_share: the report covers this rank's share only; rank 0 has the whole.
     """
 
     path: str
@@ -50,7 +49,6 @@ class LintReport:
     skipped: int = 0
     excluded: int = 0
     problems: list[Problem] = field(default_factory=list)
-    is_share: bool = False
 
     @property
     def broken(self) -> list[Problem]:
@@ -104,7 +102,7 @@ def lint(
         raise
     if ranks.rank:
         samples = sum(job.done[span]["samples"] for span in job.made)
-        return LintReport(path, samples=samples, is_share=True)
+        return LintReport(path, samples=samples)  # of its share; rank 0 has the whole
     report = LintReport(path, len({span.shard for span in spans}))
     for span in spans:
         if span in job.errors:
