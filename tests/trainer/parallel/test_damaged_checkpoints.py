@@ -48,7 +48,7 @@ def empty(file: Path) -> None:
 DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "cut": ("__0_0.distcp", cut, r"__0_0\.distcp has \d+ bytes instead of \d+"),
     "lost": ("__0_0.distcp", Path.unlink, r"__0_0\.distcp is missing"),
-    "flipped": ("__0_0.distcp", flip, r"__0_0\.distcp is damaged: its checksum is another one"),
+    "flipped": ("__0_0.distcp", flip, r"__0_0\.distcp is damaged: its checksum differs"),
     "index cut": (".metadata", cut, r"\.metadata has \d+ bytes instead of \d+"),
     "index lost": (".metadata", Path.unlink, r"\.metadata is missing"),
     "manifest empty": ("manifest.json", empty, "the manifest of {name} is damaged"),
@@ -157,10 +157,10 @@ def test_the_advice_ends_the_trouble_and_nothing_of_the_former_run_is_lost(
             assert done or any("former-1" in line for line in said)
         return done
 
-    with pytest.raises(AssertionError, match="none of them is whole") as caught:
+    with pytest.raises(AssertionError, match="none of them is complete") as caught:
         run_ranks(1, begin)
     advice = str(caught.value)
-    assert "copy one of them" in advice and "train.checkpoints" in advice and "move" in advice
+    assert "copy a complete one" in advice and "train.checkpoints" in advice and "move" in advice
     assert run_ranks(1, lambda rank: begin(rank, checkpoints=str(tmp_path / "elsewhere"))) == [0]
     after = contents(finished)
     kept = {name.removeprefix("former-1/"): data for name, data in after.items() if name.startswith("former-1/")}
@@ -206,7 +206,7 @@ def test_who_looks_for_the_latest_or_for_weights_is_told_too(run_ranks: RunRanks
         with pytest.raises(StateError, match="bytes instead of"):
             find_weights(root, whole=whole)
     cut(root / "step-00000001" / "__0_0.distcp")
-    with pytest.raises(StateError, match="none of them is whole"):
+    with pytest.raises(StateError, match="none of them is complete"):
         latest_checkpoint(root)
     assert latest_checkpoint(tmp_path / "nothing") is None
 
