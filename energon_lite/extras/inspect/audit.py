@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -29,6 +30,7 @@ from energon_lite.extras.inspect.recorded_steps import (
     missing_steps,
 )
 from energon_lite.loading.makers.outcomes import Address
+from energon_lite.order.hashing import MASK64
 
 __all__ = ["command"]
 
@@ -78,7 +80,7 @@ def command(
     if keys or samples:
         histories = list(_histories(ours, keys, samples, until, most))
         lines = [line for history in histories for line in _history_lines(history)]
-        good, plain = bool(histories), [_plain_history(history) for history in histories]
+        good, plain = bool(histories), [asdict(history) for history in histories]
     elif against:
         good, lines, plain = _compared(ours, AuditedRun(expanded(against), data, states, options))
     else:
@@ -126,11 +128,7 @@ def _history_lines(history: SampleHistory) -> Iterator[str]:
         yield f"  ... {left:,} more before these"
     for appearance in history.appearances:
         yield f"  {_where(appearance)}"
-    yield (
-        "  it does not come again as far as one can see"
-        if history.coming is None
-        else f"  next: {_where(history.coming)}"
-    )
+    yield ("  no later appearance is planned" if history.coming is None else f"  next: {_where(history.coming)}")
 
 
 def _where(one: Appearance) -> str:
@@ -142,19 +140,13 @@ def _where(one: Appearance) -> str:
     return ", ".join([f"pass {one.pass_number}", *words])
 
 
-def _plain_history(history: SampleHistory) -> dict[str, Any]:
-    plain = {name: value for name, value in vars(history).items() if name not in ("appearances", "coming")}
-    plain["appearances"] = [vars(appearance) for appearance in history.appearances]
-    return plain | {"coming": None if history.coming is None else vars(history.coming)}
-
-
 # -- steps ----------------------------------------------------------------------------------------------------------
 
 
 def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
     """Compare a run with its plan: success, lines of text, and plain data."""
     if not run.steps:
-        raise UsageError("a state alone says nothing about steps", fix="give a trainer's output folder, or traces")
+        raise UsageError("a state alone does not record steps", fix="give a trainer's output folder, or traces")
     steps = [step for step in run.steps if until is None or step.step <= until]
     planned = run.planned()
     known = [step for step in steps if planned.known(step)]
@@ -165,7 +157,8 @@ def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
     chain = _chain_problem(run, steps) if until is None else None
     lines += [chain] if chain else []
     chained = bool((run.checkpoint or {}).get("digest"))  # then a missing line breaks the chain
-    gaps = [] if chained or until is not None or run.state is None else missing_steps(known, _end(run.state))
+    end = None if chained or until is not None or run.state is None else run.state
+    gaps = [] if end is None else missing_steps(known, (end["pass_number"], end["position"]))
     lines += [
         f"micro-batches {first:,} to {stop - 1:,} of pass {number}: no line is about them; lines were lost, or the run "
         "passed over them (skip_steps)"
@@ -175,14 +168,9 @@ def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
         lines += [line for fault in faults[:_SHOWN] for line in _fault_lines(fault, planned)]
         lines += ["... and more of them"] if len(faults) > _SHOWN else []
     else:
-        lines.append("each had just the samples that were planned for it")
+        lines.append("each had exactly the samples that were planned for it")
     plain = {"steps": len(known), "chain": chain, "missing": gaps, "faults": [_plain_fault(fault) for fault in faults]}
     return not faults and chain is None and not gaps, lines, plain
-
-
-def _end(state: dict[str, Any]) -> tuple[int, int]:
-    """Pass and micro-batch of a loader's state."""
-    return state["pass_number"], state["position"]
 
 
 def _chain_problem(run: AuditedRun, steps: list[RecordedStep]) -> str | None:
@@ -216,9 +204,9 @@ def _fault_lines(fault: Fault, planned: PlannedSteps) -> Iterator[str]:
     elif fault.lost:
         yield f"  {named(fault.lost)} was lost"
     elif fault.added:
-        yield f"  {named(fault.added)} came once more than planned"
+        yield f"  {named(fault.added)} was used once more than planned"
     else:
-        yield "  more than one sample is another one, or one that is nowhere near"
+        yield "  several samples differ, or a sample that is not planned nearby"
 
 
 def _plain_fault(fault: Fault) -> dict[str, Any]:
@@ -229,7 +217,7 @@ def _plain_fault(fault: Fault) -> dict[str, Any]:
 def _compared(ours: AuditedRun, theirs: AuditedRun) -> tuple[bool, list[str], Any]:
     """Compare two runs: success, lines of text, and plain data."""
     if not ours.steps or not theirs.steps:
-        raise UsageError("a state alone says nothing about steps", fix="give trainers' output folders, or traces")
+        raise UsageError("a state alone does not record steps", fix="give trainers' output folders, or traces")
     difference = first_difference(ours.steps, theirs.steps)
     title = f"{ours.name} ({_first_and_last(ours.steps)}) and {theirs.name} ({_first_and_last(theirs.steps)})"
     if isinstance(difference, int):
@@ -263,12 +251,12 @@ def _planned_difference(ours: AuditedRun, theirs: AuditedRun, found: StepDiffere
             yield f"{run.name}: {error.what}"
             return
         whole = _joined(steps)
-        difference = (whole.digest - planned.digest(whole)) & ((1 << 64) - 1)
+        difference = (whole.digest - planned.digest(whole)) & MASK64
         if difference:
             for line in _fault_lines(explain(planned, whole, difference), planned):
                 yield f"{run.name}: {line.strip()}"
         else:
-            yield f"{run.name}: just the samples that were planned"
+            yield f"{run.name}: exactly the samples that were planned"
         batches = planned.addresses(whole.pass_number, whole.first, whole.stop)
         sets.append({tuple(address) for addresses in batches for address in addresses})
         names.append(planned.dataset.leaves)
@@ -283,7 +271,7 @@ def _planned_difference(ours: AuditedRun, theirs: AuditedRun, found: StepDiffere
 
 
 def _joined(steps: tuple[RecordedStep, ...]) -> RecordedStep:
-    digest = sum(step.digest for step in steps) & ((1 << 64) - 1)
+    digest = sum(step.digest for step in steps) & MASK64
     return RecordedStep(steps[0].step, steps[0].pass_number, steps[0].first, steps[-1].stop, digest)
 
 

@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 from energon_lite.errors import UsageError
 from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
 
-__all__ = ["TASKS", "TOO_LONG", "Example", "Task", "examples_of"]
-
 TASKS = ("sft", "pt")
 #: Fields that are searched for the text of a ``pt`` record. That of a text file is called ``content``.
 _TEXT_FIELDS = ("text", "content")
@@ -162,7 +160,7 @@ def _cut(pieces: list[tuple[list[int], bool]], task: Task) -> Outcome:
     tokens = np.array(list(chain.from_iterable(piece for piece, _ in pieces)), dtype=np.int32)
     mask = np.repeat(np.array([counted for _, counted in pieces], dtype=np.uint8), [len(piece) for piece, _ in pieces])
     if not mask.any():
-        return Outcome([], "nothing in it that the loss would count")
+        return Outcome([], "no token of it counts in the loss")
     most = len(tokens) if task.max_length is None or task.too_long == "keep" else task.max_length
     too_long = len(tokens) > most
     if too_long and task.too_long == "drop":
