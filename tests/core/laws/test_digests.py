@@ -135,7 +135,7 @@ def test_planned_tokens_have_equal_digests_on_any_ranks(
 
     def build(config: WorkerConfig) -> Any:
         return get_train_dataset(
-            metadataset, batching=strategy, plan_chunk=60, micro_batches_per_step=step, task_encoder=Tokens(),
+            metadataset, batching=strategy, chunk_size=60, micro_batches_per_step=step, task_encoder=Tokens(),
             worker_config=config,
         )  # fmt: skip
 
@@ -192,7 +192,7 @@ def test_ten_thousand_faults_are_found(write_blend: Callable[..., Any], way: str
     metadataset = write_blend([(120, 1.0), (50, 0.3)])
     arguments: dict[str, Any] = {"batch_size": 3}
     if way != "fixed":
-        arguments = {"batching": BestFit(Capacity(100)), "plan_chunk": 200, "task_encoder": Tokens()}
+        arguments = {"batching": BestFit(Capacity(100)), "chunk_size": 200, "task_encoder": Tokens()}
         arguments |= {"micro_batches_per_step": 12} if way == "even steps" else {}
     if way == "small epochs":
         metadataset, arguments["batching"] = write_blend([(7, 1.0)]), Fixed(3, sort=True)

@@ -271,7 +271,7 @@ def positions(leaf_of: Callable[..., Any], tag: str) -> dict[tuple[int, int], in
     return {row[1:]: place for place, row in enumerate(rows)}
 
 
-TOKENS: dict[str, Any] = {"batch_size": None, "plan_chunk": 20, "batching": {"strategy": "best_fit", "capacity": 120}}
+TOKENS: dict[str, Any] = {"batch_size": None, "chunk_size": 20, "batching": {"strategy": "best_fit", "capacity": 120}}
 LANES: dict[str, Any] = {"packing_buffer_size": 8, "chunk_size": 16, "lanes": 6}
 
 

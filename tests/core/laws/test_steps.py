@@ -34,12 +34,12 @@ class Groups(Keys):
 KINDS: dict[str, dict[str, Any]] = {
     "planned": {"batch_size": 3},
     "single": {"batch_size": None},
-    "tokens": {"batch_size": None, "plan_chunk": 20, "batching": {"strategy": "bfd", "capacity": 100}},
+    "tokens": {"batch_size": None, "chunk_size": 20, "batching": {"strategy": "bfd", "capacity": 100}},
     "groups": {"batch_size": 3, "chunk_size": 24, "lanes": 12},
 }
 CONCAT: dict[str, Any] = {
     "batch_size": None,
-    "plan_chunk": 11,
+    "chunk_size": 11,
     "batching": {"strategy": "concat_split", "tokens": 64},
 }
 worlds = st.sampled_from([1, 2, 3, 4])

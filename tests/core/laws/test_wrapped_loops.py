@@ -59,7 +59,7 @@ class Inside:
     def dataset(self, leaf: Path, rank: int, world: int, workers: int = 0) -> Any:
         config = WorkerConfig(rank=rank, world_size=world, num_workers=workers)
         batching = {"strategy": "best_fit", "capacity": 100}
-        hooks: dict[str, Any] = {"task_encoder": Sized(), "batch_size": None, "batching": batching, "plan_chunk": 12}
+        hooks: dict[str, Any] = {"task_encoder": Sized(), "batch_size": None, "batching": batching, "chunk_size": 12}
         hooks = hooks if self.content is None else self.content.arguments()
         return self.build(leaf, worker_config=config, **hooks, **self.options)
 

@@ -75,13 +75,13 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "batching": {"strategy": "best_fit", "capacity": 20},
             "length_column": None,
             "length_field": "text",
-            "plan_chunk": 5,
+            "chunk_size": 5,
             "lanes": 2,
         },
         {"batching": BY_TEXT, "chunks": Chunks(size=5, lanes=2)},
     ),
     "some of a group": (
-        {"batch_size": 2, "task_encoder": Yields(), "chunks": Chunks(size=4), "lanes": 3, "plan_chunk": None},
+        {"batch_size": 2, "task_encoder": Yields(), "chunks": Chunks(size=4), "lanes": 3, "chunk_size": None},
         {"batch_size": 2, "task_encoder": Yields(), "chunks": Chunks(size=4, lanes=3)},
     ),
 }
@@ -124,7 +124,6 @@ TWICE: dict[str, tuple[dict[str, Any], str]] = {
         r"lanes=4 beside chunks=Chunks\(lanes=8\): it is said twice",
     ),
     "beside the same": ({"batch_size": 2, "trust_code": True, "reading": Reading(trust_code=True)}, "said twice"),
-    "two names": ({"batch_size": 2, "chunk_size": 4, "plan_chunk": 8}, "plan_chunk=8 beside .*size=4.*said twice"),
     "lengths": ({"batching": BY_TEXT, "length_field": "caption"}, "length_field='caption' beside batching=ByTokens"),
 }
 

@@ -30,7 +30,7 @@ from tests.testing import alone
 KINDS: dict[str, dict[str, Any]] = {
     "planned": {"batch_size": 2},
     "lanes": {"batch_size": 2, "packing_buffer_size": 4, "chunk_size": 300},
-    "tokens": {"batch_size": None, "batching": BestFit(Capacity(9)), "length_column": None, "plan_chunk": 300},
+    "tokens": {"batch_size": None, "batching": BestFit(Capacity(9)), "length_column": None, "chunk_size": 300},
 }
 
 

@@ -64,7 +64,7 @@ def _finite_lanes(leaf: Path) -> Any:
 
 def _tokens(leaf: Path) -> Any:
     return get_train_dataset(
-        leaf, batch_size=None, worker_config=ALONE, batching=BestFit(Capacity(40)), length_column="length", plan_chunk=8
+        leaf, batch_size=None, worker_config=ALONE, batching=BestFit(Capacity(40)), length_column="length", chunk_size=8
     )
 
 
