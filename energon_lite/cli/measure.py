@@ -35,10 +35,8 @@ from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.storage.index.column_file import check_column_name
 from energon_lite.storage.index.columns import CHECKSUMS
 from energon_lite.storage.index.index_cache import shard_counts
-from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.index.nv_meta import meta_path
-from energon_lite.storage.read.shard_checks import check_known
-from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.index.nv_meta import is_jsonl, meta_path
+from energon_lite.storage.read.webdataset import WebdatasetSource, check_known
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
 

@@ -29,7 +29,7 @@ from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.entry_points import load, prepare_steps
 from energon_lite.errors import ConfigError, EmptyDatasetError, EnergonLiteError, UsageError, counted
 from energon_lite.storage.index import nv_meta
-from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.nv_meta import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, find_shards
 from energon_lite.storage.prepare.prepare import index_again, prepare_folder, prepare_jsonl

@@ -23,7 +23,7 @@ import numpy as np
 from energon_lite.config.leaf_spec import Nonmatch
 from energon_lite.errors import DatasetError
 from energon_lite.storage.files.array_file import FileKind, write_arrays
-from energon_lite.storage.files.file_lock import only_one
+from energon_lite.storage.files.atomic_file import only_one
 from energon_lite.storage.files.stored_array import Numbers, open_arrays, whole_or_none
 from energon_lite.storage.index.index_cache import cache_folder, first_writable
 from energon_lite.storage.index.key_index import hash_keys

@@ -26,8 +26,7 @@ from energon_lite.storage.files.atomic_file import write_bytes
 from energon_lite.storage.index.column_file import check_column_name
 from energon_lite.storage.index.columns import length_column
 from energon_lite.storage.index.index_cache import open_index
-from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.index.nv_meta import meta_path
+from energon_lite.storage.index.nv_meta import is_jsonl, meta_path
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import Int64
 

@@ -24,8 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from energon_lite.errors import UsageError
-from energon_lite.storage.files.atomic_file import remove_if_there
-from energon_lite.storage.files.file_lock import lock, unlock
+from energon_lite.storage.files.atomic_file import lock, remove_if_there, unlock
 
 __all__ = ["CacheFolder"]
 

@@ -16,8 +16,7 @@ from urllib.parse import quote
 from typing_extensions import Self
 
 from energon_lite.errors import DataIndexError, MissingEntryError, UsageError
-from energon_lite.storage.files.atomic_file import replacing
-from energon_lite.storage.files.file_lock import only_one
+from energon_lite.storage.files.atomic_file import only_one, replacing
 from energon_lite.storage.files.urls import is_remote, url_files
 from energon_lite.storage.index.index_cache import cache_folder
 from energon_lite.storage.index.nv_meta import META_FOLDER, SQLITE_INDEX

@@ -16,7 +16,7 @@ from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.byte_ranges import size_of
 from energon_lite.storage.files.retries import SHORTAGES, out_of
 from energon_lite.storage.files.urls import is_remote, url_files
-from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.nv_meta import is_jsonl
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.stores.file_store import FileStore
 

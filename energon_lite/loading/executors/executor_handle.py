@@ -16,7 +16,7 @@ from energon_lite.loading.executors.executor import Executor, InlineExecutor, Lo
 from energon_lite.loading.executors.work_seconds import WorkSeconds
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import StageTimer
-from energon_lite.storage.files.read_counts import COUNTS
+from energon_lite.storage.files.shard_store import COUNTS
 
 __all__ = ["ExecutorHandle"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from energon_lite.loading.makers.observers import Times
-from energon_lite.storage.files.read_counts import Reads
+from energon_lite.storage.files.shard_store import Reads
 
 __all__ = [
     "LEAST_BATCHES",

@@ -32,7 +32,7 @@ from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.hook_errors import hook_traceback, shows_more
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import JobTimer, Observer, StageTimer, Times
-from energon_lite.storage.files.read_counts import COUNTS
+from energon_lite.storage.files.shard_store import COUNTS
 from energon_lite.worker_config import set_worker_number
 
 __all__ = ["STOP_SIGNALS", "answer", "can_kernel_watch", "renew_streams", "serve"]

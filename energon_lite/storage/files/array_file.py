@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.atomic_file import replacing
-from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.byte_ranges import open_file
 
 __all__ = ["ALIGN", "BLOCK", "ArrayWriter", "FileKind", "Head", "read_arrays", "read_head", "write_arrays", "writing"]
 

@@ -19,8 +19,7 @@ from energon_lite.errors import (
     counted,
 )
 from energon_lite.samples import SourceInfo
-from energon_lite.storage.files.read_counts import COUNTS
-from energon_lite.storage.files.shard_store import Range, Shard, ShardStore
+from energon_lite.storage.files.shard_store import COUNTS, Range, Shard, ShardStore
 from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.read.kept_samples import DenseExclusion
 from energon_lite.storage.read.read_ahead import ReadAhead

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from energon_lite.documents.paths import add_data_endings, is_url
 from energon_lite.entry_points import load, source_formats
 from energon_lite.errors import UsageError
-from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.index.nv_meta import META_FOLDER
+from energon_lite.storage.index.nv_meta import META_FOLDER, is_jsonl
 
 __all__ = ["OpenSource", "Source", "has_own_scheme", "register_source", "source_opener"]
 

@@ -25,7 +25,7 @@ from energon_lite.extras.energon.factories.base import (
 from energon_lite.extras.energon.factories.webdataset import CrudeWebdataset, StandardWebdatasetFactory
 from energon_lite.loading.leaves import dataset_config_of, find_leaves
 from energon_lite.samples import SAMPLE_TYPES
-from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.nv_meta import is_jsonl
 from energon_lite.storage.read.source import source_opener
 from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig

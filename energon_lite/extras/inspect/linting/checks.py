@@ -28,7 +28,7 @@ from energon_lite.errors import (
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.makers.chunk_runner import ChunkRunner
 from energon_lite.loading.makers.leaf import Leaf
-from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.index.nv_meta import shard_index_path
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.opened_source import OpenedSource
