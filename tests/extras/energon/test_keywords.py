@@ -122,10 +122,10 @@ def test_each_field_has_a_flat_name() -> None:
 TWICE: dict[str, tuple[dict[str, Any], str]] = {
     "beside its group": (
         {"batch_size": 2, "lanes": 4, "chunks": Chunks(lanes=8)},
-        r"lanes=4 beside chunks=Chunks\(lanes=8\): it is said twice",
+        r"lanes=4 and chunks=Chunks\(lanes=8\): the setting is given twice",
     ),
-    "beside the same": ({"batch_size": 2, "trust_code": True, "reading": Reading(trust_code=True)}, "said twice"),
-    "lengths": ({"batching": BY_TEXT, "length_field": "caption"}, "length_field='caption' beside batching=ByTokens"),
+    "beside the same": ({"batch_size": 2, "trust_code": True, "reading": Reading(trust_code=True)}, "given twice"),
+    "lengths": ({"batching": BY_TEXT, "length_field": "caption"}, "length_field='caption' and batching=ByTokens"),
 }
 
 
