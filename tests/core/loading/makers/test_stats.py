@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import time
@@ -25,8 +24,7 @@ from energon_lite import (
     pack_sequences,
 )
 from energon_lite.batching import TokenSequence
-from energon_lite.errors import UsageError
-from energon_lite.loading.progress import tokens_of
+from energon_lite.loading.loader import tokens_of
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.testing import ALONE, alone
 
@@ -217,21 +215,6 @@ def test_deaths_survive_the_close(leaf_of: Any) -> None:
             next(iterator)
         loader.close()
     assert loader.stats()["worker_deaths"] == 2
-
-
-def test_a_line_every_so_many_batches(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    with _loader(_blend(leaf_of, a=0.5, b=0.5), Picky(), log_every=3) as loader:
-        for _ in zip(range(10), loader, strict=False):
-            pass
-    lines = [record.getMessage() for record in caplog.records if "samples/s" in record.getMessage()]
-    assert [line.split(":")[0] for line in lines] == ["batch 3", "batch 6", "batch 9"]
-    assert "waited" in lines[0] and "MiB in flight" in lines[0] and "skipped" in lines[-1]
-
-
-def test_a_negative_interval_is_refused(leaf_of: Any) -> None:
-    with pytest.raises(UsageError, match="log_every is -1"):
-        _loader(leaf_of(30, "a"), log_every=-1)
 
 
 def test_counts_of_validation_are_exact(leaf_of: Any) -> None:
