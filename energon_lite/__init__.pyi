@@ -41,6 +41,6 @@ from .samples import SourceInfo as SourceInfo
 from .samples import TextSample as TextSample
 from .samples import VQASample as VQASample
 from .samples import edataclass as edataclass
-from .storage.read.range_cache import ReadAhead as ReadAhead
+from .storage.read.read_ahead import ReadAhead as ReadAhead
 from .storage.read.source import register_source as register_source
 from .worker_config import WorkerConfig as WorkerConfig

@@ -2,7 +2,7 @@
 
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
-``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``RANGE_READERS``, ``STATE_READERS``, ``OBSERVERS``,
+``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``STATE_READERS``, ``OBSERVERS``,
 ``BATCH_PATHS``, ``METADATASET_KEYS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``. A guest that is deleted takes its entries
 with it.
 
@@ -31,7 +31,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from energon_lite.errors import UsageError, did_you_mean
+from energon_lite.errors import ConfigError, UsageError, did_you_mean
 
 __all__ = [
     "ColumnOption",
@@ -48,10 +48,10 @@ __all__ = [
     "decoders",
     "find_named",
     "load",
+    "metadataset_guest",
     "metadataset_keys",
     "observers",
     "prepare_steps",
-    "range_readers",
     "source_formats",
     "state_readers",
     "storage_guests",
@@ -111,7 +111,7 @@ class Columns(NamedTuple):
 
     Args:
         target: ``module:function``, called with the values of the options, by name, if one of them is given: a text or
-            None, or a bool for a flag; returns :class:`~energon_lite.loading.measuring.part_columns.RequestedColumns`.
+            None, or a bool for a flag; returns :class:`~energon_lite.loading.measuring.parts.RequestedColumns`.
         names: names of the columns, none of which ``--column`` can store at the same time.
         options: by name, one word: ``{"images": ...}`` is ``--images``.
     """
@@ -186,15 +186,6 @@ def prepare_steps() -> dict[str, PrepareStep]:
     return _merged("PREPARE_STEPS")
 
 
-def range_readers() -> dict[str, str]:
-    """Return the readers of ranges of all guests, by URL scheme. Table ``RANGE_READERS``.
-
-    A value is ``module:function``, called with a file system of fsspec; returns a
-    :class:`~energon_lite.storage.files.remote_files.RangeReader`, or None if it has none for that file system.
-    """
-    return _merged("RANGE_READERS")
-
-
 def state_readers() -> dict[str, str]:
     """Return the readers of states in checkpoint folders of all guests, by a file that marks such a folder.
 
@@ -225,12 +216,37 @@ def batch_paths() -> dict[str, str]:
 
 
 def metadataset_keys() -> dict[str, str]:
-    """Return the functions of guests that open the data sets of a key of metadatasets, by key.
+    """Return the objects of guests for the keys of metadatasets, by key.
 
     Table ``METADATASET_KEYS``. A value is ``module:object``; for keys and types of the objects see
-    :mod:`energon_lite.loading.makers.metadataset_keys`.
+    :mod:`energon_lite.loading.makers.metadataset_keys`; ``weight`` is a
+    :class:`~energon_lite.loading.blend_weights.ScheduleGuest`.
     """
     return _merged("METADATASET_KEYS")
+
+
+#: By key of a metadataset: the work of its guest, and the extra of this library that does it, for messages.
+_EXTRAS = {
+    "join": ("joined data sets are read", "energon"),
+    "aux": ("the stores of a cooker are opened", "media"),
+    "filter": ("filters of samples are opened", "energon"),
+    "weight": ("weights that change are read", "blends"),
+    "weight_unit": ("weights in another unit than samples are converted", "blends"),
+}
+
+
+def metadataset_guest(key: str, origin: str) -> Any:
+    """Return the object for a key of metadatasets; ``origin`` is the place of the key, for messages.
+
+    Raises:
+        ConfigError: its extra is not installed.
+    """
+    target = metadataset_keys().get(key)
+    if target is None:
+        work, extra = _EXTRAS[key]
+        what = f"{work} by the extra {extra!r}, which is not installed"
+        raise ConfigError(what, file=origin, fix=f"install energon_lite with energon_lite/extras/{extra}")
+    return load(target)
 
 
 def blend_openers() -> dict[str, str]:
@@ -245,9 +261,13 @@ def blend_openers() -> dict[str, str]:
 def storage_guests() -> dict[str, str]:
     """Return what guests do for the storage, by name. Table ``STORAGE_GUESTS``; a value is ``module:object``.
 
-    ``index.sqlite`` is a :class:`~energon_lite.storage.index.nv_meta.KeyDatabase`, ``prepare_url`` a
-    :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`, ``prepare_dialogue`` a
-    :class:`~energon_lite.cli.prepare.PrepareDialogue`.
+    * ``index.sqlite``: a :class:`~energon_lite.storage.index.nv_meta.KeyDatabase`
+    * ``jsonl``: makes a :class:`~energon_lite.storage.index.jsonl.FileIndex`
+    * ``url_files``: a :class:`~energon_lite.storage.files.urls.UrlFiles`
+    * ``url_datasets``: a :class:`~energon_lite.storage.index.index_cache.UrlDatasets`
+    * ``range_cache``: makes a :class:`~energon_lite.storage.read.read_ahead.RangeCache`
+    * ``reader_ahead``: makes an :class:`~energon_lite.storage.read.runs.Ahead`
+    * ``prepare_url``: a :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`
     """
     return _merged("STORAGE_GUESTS")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from importlib.util import resolve_name
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +35,8 @@ SHORT = 60
 LONG = 400
 #: Statements of a newcomer's first script, in a fresh process.
 FIRST_USE = "from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset"
+#: Processes in which these statements are timed.
+FIRST_USES = 5
 #: Nodes that may have a docstring.
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: Tokens that make no code line.
@@ -116,16 +120,18 @@ def public_names() -> int:
 
 
 def first_use() -> tuple[int, float]:
-    """Modules of ours that a first script imports, and their time as a share of torch's."""
+    """Modules of ours that a first script imports, and their time as a share of torch's: CPU seconds, the median of
+    several fresh processes, with the bytecode that Python keeps from the first import on."""
     count = _run(f"import sys; {FIRST_USE}; print(sum(name.split('.')[0] == '{PACKAGE}' for name in sys.modules))")
-    clock = "import time; start = time.perf_counter(); import torch; middle = time.perf_counter(); "
-    share = _run(f"{clock}{FIRST_USE}; print((time.perf_counter() - middle) / (middle - start))")
-    return int(count), float(share)
+    clock = "from time import process_time as now; start = now(); import torch; middle = now(); "
+    shares = [float(_run(f"{clock}{FIRST_USE}; print((now() - middle) / (middle - start))")) for _ in range(FIRST_USES)]
+    return int(count), median(shares)
 
 
 def _run(code: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], cwd=ROOT, env=kept, check=True, capture_output=True, text=True, timeout=120
     ).stdout.strip()
 
 

@@ -112,7 +112,7 @@ def _swap_batches(assignments: list[list[int]], shares: Ints) -> list[list[int]]
 
 #: Version of the algorithm; raised when the same micro-batches would make other steps than before, or a limit of images
 #: other micro-batches. It is written into states; states with another version are refused.
-STEP_VERSION = 2
+STEP_VERSION = 1
 
 #: Sizes of the groups of micro-batches inside which samples are swapped: the first that divides the step is used. The
 #: work is then linear in the step, not quadratic.

@@ -34,7 +34,7 @@ __all__ = [
 CHUNK = 1 << 17
 #: Version of the strategies; raised when the same lengths would give other micro-batches than before. It is written
 #: into states; states with another version are refused.
-PLAN_VERSION = 3
+PLAN_VERSION = 1
 
 
 class Strategy(Protocol):

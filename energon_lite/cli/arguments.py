@@ -26,7 +26,7 @@ from energon_lite.storage.sharded_job.ranks import Ranks
 if TYPE_CHECKING:
     from energon_lite.config.leaf_spec import LeafSpec
     from energon_lite.hooks import TaskEncoder
-    from energon_lite.loading.measuring.part_columns import RequestedColumns  # imports torch
+    from energon_lite.loading.measuring.parts import RequestedColumns  # imports torch
     from energon_lite.storage.read.opened_source import AnySource
 
 __all__ = [

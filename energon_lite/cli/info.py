@@ -20,15 +20,13 @@ from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_url, local_path
 from energon_lite.errors import EnergonLiteError, TrustError, counted
-from energon_lite.loading.blend_weights import LeafFacts, by_samples, find_stages, leaf_facts
+from energon_lite.loading.blend_weights import LeafFacts, by_samples, leaf_facts
 from energon_lite.loading.makers.metadataset_keys import weight_guest
-from energon_lite.order.stages import WeightStage
-from energon_lite.storage.files.remote_files import is_remote
-from energon_lite.storage.index.index_cache import find_index
+from energon_lite.storage.files.urls import is_remote
+from energon_lite.storage.index.index_cache import find_index, local_meta
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import INFO_JSON, meta_path, read_info
 from energon_lite.storage.read.opened_source import AnySource
-from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.source import source_opener
 
 __all__ = ["command"]
@@ -118,7 +116,7 @@ def command(
     if blended or samples is not None:
         click.echo()
     if facts[0].stages:
-        _show_stages(facts, folder, samples, find_stages(specs))
+        _show_stages(facts, folder, samples)
     if specs[0].repetitions is not None:
         epoch = sum(leaf.samples * (leaf.spec.repetitions or 0.0) for leaf in facts)
         click.echo(f"An epoch of the blend has {epoch:,.10g} samples.")
@@ -189,8 +187,9 @@ def _columns(first: LeafFacts, shares: bool, epochs: bool) -> list[_Column]:
     return columns
 
 
-def _show_stages(facts: Sequence[LeafFacts], folder: str, samples: int | None, stages: Sequence[WeightStage]) -> None:
+def _show_stages(facts: Sequence[LeafFacts], folder: str, samples: int | None) -> None:
     """Write the second table: a column, or a pair of columns, for each stage."""
+    stages = facts[0].stages
     columns: list[_Column] = []
     for number, stage in enumerate(stages[:_SHOWN_STAGES]):
         columns.append((f"{stage.start:,}", partial(_stage_share, number)))
@@ -208,13 +207,14 @@ def _show_stages(facts: Sequence[LeafFacts], folder: str, samples: int | None, s
 
 
 def _stage_share(number: int, facts: Sequence[LeafFacts], leaf: bool) -> str:
-    first, last = (_percent(sum(fact.stages[number][side] for fact in facts)) for side in (0, 1))
-    sloping = any(fact.stages[number][0] != fact.stages[number][1] for fact in facts)
+    first, last = (_percent(sum(fact.stages[number][side] for fact in facts)) for side in (1, 2))
+    sloping = any(fact.stages[number].first != fact.stages[number].last for fact in facts)
     return f"{first} to {last}" if sloping else first
 
 
 def _stage_epochs(number: int, samples: int, facts: Sequence[LeafFacts], leaf: bool) -> str:
-    return _number(sum(facts[0].stages[number]) / 2 * samples / facts[0].samples) if leaf else ""
+    _, first, last = facts[0].stages[number]
+    return _number((first + last) / 2 * samples / facts[0].samples) if leaf else ""
 
 
 def _show_table(

@@ -32,7 +32,7 @@ from energon_lite.errors import UsageError, counted
 from energon_lite.loading.leaves import dataset_config_of, find_leaves, open_whole, refuse_join
 from energon_lite.loading.makers.sample_length import SampleLength
 from energon_lite.loading.measuring.measured_columns import Maker, MeasureReport
-from energon_lite.loading.measuring.part_lengths import measure_parts, part_columns, part_settings
+from energon_lite.loading.measuring.parts import measure_parts, part_columns, part_settings
 from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.storage.index.column_file import check_column_name

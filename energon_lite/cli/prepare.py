@@ -390,7 +390,7 @@ def _store_lengths(root: str, asked: _Asked) -> None:
     if asked["length_field"] is None and not parts:
         return
     from energon_lite.cli.measure import measuring, show_report  # imports torch
-    from energon_lite.loading.measuring.part_lengths import measure_parts
+    from energon_lite.loading.measuring.parts import measure_parts
 
     only = [] if is_jsonl(root) else ["--tar-index-only"]
     length = asked["length_field"]

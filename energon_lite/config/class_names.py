@@ -8,7 +8,7 @@ A sample type of another module is imported only with ``trust_code=True``.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import is_dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -18,11 +18,15 @@ from energon_lite.samples import SAMPLE_TYPES, Sample
 
 __all__ = [
     "CLASS_KEYS",
+    "TRUST_FIX",
+    "NamedClass",
+    "check_class",
     "dataset_class",
     "foreign_dataset_class",
-    "joiner",
-    "joiner_name",
+    "imported_name",
+    "imported_sample_type",
     "metadataset_class",
+    "named_class",
     "sample_type",
 ]
 
@@ -48,10 +52,12 @@ _BASES = (
 )
 
 _OUR_PACKAGES = ("megatron.energon", "energon_lite")
-_TRUST = "if you trust the document and the module, pass trust_code=True"
+TRUST_FIX = "if you trust the document and the module, pass trust_code=True"
 
 
-class _NamedClass(NamedTuple):
+class NamedClass(NamedTuple):
+    """Class, or function, that a document names, with the nodes of its name and of its module."""
+
     name: str
     module: str | None
     node: Node
@@ -63,19 +69,19 @@ class _NamedClass(NamedTuple):
         return self.module is not None and not f"{self.module}.".startswith(ours)
 
 
-def _named_class(entries: dict[str, Node], what: str) -> _NamedClass | None:
+def named_class(entries: dict[str, Node], what: str) -> NamedClass | None:
     """The class named by the entries ``__class__`` and ``__module__``; None if both are missing."""
     node, module = entries.get("__class__"), entries.get("__module__")
     if node is not None:
         module_name = None if module is None else module.string("the name of a module")
-        return _NamedClass(node.string(f"the name of a {what}"), module_name, node, module or node)
+        return NamedClass(node.string(f"the name of a {what}"), module_name, node, module or node)
     if module is not None:
         what, fix = "'__module__' without '__class__'", "add '__class__:', or remove '__module__:'"
         raise module.key_error(what, fix, expected="both keys, or none", found="'__module__' alone")
     return None
 
 
-def _check(named: _NamedClass, what: str, choices: Collection[str], fix: str) -> None:
+def check_class(named: NamedClass, what: str, choices: Collection[str], fix: str) -> None:
     """Refuse a class that is not among ``choices``; ``fix`` is for a class of another module."""
     if named.is_foreign:
         raise named.module_node.error(
@@ -129,75 +135,19 @@ def sample_type(node: Node, *, trust_code: bool = False) -> str | type[Sample]:
     """
     block = isinstance(node.value, dict)
     entries = node.mapping({"__class__"}, {"__module__"}) if block else {"__class__": node}
-    named = cast(_NamedClass, _named_class(entries, "sample type"))
+    named = cast(NamedClass, named_class(entries, "sample type"))
     if named.is_foreign and trust_code:
-        return _imported_sample_type(named)
-    _check(named, "a sample type", sorted(SAMPLE_TYPES), _TRUST)
+        return imported_sample_type(named)
+    check_class(named, "a sample type", sorted(SAMPLE_TYPES), TRUST_FIX)
     return named.name
 
 
-def joiner_name(node: Node) -> str:
-    """Return the name of a ``joiner``; nothing is imported.
+def imported_name(named: NamedClass, what: str) -> Any:
+    """Import a class or function of the user's; ``what`` it is, for messages.
 
     Raises:
-        ConfigError: it is no block with a class or a function, or the sample type does not exist.
+        ConfigError: it cannot be imported.
     """
-    named, is_function = _named_joiner(node)
-    if not named.is_foreign and not is_function and named.name != Sample.__name__:
-        _check(named, "a sample type", sorted(SAMPLE_TYPES), _TRUST)
-    return f"{'' if named.module is None else named.module + '.'}{named.name}"
-
-
-def joiner(node: Node, *, trust_code: bool = False) -> type[Sample] | Callable[..., Any]:
-    """Resolve the class or function that a ``joiner`` names: a sample type of this library, or trusted code.
-
-    Raises:
-        ConfigError: the class or function does not exist.
-        TrustError: it would have to be imported, and ``trust_code`` is False.
-    """
-    named, is_function = _named_joiner(node)
-    if not is_function and not named.is_foreign:
-        if named.name == Sample.__name__:
-            return Sample
-        _check(named, "a sample type", sorted(SAMPLE_TYPES), _TRUST)
-        return SAMPLE_TYPES[named.name]
-    if not trust_code:
-        raise named.node.error(
-            "the joiner is code that would have to be imported",
-            _TRUST,
-            expected="a sample type of megatron.energon or energon_lite",
-            found=joiner_name(node),
-            kind=TrustError,
-        )
-    if not is_function:
-        return _imported_sample_type(named)
-    imported = _imported(named, "function")
-    if not callable(imported):
-        raise named.node.error(f"{joiner_name(node)} is no function", "name one", expected="a function", found=None)
-    function: Callable[..., Any] = imported
-    return function
-
-
-def _named_joiner(node: Node) -> tuple[_NamedClass, bool]:
-    """The class or function of a joiner; the flag is True for a function."""
-    entries = node.mapping(optional={"__class__", "__function__", "__module__"})
-    if "__function__" in entries:
-        if "__class__" in entries:
-            what, fix = "'__class__' and '__function__' in one joiner", "keep one of them"
-            raise entries["__function__"].key_error(what, fix, expected="one of them")
-        module = node.mapping(required={"__function__", "__module__"})["__module__"]
-        name = entries["__function__"]
-        return _NamedClass(
-            name.string("the name of a function"), module.string("the name of a module"), name, module
-        ), True
-    named = _named_class(entries, "sample type")
-    if named is None:
-        what, fix = "the joiner names nothing", "write '__module__:' and '__class__:' (or '__function__:')"
-        raise node.error(what, fix, expected="a sample type, or a function")
-    return named, False
-
-
-def _imported(named: _NamedClass, what: str) -> Any:
     try:
         return getattr(importlib.import_module(named.module or ""), named.name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -207,9 +157,14 @@ def _imported(named: _NamedClass, what: str) -> Any:
         raise named.node.error(said, fix, expected=f"a {what} that can be imported", found=found) from error
 
 
-def _imported_sample_type(named: _NamedClass) -> type[Sample]:
+def imported_sample_type(named: NamedClass) -> type[Sample]:
+    """Import a sample type of the user's.
+
+    Raises:
+        ConfigError: it cannot be imported, or is no sample type.
+    """
     name = f"{named.module}.{named.name}"
-    imported = _imported(named, "class")
+    imported = imported_name(named, "class")
     if not (isinstance(imported, type) and issubclass(imported, Sample) and is_dataclass(imported)):
         what = f"{name} is not a sample type"
         fix = "derive it from energon_lite.Sample, and decorate it with @edataclass"
@@ -228,11 +183,11 @@ def dataset_class(entries: dict[str, Node]) -> tuple[Literal["crude", "standard"
         ConfigError: there is no such class, or it is a class of another kind.
         TrustError: it is a class of another module.
     """
-    named = _named_class(entries, "class")
+    named = named_class(entries, "class")
     if named is None:
         return "standard", None
     fix = "use StandardWebdatasetFactory with a sample_type of your own, or CrudeWebdataset and a task encoder"
-    _check(named, "a data set class", [STANDARD, CRUDE, *sorted(TYPED_DATASETS)], fix)
+    check_class(named, "a data set class", [STANDARD, CRUDE, *sorted(TYPED_DATASETS)], fix)
     return "crude" if named.name == CRUDE else "standard", TYPED_DATASETS.get(named.name)
 
 
@@ -242,10 +197,10 @@ def foreign_dataset_class(entries: dict[str, Node], *, trust_code: bool) -> type
     Raises:
         ConfigError: the class does not exist, or is no data set class.
     """
-    named = _named_class(entries, "class")
+    named = named_class(entries, "class")
     if named is None or not named.is_foreign or not trust_code:
         return None
-    imported = _imported(named, "class")
+    imported = imported_name(named, "class")
     if not (isinstance(imported, type) and hasattr(imported, "sample_loader_of")):
         what, fix = (
             f"{named.module}.{named.name} is not a data set class",
@@ -262,9 +217,9 @@ def metadataset_class(entries: dict[str, Node]) -> str | None:
         ConfigError: it is another class.
         TrustError: it is a class of another module.
     """
-    named = _named_class(entries, "class")
+    named = named_class(entries, "class")
     if named is None:
         return None
     fix = "write '__module__: megatron.energon' and '__class__: MetadatasetV2'"
-    _check(named, "a metadataset class", METADATASETS, fix)
+    check_class(named, "a metadataset class", METADATASETS, fix)
     return "MetadatasetV2" if named.name == "Recipe" else named.name

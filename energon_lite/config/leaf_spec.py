@@ -12,16 +12,13 @@ in the document are adjacent in the data at every depth; in nested ranges a cut 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from energon_lite.config.class_names import joiner
-from energon_lite.config.weight_schedule import Segment, Share, constant
 from energon_lite.documents import Node
 from energon_lite.errors import ConfigError
-from energon_lite.samples import Sample
 
 __all__ = [
     "AuxReference",
@@ -31,6 +28,8 @@ __all__ = [
     "Nonmatch",
     "Step",
     "Subset",
+    "Weight",
+    "WeightSchedule",
     "WeightUnit",
     "read_subset",
 ]
@@ -175,6 +174,35 @@ class Step(NamedTuple):
     at: str
 
 
+class WeightSchedule(Protocol):
+    """Weight, or share, that changes during the run; it comes from the guest of the key ``weight``. False if it is zero
+    at all positions."""
+
+    @property
+    def start(self) -> float:
+        """Its value at position 0."""
+
+    def shares(self, weights: Sequence[Weight], blend: Node) -> list[Weight]:
+        """Shares of the entries of a blend with these weights, of which it is one.
+
+        Raises:
+            ConfigError: all weights are zero at some position.
+        """
+
+    def times(self, other: Weight, reference: Node) -> Weight:
+        """Product with the share of an entry of a nested blend, or with that of the blend around it.
+
+        Raises:
+            ConfigError: both change at the same time.
+        """
+
+    def __bool__(self) -> bool: ...
+
+
+#: A weight, or a share of a blend.
+Weight: TypeAlias = float | WeightSchedule
+
+
 class WeightUnit(NamedTuple):
     """Blend on the path to a leaf whose weights are not shares of samples.
 
@@ -224,15 +252,6 @@ class JoinSpec:
     joiner: str
     node: Node = field(compare=False, repr=False)
 
-    def load_joiner(self, *, trust_code: bool) -> type[Sample] | Callable[..., Any]:
-        """Resolve the class or function that combines samples.
-
-        Raises:
-            ConfigError: the class or function does not exist.
-            TrustError: it would have to be imported, and ``trust_code`` is False.
-        """
-        return joiner(self.node, trust_code=trust_code)
-
 
 @dataclass(frozen=True)
 class LeafSpec:
@@ -243,7 +262,7 @@ class LeafSpec:
         split_part: the split to read.
         weight: its share of the whole blend; the leaves of one blend sum to 1. Unused with repetitions. If shares
             change during the run, the share at its start.
-        segments: changes of the share (see :mod:`energon_lite.config.weight_schedule`); empty if it is constant.
+        schedule: the share along the run, if it changes; None: it is constant.
         repetitions: number of times that an epoch of the blend has each of its samples (``blend_epochized``); None in a
             blend by weight.
         subset: the part of the split to read; None: all of it.
@@ -258,13 +277,13 @@ class LeafSpec:
         trail: the nested metadatasets on the path, the outermost first.
         filters: conditions that its samples must all meet.
         units: blends on the path whose weights are not shares of samples, the outermost first. ``weight`` and
-            ``segments`` are computed as if they were.
+            ``schedule`` are computed as if they were.
     """
 
     path: str
     split_part: str
     weight: float = 1.0
-    segments: tuple[Segment, ...] = ()
+    schedule: WeightSchedule | None = None
     repetitions: float | None = None
     subset: Subset | None = None
     subflavors: dict[str, Any] = field(default_factory=dict)
@@ -282,11 +301,6 @@ class LeafSpec:
     def paths(self) -> list[str]:
         """Path of its data, as a list, by Energon's name."""
         return [self.path]
-
-    @property
-    def share(self) -> Share:
-        """Share of the whole blend along the run."""
-        return self.segments or constant(self.weight)
 
     @property
     def folders(self) -> tuple[str, ...]:

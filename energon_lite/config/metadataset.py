@@ -16,8 +16,7 @@ from fractions import Fraction
 from itertools import count
 from typing import Any
 
-from energon_lite.config.class_names import joiner_name
-from energon_lite.config.leaf_spec import AuxReference, JoinSpec, LeafSpec, Step, Subset, WeightUnit
+from energon_lite.config.leaf_spec import AuxReference, LeafSpec, Step, Subset, Weight, WeightUnit
 from energon_lite.config.metadataset_document import (
     EXPECTED_STORE,
     Join,
@@ -27,12 +26,11 @@ from energon_lite.config.metadataset_document import (
     numbers_above_leaf,
     parse_metadataset,
 )
-from energon_lite.config.weight_schedule import ONE, Share, SlopesMeet, multiply
 from energon_lite.documents import Node, from_plain, load_yaml
 from energon_lite.documents.paths import is_data_path, is_url, join_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError
 
-__all__ = ["is_metadataset", "load_metadataset", "multiply_epochs"]
+__all__ = ["is_metadataset", "load_metadataset", "located", "multiply_epochs"]
 
 #: Name of a metadataset given as a dict, for messages.
 DICT_NAME = "<dict>"
@@ -100,7 +98,7 @@ class _Above:
     """
 
     trail: tuple[Step, ...]
-    weight: Share = ONE
+    weight: Weight = 1.0
     repetitions: Fraction = Fraction(1)
     subset: Subset | None = None
     blend: Split | None = None
@@ -155,23 +153,23 @@ class _Flattening:
             leaves.extend(self._reference(reference, share, here))
         return leaves
 
-    def _reference(self, reference: Reference, share: Share, above: _Above) -> list[LeafSpec]:
+    def _reference(self, reference: Reference, share: Weight, above: _Above) -> list[LeafSpec]:
         here = replace(
             above,
-            weight=_product(reference.node, above, share),
+            weight=_product(above.weight, share, reference.node),
             repetitions=above.repetitions * reference.repetitions,
             subset=_part(above.subset, reference.subset),
             subflavors={**reference.labels, **above.subflavors},
             multiplier=multiply_epochs(above.multiplier, reference.shuffle_over_epochs_multiplier),
             filters=above.filters if reference.filter is None else (*above.filters, reference.filter),
         )
-        if not any(segment.first or segment.last for segment in here.weight):
+        if not here.weight:
             what = "the weight is too small beside its neighbours"
             raise reference.node.error(what, "raise it", expected="a share above 1e-300", found=None)
         split_part = reference.split_part or above.trail[-1].split_part
         if reference.join is not None:
             return [self._joined(reference, reference.join, split_part, here)]
-        path = _located(reference, self._missing_ok)
+        path = located(reference, self._missing_ok)
         if is_metadataset(path):
             return self._nested(path, split_part, reference, here)
         return [self._leaf(path, split_part, reference, here)]
@@ -179,11 +177,12 @@ class _Flattening:
     def _leaf(self, path: str, split_part: str, reference: Reference, here: _Above) -> LeafSpec:
         entries = {} if reference.aux is None else reference.aux.entries()
         aux = {name: _aux_reference(entry, self._missing_ok) for name, entry in entries.items()}
+        weight = here.weight if isinstance(here.weight, float) else here.weight.start
         return LeafSpec(
             path=path,
             split_part=split_part,
-            weight=here.weight[0].first,
-            segments=here.weight if len(here.weight) > 1 else (),
+            weight=weight,
+            schedule=None if isinstance(here.weight, float) else here.weight,
             repetitions=_leaf_repetitions(reference.node, here),
             subset=here.subset,
             subflavors=dict(here.subflavors),
@@ -199,31 +198,11 @@ class _Flattening:
 
     def _joined(self, reference: Reference, join: Join, split_part: str, here: _Above) -> LeafSpec:
         """Leaf of a join; its place in the tree is that of the first data set."""
-        members = []
-        for member_reference in join.references:
-            path = _located(member_reference, self._missing_ok)
-            if is_metadataset(path):
-                what, fix = "a metadataset cannot be joined", "name the folder of a data set"
-                raise member_reference.path.error(what, fix, expected="the folder of a data set, or a JSONL file")
-            member = LeafSpec(
-                path,
-                member_reference.split_part or split_part,
-                subset=member_reference.subset,
-                subflavors={**member_reference.labels, **here.subflavors},
-                dataset_config=member_reference.dataset_config or "dataset.yaml",
-                split_config=member_reference.split_config or "split.yaml",
-                origin=member_reference.node.origin,
-                filters=(member_reference.filter,) if member_reference.filter else (),
-            )
-            members.append(member)
-        # Filters of the join apply to its first data set, which provides the samples.
-        members[0] = replace(members[0], filters=(*here.filters, *members[0].filters))
-        nonmatch = tuple(member_reference.nonmatch for member_reference in join.references)
-        spec = JoinSpec(tuple(members), nonmatch, join.names, joiner_name(join.joiner), join.joiner)
-        first = members[0]
+        spec = join.resolved(split_part, here.subflavors, here.filters, self._missing_ok)
+        first = spec.members[0]
         leaf = self._leaf(first.path, first.split_part, reference, here)
-        leaf = replace(leaf, filters=())
-        return replace(leaf, dataset_config=first.dataset_config, split_config=first.split_config, join=spec)
+        leaf = replace(leaf, filters=(), join=spec)
+        return replace(leaf, dataset_config=first.dataset_config, split_config=first.split_config)
 
     def _nested(self, path: str, split_part: str, reference: Reference, here: _Above) -> list[LeafSpec]:
         node = reference.node
@@ -250,16 +229,10 @@ def _part(outer: Subset | None, inner: Subset | None) -> Subset | None:
     return inner if outer is None else outer.of(inner)
 
 
-def _product(node: Node, above: _Above, share: Share) -> Share:
-    try:
-        return multiply(above.weight, share)
-    except SlopesMeet as slopes:
-        raise node.error(
-            "the share in this blend slopes while that of a blend above it does: along a curve, not a straight line",
-            "write steps in one of the two documents, or let one slope end before the other begins",
-            expected="one linear schedule at a time on the way to a data set",
-            found=f"two from position {slopes.start} to {slopes.stop}",
-        ) from None
+def _product(outer: Weight, inner: Weight, reference: Node) -> Weight:
+    if not isinstance(outer, float):
+        return outer.times(inner, reference)
+    return outer * inner if isinstance(inner, float) else inner.times(outer, reference)
 
 
 def _leaf_repetitions(node: Node, here: _Above) -> float | None:
@@ -312,8 +285,12 @@ def is_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> bool:
 _EXPECTED_DATA = "the folder of a prepared data set, a JSONL file (.jsonl), or a metadataset (.yaml)"
 
 
-def _located(reference: Reference, missing_ok: bool = False) -> str:
-    """Resolve the path of a reference. With ``missing_ok`` the path need not exist."""
+def located(reference: Reference, missing_ok: bool) -> str:
+    """Resolve the path of a reference. With ``missing_ok`` the path need not exist.
+
+    Raises:
+        ConfigError: there is no data set at the path.
+    """
     node = reference.path
     text = local_path(node.value)
     fix = f"write {text.rpartition('::')[2]!r}; ReadAhead(folder=...) keeps what was read on a local disk"

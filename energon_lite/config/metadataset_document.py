@@ -6,22 +6,23 @@ before training starts.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, TypeVar
 
-from energon_lite.config.class_names import CLASS_KEYS, joiner_name, metadataset_class
+from energon_lite.config.class_names import CLASS_KEYS, metadataset_class
 from energon_lite.config.dataset import meta_file_name
-from energon_lite.config.leaf_spec import Nonmatch, Subset, read_subset
-from energon_lite.config.weight_schedule import ONE, Share, blend_shares, constant, read_schedule
+from energon_lite.config.leaf_spec import JoinSpec, Subset, Weight, read_subset
 from energon_lite.documents import Node, read
+from energon_lite.entry_points import metadataset_guest
 from energon_lite.errors import ConfigError
 
-logger = logging.getLogger(__name__)
-
-__all__ = ["MetadatasetDocument", "Reference", "Split", "parse_metadataset"]
+__all__ = [
+    *("Join", "JoinReader", "MetadatasetDocument", "Reference", "ScheduleReader", "Split", "normalised"),
+    *("parse_metadataset", "read_reference"),
+]
 
 _SPLIT_KINDS = ("path", "blend", "blend_epochized", "join")
 #: Keys for the unit of which a blend's weights are shares: this library's, and Megatron-Energon's.
@@ -39,8 +40,22 @@ def _path(node: Node) -> Node:
     return node
 
 
-def _weight(node: Node) -> Share:
-    return read_schedule(node) if isinstance(node.value, dict) else constant(_positive(node, "a weight"))
+class ScheduleReader(Protocol):
+    """Guest of weights that change: entry ``weight`` of the table ``METADATASET_KEYS``."""
+
+    def read(self, node: Node) -> Weight:
+        """Read the value of a key ``weight`` that is a mapping.
+
+        Raises:
+            ConfigError: the value has a mistake.
+        """
+
+
+def _weight(node: Node) -> Weight:
+    if not isinstance(node.value, dict):
+        return _positive(node, "a weight")
+    guest: ScheduleReader = metadataset_guest("weight", node.origin)
+    return guest.read(node)
 
 
 def _repetitions(node: Node) -> Fraction:
@@ -79,19 +94,34 @@ def _aux(node: Node) -> Node:
 # -- the document ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Join:
-    """Join as written in a document.
+class Join(Protocol):
+    """Joined data sets as written in a document."""
 
-    Args:
-        references: the data sets; all others are joined to the first one.
-        names: their names, if the document has a mapping; None: it has a list.
-        joiner: the node that names the function or class that combines samples.
-    """
+    def resolved(
+        self, split_part: str, subflavors: Mapping[str, Any], filters: tuple[str, ...], missing_ok: bool
+    ) -> JoinSpec:
+        """Resolve the data sets.
 
-    references: tuple[Reference, ...]
-    names: tuple[str, ...] | None
-    joiner: Node
+        Args:
+            split_part: split of those that name none.
+            subflavors: labels that take precedence over theirs.
+            filters: conditions of the documents above on the joined samples.
+            missing_ok: data sets need not exist.
+
+        Raises:
+            ConfigError: a data set does not exist, or is a metadataset.
+        """
+
+
+class JoinReader(Protocol):
+    """Guest of joined data sets: entry ``join`` of the table ``METADATASET_KEYS``."""
+
+    def read(self, node: Node, without: Collection[str]) -> Reference:
+        """Read a reference with the key ``join``; ``without`` are keys that it may not have.
+
+        Raises:
+            ConfigError: the reference has a mistake.
+        """
 
 
 @dataclass(frozen=True)
@@ -106,7 +136,6 @@ class Reference:
         subset: part of the data at the path.
         tags: Energon 8's name of the subflavors.
         subflavor: one more label, in the older Metadataset.
-        nonmatch: in a join: treatment of samples of the first data set without a counterpart in this one.
         join: the data sets that are joined; then the path is that of the first one.
         aux: the node of the references for its cooker, not yet resolved.
         filter: a comparison of columns, or the name of a filter index: only samples that meet it are used.
@@ -114,7 +143,7 @@ class Reference:
 
     node: Node
     path: Annotated[Node, _path]
-    weight: Annotated[Share, _weight] = ONE
+    weight: Annotated[Weight, _weight] = 1.0
     repetitions: Annotated[Fraction, _repetitions] = Fraction(1)
     subset: Annotated[Subset | None, read_subset] = None
     split_part: Annotated[str | None, "the name of a split"] = None
@@ -125,7 +154,6 @@ class Reference:
     shuffle_over_epochs_multiplier: Annotated[int | None, _multiplier] = 1
     dataset_config: Annotated[str | None, meta_file_name] = None
     split_config: Annotated[str | None, meta_file_name] = None
-    nonmatch: Nonmatch = "error"
     join: Join | None = None
     aux: Annotated[Node | None, _aux] = None
 
@@ -134,6 +162,9 @@ class Reference:
         """Labels for its samples."""
         oldest = {} if self.subflavor is None else {"__subflavor__": self.subflavor}
         return oldest | (self.tags or self.subflavors or {})
+
+
+R = TypeVar("R", bound=Reference)
 
 
 @dataclass(frozen=True)
@@ -150,7 +181,7 @@ class Split:
     """
 
     references: Sequence[Reference]
-    shares: Sequence[Share] = (ONE,)
+    shares: Sequence[Weight] = (1.0,)
     blend: Node | None = None
     epochized: bool = False
     subset: Subset | None = None
@@ -258,35 +289,68 @@ def _blend(node: Node, subset: Subset | None = None) -> Split:
     if not references:
         fix = "add '- path: ...', or remove the split"
         raise node.error("the blend is empty", fix, expected="at least one data set")
-    try:
-        shares = blend_shares([reference.weight for reference in references])
-    except ValueError as nothing:
-        what = f"all weights of the blend are zero at position {nothing.args[0]}, or just before it"
-        expected, fix = "a weight above 0 at every position", "let one data set begin before the others end"
-        raise node.key_error(what, fix, expected=expected, found="none") from None
+    shares = _shares([reference.weight for reference in references], node)
     return Split(references, shares, node, node.key == "blend_epochized", subset)
+
+
+def _shares(weights: Sequence[Weight], blend: Node) -> list[Weight]:
+    schedule = next((weight for weight in weights if not isinstance(weight, float)), None)
+    constant = [weight for weight in weights if isinstance(weight, float)]
+    return [*normalised(constant)] if schedule is None else schedule.shares(weights, blend)
+
+
+def normalised(weights: Sequence[float]) -> list[float]:
+    """Divide weights, not all zero, by their sum."""
+    largest = max(weights, default=1.0)
+    scaled = [weight / largest for weight in weights]
+    total = math.fsum(scaled)
+    return [weight / total for weight in scaled]
 
 
 #: Key for the share of an entry, by the kind of blend.
 _SHARE_KEYS = {"blend": "weight", "blend_epochized": "repetitions"}
 #: Keys that a reference may not have, by the key that it is under.
 _WITHOUT = {
-    "datasets": {"repetitions", "subset", "nonmatch", "join", "aux"},
-    "path": {"weight", "repetitions", "subflavor", "nonmatch", "join"},
-    "blend": {"repetitions", "subflavor", "nonmatch", "join"},
-    "blend_epochized": {"weight", "subflavor", "nonmatch", "join"},
+    "datasets": {"repetitions", "subset", "join", "aux"},
+    "path": {"weight", "repetitions", "subflavor", "join"},
+    "blend": {"repetitions", "subflavor", "join"},
+    "blend_epochized": {"weight", "subflavor", "join"},
     "join": {"weight", "repetitions", "subflavor", "join"},
 }
 
 
 def _reference(node: Node, kind: str) -> Reference:
+    if kind == "datasets" or "join" not in node.entries():
+        return read_reference(node, kind, Reference)
+    _check_keys(node, kind)
+    guest: JoinReader = metadataset_guest("join", node.origin)
+    return guest.read(node, _WITHOUT[kind])
+
+
+def read_reference(node: Node, kind: str, cls: type[R]) -> R:
+    """Read a reference to a data set or a metadataset.
+
+    Args:
+        node: its mapping.
+        kind: the key that it is under.
+        cls: class with all keys that it may have.
+
+    Raises:
+        ConfigError: the reference has a mistake.
+    """
+    _check_keys(node, kind)
+    return read(node, cls, without=_WITHOUT[kind], node=node)
+
+
+def _check_keys(node: Node, kind: str) -> None:
+    """Refuse keys that do not go together, or with the key that the reference is under."""
     keys = node.entries()
     if "tags" in keys and "subflavors" in keys:
         raise keys["tags"].key_error(
             "'tags' beside 'subflavors', which are the same", "keep one of them", expected="one"
         )
     if kind == "datasets":
-        return read(node, Reference, without=_WITHOUT[kind], node=node)
+        return
     if kind not in ("path", "join"):
         fix = "put the inner blend into a metadataset file of its own, and give that file's path here"
         node.refuse(_SHARE_KEYS, "inside of a blend", fix, "a reference with the key path")
@@ -297,70 +361,3 @@ def _reference(node: Node, kind: str) -> Reference:
         elif blend != kind:
             own = _SHARE_KEYS[kind]
             node.refuse([key], f"belongs to {blend}", f"use {own!r}", own)
-    if "join" in keys:
-        return _join(node, kind)
-    return read(node, Reference, without=_WITHOUT[kind], node=node)
-
-
-def _join(node: Node, kind: str) -> Reference:
-    """Read a reference with joined data sets; ``kind`` is the key that it is under."""
-    keys = node.entries()
-    if "path" in keys:
-        what, fix = "'path' and 'join' in one entry", "keep one of them; the paths stand in the list under 'join'"
-        raise keys["path"].key_error(what, fix, expected="one of them")
-    for name in ("dataset_config", "split_config"):
-        if name in keys and not keys[name].is_null:
-            fix = "write it at the data sets that are joined"
-            raise keys[name].key_error(f"{name!r} belongs to one data set", fix, expected=f"no {name} beside 'join'")
-    _refuse_aux(node)
-    join = _joined(node)
-    without = (_WITHOUT[kind] - {"join"}) | {"path", "nonmatch"}
-    given = {"node": node, "path": join.references[0].path, "join": join}
-    ignored = {"joiner", "join", "dataset_config", "split_config", "aux"}
-    return read(node, Reference, without=without, ignored=ignored, **given)
-
-
-def _joined(node: Node) -> Join:
-    entries = node.entries()
-    listed, named = entries["join"], None
-    if isinstance(listed.value, dict):
-        named, nodes = tuple(listed.value), list(listed.value.values())
-    else:
-        nodes = listed.sequence("data sets, each with a path; or a mapping of them")
-    if "joiner" not in entries or entries["joiner"].is_null:
-        fix = "add 'joiner: {__module__: ..., __class__: ...}' with the sample type of the joined samples"
-        raise listed.key_error("'join' without 'joiner'", fix, expected="both keys", found="'join' alone")
-    joiner_name(entries["joiner"])
-    references = tuple(_member(entry) for entry in nodes)
-    if not references:
-        raise listed.error("the join is empty", "add '- path: ...'", expected="at least one data set")
-    if references[0].nonmatch != "error":
-        what = "'nonmatch' at the first data set, which the others are joined to"
-        fix = "remove it here, and write it at the data set that has no samples for some of these"
-        expected = "nonmatch at the second data set, or a later one"
-        raise nodes[0].value["nonmatch"].key_error(what, fix, expected=expected)
-    return Join(references, named, entries["joiner"])
-
-
-def _member(node: Node) -> Reference:
-    """Read the reference to one data set of a join."""
-    if "join" in node.entries():
-        what, fix = "a join inside of a join", "write all data sets into one list"
-        raise node.value["join"].key_error(what, fix, expected="a reference with the key path")
-    _refuse_aux(node)
-    reference = _reference(node, "join")
-    if reference.shuffle_over_epochs_multiplier != 1:
-        # Energon accepts it, and ignores it.
-        logger.warning(
-            "%s: shuffle_over_epochs_multiplier has no effect inside of a join; write it beside it", node.origin
-        )
-    return reference
-
-
-def _refuse_aux(node: Node) -> None:
-    """Refuse ``aux`` at the data sets of a join, where Energon ignores it."""
-    aux = node.entries().get("aux")
-    if aux is not None and not aux.is_null:
-        what = "'aux' is for the cooker of one data set, and joined samples have none"
-        fix = "remove it, and join what it names as one more data set; or use cookers with aux instead of the join"
-        raise aux.key_error(what, fix, expected="no aux in a join")

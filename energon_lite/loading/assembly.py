@@ -19,7 +19,7 @@ from energon_lite.config.metadataset import is_metadataset, multiply_epochs
 from energon_lite.entry_points import blend_openers, load
 from energon_lite.errors import EmptyDatasetError, UsageError
 from energon_lite.hooks import TaskEncoder, check_hooks, hooks_of
-from energon_lite.loading.blend_weights import StagedIdentity, by_samples, find_stages
+from energon_lite.loading.blend_weights import BlendSchedule, by_samples, find_schedule
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.identity import Identity, LeafIdentity
 from energon_lite.loading.iterators.planned_dataset import PlanCursor, PlannedDataset
@@ -29,9 +29,8 @@ from energon_lite.loading.options import ByTokens, Chunking, Chunks, Reading
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.order.shuffle import LeafOrders
-from energon_lite.order.stages import WeightStage
 from energon_lite.storage.index.columns import SKIP
-from energon_lite.storage.read.run_reader import read_in_runs
+from energon_lite.storage.read.runs import read_in_runs
 from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
 
@@ -178,9 +177,9 @@ class DatasetRequest:
         self.asked = self._arguments(path)
         blend = self.blend(path, run=run if window else None, window=window)  # a run needs a window
         leaves = blend.leaves
-        stages = blend.stages
+        schedule = blend.schedule
         repetitions = blend.repetitions
-        weights = blend.stages[0].weights
+        weights = blend.weights
         multipliers = [multiply_epochs(copies, multiplier) for multiplier in blend.multipliers]
         seed = self.worker_config.seed_offset
         orders = LeafOrders.seeded(blend.lengths, blend.keys, multipliers, seed)
@@ -193,12 +192,10 @@ class DatasetRequest:
             settings["blend"] = "repetitions"
         else:
             length = _length_of_pass(leaves, repeat)
-            order = BlendOrder(orders, weights if len(stages) == 1 else stages, **mixed, length=length)
+            order = BlendOrder(orders, weights if schedule is None else schedule, **mixed, length=length)
         share, values = (("repetitions",), repetitions) if repetitions else ((), weights)
         identities = blend.identities(lambda number: (*share, values[number], multipliers[number]))
-        identity = Identity(settings, identities)
-        if len(stages) > 1:
-            identity = StagedIdentity(settings, identities, stages=stages)
+        identity = Identity(settings, identities) if schedule is None else schedule.identity(settings, identities)
         return self.dataset(
             order,
             identity,
@@ -207,7 +204,7 @@ class DatasetRequest:
             weights=None if repetitions else weights,
             loop_length=loop_length,
             repetitions=repetitions or None,
-            stages=stages if len(stages) > 1 else (),
+            stages=1 if schedule is None else schedule.count,
         )
 
     def in_order(self, kind: str, path: PathOrDict | LeafSpec, run: int | None, **how: Any) -> SavableDataset:
@@ -317,7 +314,8 @@ class OpenedBlend:
         lengths, keys: ``[leaves]`` int64 and uint64, of each leaf.
         multipliers: ``shuffle_over_epochs_multiplier`` of each leaf.
         repetitions: repetitions of each leaf; empty in a blend by weight.
-        stages: stages with their shares of samples.
+        weights: share of each leaf at the start of the run.
+        schedule: the shares during the run, if they change.
         identities: returns the identity of each leaf, given their settings.
     """
 
@@ -326,7 +324,8 @@ class OpenedBlend:
     keys: NDArray[np.uint64]
     multipliers: Sequence[int | None]
     repetitions: tuple[float, ...]
-    stages: tuple[WeightStage, ...]
+    weights: tuple[float, ...]
+    schedule: BlendSchedule | None
     identities: Callable[[Settings], Sequence[LeafIdentity]]
 
 
@@ -365,7 +364,8 @@ def blend_of_leaves(
         np.array([leaf.key for leaf in leaves], dtype=np.uint64),
         [spec.shuffle_over_epochs_multiplier for spec in specs],
         tuple(spec.repetitions for spec in specs if spec.repetitions is not None),  # set for all leaves or none
-        find_stages(specs),
+        tuple(spec.weight for spec in specs),
+        find_schedule(specs),
         lambda settings: tuple(
             replace(identity, settings=settings(number)) for number, identity in enumerate(identities)
         ),

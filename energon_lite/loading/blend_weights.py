@@ -1,150 +1,62 @@
-"""Weights of a blend: the stages of a run, numbers to show, and shares of samples."""
+"""Weights of a blend: shares of samples, weights that change, and numbers to show."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from energon_lite.config.leaf_spec import LeafSpec
-from energon_lite.config.weight_schedule import shared_segments
-from energon_lite.errors import StateMismatchError
-from energon_lite.loading.iterators.identity import Identity
+from energon_lite.config.metadataset_document import ScheduleReader
+from energon_lite.entry_points import metadataset_guest
+from energon_lite.loading.iterators.identity import Identity, LeafIdentity
 from energon_lite.loading.makers.metadataset_keys import weight_guest
-from energon_lite.order.block_counts import BLOCK
-from energon_lite.order.stages import StagedBlend, WeightStage, last_position
+from energon_lite.order.orders import ChangingWeights
 from energon_lite.storage.read.opened_source import AnySource
 
-__all__ = ["LeafFacts", "StagedIdentity", "by_samples", "find_stages", "leaf_facts"]
+__all__ = ["BlendSchedule", "LeafFacts", "ScheduleGuest", "StageShare", "by_samples", "find_schedule", "leaf_facts"]
 
 
-# A state depends on the samples that were consumed, not on later ones. So the identity of a run with stages depends on
-# its position: it covers the stages that have begun, and the leaves that they use. Later stages may be edited, and
-# leaves that only they use may be added, removed or changed, while the run continues.
+class StageShare(NamedTuple):
+    """Share of a leaf in one stage of the run: from the position ``start`` on, with its value there, and at the end."""
 
-#: Stages that a state lists one by one; earlier ones have one common digest.
-_NAMED = 12
-#: Position after the beginning of every stage.
-_ALL = 1 << 62
-#: Prefix of the settings for the weights of a stage, before its position.
-_PREFIX = "weights from position "
+    start: int
+    first: float
+    last: float
 
 
-def find_stages(specs: Sequence[LeafSpec]) -> tuple[WeightStage, ...]:
-    """Return the stages of a blend by weight; a single one if its weights never change."""
-    return tuple(WeightStage(*segment) for segment in shared_segments([spec.share for spec in specs]))
+class BlendSchedule(ChangingWeights, Protocol):
+    """Weights of a blend that change during the run, in stages."""
+
+    @property
+    def count(self) -> int:
+        """Number of stages."""
+
+    def identity(self, settings: Mapping[str, Any], leaves: Sequence[LeafIdentity]) -> Identity:
+        """Return the identity of the run; the leaves' weights are those at the start."""
+
+    def samples(self, position: int) -> list[float]:
+        """Return the number of samples of each leaf before a position, as a fraction."""
+
+    def shares(self) -> list[tuple[StageShare, ...]]:
+        """Return the shares of each leaf, by stage."""
 
 
-@dataclass(frozen=True)
-class StagedIdentity(Identity):
-    """The identity of a run whose weights change.
+class ScheduleGuest(ScheduleReader, Protocol):
+    """Guest of weights that change: entry ``weight`` of the table ``METADATASET_KEYS``."""
 
-    Args:
-        settings, leaves: as for :class:`~energon_lite.loading.iterators.identity.Identity`; the leaves' weights are
-            those at the start.
-        stages: all stages.
-        first: the position at which the blend begins; its blocks are counted from there.
-    """
-
-    stages: tuple[WeightStage, ...] = ()
-    first: int = 0
-    _known: dict[Any, Identity] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def at(self, samples: int) -> Identity:
-        begun = max(1, sum(stage.start < samples for stage in self.stages))
-        end = self.stages[begun].start if begun < len(self.stages) else None
-        # Part of the last block of a stage depends on its end, and on the leaves without a share after it.
-        leaving = () if end is None else _leaving(self.stages[begun])
-        cut = None
-        if end is not None and samples > self.first + last_position(end - self.first):
-            cut = end if (end - self.first) % BLOCK or leaving else None
-        known = self._known.get((begun, cut))
-        if known is None:
-            known = self._known[begun, cut] = self._consumed(begun, cut, leaving)
-        return known
-
-    def whole(self) -> Identity:
-        return self.at(_ALL)
-
-    def beginning_at(self, position: int) -> Identity:
-        return replace(self, first=position)
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the identity of the whole run, with all stages, as plain data."""
-        return self.whole().to_plain()
-
-    def _consumed(self, begun: int, cut: int | None, leaving: tuple[int, ...]) -> Identity:
-        stages = self.stages[:begun]
-        used = self._used(stages)
-        marks = {}
-        for number, stage in enumerate(stages):
-            sloping = stage.last is not None
-            if not number and not sloping:
-                continue  # the weights of the first stage are in the leaves' settings
-            stop = self.stages[number + 1].start if sloping else None
-            weights = [_of(weights, used) for weights in (stage.weights, stage.last or ())]
-            marks[stage.start] = ("a slope to " + str(stop) if sloping else "constant") + f", {_digest(weights)}"
-        settings = dict(self.settings)
-        if older := list(marks)[:-_NAMED]:
-            joined = _digest([(start, marks.pop(start)) for start in older])
-            settings[f"weights before position {next(iter(marks))}"] = joined
-        settings |= {f"{_PREFIX}{start}": mark for start, mark in marks.items()}
-        if cut is not None:
-            place = f"{_PREFIX}{stages[-1].start}"
-            without = f", without {_digest([used.index(leaf) for leaf in leaving if leaf in used])}" if leaving else ""
-            settings[place] = f"{settings.get(place, 'constant')}, up to {cut}{without}"
-        return _Consumed(settings, tuple(self.leaves[leaf] for leaf in used), begun=stages[-1].start)
-
-    def _used(self, stages: Sequence[WeightStage]) -> list[int]:
-        """Return the leaves that these stages use, and earlier ones of the same data: they come first when the keys of
-        leaves with equal data are numbered."""
-        used: list[int] = []
-        needed: set[str] = set()
-        for number in reversed(range(len(self.leaves))):
-            data = self.leaves[number].fingerprint
-            if data in needed or any(stage.weights[number] or (stage.last and stage.last[number]) for stage in stages):
-                used.append(number)
-                needed.add(data)
-        return used[::-1]
+    def stages(self, specs: Sequence[LeafSpec]) -> BlendSchedule:
+        """Return the weights of a blend; those of at least one leaf change."""
 
 
-@dataclass(frozen=True)
-class _Consumed(Identity):
-    """Identity of the consumed part of a run.
-
-    Args:
-        begun: position at which the present stage began.
-    """
-
-    begun: int = 0
-
-    def check(self, saved: Any) -> None:
-        try:
-            super().check(saved)
-        except StateMismatchError as error:
-            raise StateMismatchError(
-                f"{error.what}\n    (Of weights that change, those of stages which began before the state was saved "
-                "count, up to the one that begins at position "
-                f"{self.begun:,}. Weights listed with data sets are those of the first stage.)",
-                fix="write these stages, and data sets, as they were; stages ahead may be changed, from the end of "
-                f"the block of {BLOCK:,} positions on in which the state was saved",
-            ) from None
-
-
-def _leaving(stage: WeightStage) -> tuple[int, ...]:
-    """Return the leaves that have no share in a stage."""
-    pairs = zip(stage.weights, stage.last or stage.weights, strict=True)
-    return tuple(leaf for leaf, weights in enumerate(pairs) if not any(weights))
-
-
-def _of(weights: Sequence[float], used: Sequence[int]) -> list[float]:
-    return [weights[leaf] for leaf in used] if weights else []
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
+def find_schedule(specs: Sequence[LeafSpec]) -> BlendSchedule | None:
+    """Return the weights of a blend if they change during the run, else None."""
+    changing = next((spec for spec in specs if spec.schedule is not None), None)
+    if changing is None:
+        return None
+    guest: ScheduleGuest = metadataset_guest("weight", changing.origin)
+    schedule = guest.stages(specs)
+    return schedule if schedule.count > 1 else None
 
 
 @dataclass(frozen=True)
@@ -156,7 +68,7 @@ class LeafFacts:
         samples: number of samples.
         share: share of the blend, 0 to 1; if it changes, the mean over the run.
         epochs: number of times that the run shows each sample; 0 if the length of the run is not known.
-        stages: share at both ends of each stage, if shares change.
+        stages: share in each stage, if shares change.
         measured: share in the unit of the blend's weights, 0 to 1, if that is not samples.
         unit: the unit.
     """
@@ -165,7 +77,7 @@ class LeafFacts:
     samples: int
     share: float
     epochs: float
-    stages: tuple[tuple[float, float], ...] = ()
+    stages: tuple[StageShare, ...] = ()
     measured: float | None = None
     unit: str = "samples"
 
@@ -178,14 +90,11 @@ def leaf_facts(specs: Sequence[LeafSpec], samples: Sequence[int], blend_samples:
         samples: number of samples of each leaf.
         blend_samples: length of the run in samples of the blend, for the number of epochs; 0: not known.
     """
-    stages = find_stages(specs)
-    ends: list[tuple[tuple[float, float], ...]] = [()] * len(specs)
-    if len(stages) > 1:
-        ideal = StagedBlend(stages, key=0).ideal_before(blend_samples)
-        parts = (ideal.whole + ideal.fraction * 2.0**-62).tolist()
+    schedule = find_schedule(specs)
+    ends: list[tuple[StageShare, ...]] = [()] * len(specs)
+    if schedule is not None:
+        parts, ends = schedule.samples(blend_samples), schedule.shares()
         total = float(max(blend_samples, 1))
-        both = [zip(stage.weights, stage.last or stage.weights, strict=True) for stage in stages]
-        ends = [*zip(*both, strict=True)]
     else:
         pairs = zip(specs, samples, strict=True)
         parts = [

@@ -20,11 +20,11 @@ from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name, measure_arguments
 from energon_lite.loading.makers.metadataset_keys import filters_of, join_guest, stores_of
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
-from energon_lite.storage.files.remote_files import read_file
+from energon_lite.storage.files.urls import url_files
+from energon_lite.storage.index.index_cache import local_meta
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource, Renaming, data_digest, data_digests
-from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.source import has_own_scheme, source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.samples.decoding import SampleDecoder
@@ -60,7 +60,14 @@ def find_leaves(
     if isinstance(path, FoundLeaves):
         return [spec.labelled(subflavors or {}) for spec in path.specs]
     if is_metadataset(path):
-        specs = list(load_metadataset(path, split_part=split_part, read_url=read_file, missing_ok=missing_ok))
+        specs = list(
+            load_metadataset(
+                path,
+                split_part=split_part,
+                read_url=lambda url: url_files(url).read_file(url),
+                missing_ok=missing_ok,
+            )
+        )
     else:
         folder = local_path(os.fspath(path))  # type: ignore[arg-type]
         if not is_url(folder):

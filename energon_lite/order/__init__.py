@@ -1,13 +1,11 @@
 """Order of samples: from a position to an address, in closed form. Integers only: no I/O, no torch.
 
-``permutation`` shuffles, ``blend`` mixes leaves, ``stages`` changes the weights of a blend, ``shuffle`` orders one
-leaf, and ``orders`` combines them. Every function here returns the same values in every process, on every machine and
-in every release. If that has to change, ``ORDER_VERSION`` changes with it, and states saved under another version are
-refused.
+``permutation`` shuffles, ``blend`` mixes leaves, ``shuffle`` orders one leaf, and ``orders`` combines them. Every
+function here returns the same values in every process, on every machine and in every release. If that has to change,
+``ORDER_VERSION`` changes with it, and states saved under another version are refused.
 """
 
 from energon_lite.order.orders import Addresses, BlendOrder, ConcatOrder, EpochBlendOrder, Order
-from energon_lite.order.stages import WeightStage
 
 __all__ = [
     "ORDER_VERSION",
@@ -16,8 +14,7 @@ __all__ = [
     "ConcatOrder",
     "EpochBlendOrder",
     "Order",
-    "WeightStage",
 ]
 
 #: Version of the order, written into every saved state.
-ORDER_VERSION = 2
+ORDER_VERSION = 1

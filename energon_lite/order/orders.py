@@ -8,8 +8,7 @@ after the other, once). All are pure functions of positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -19,10 +18,19 @@ from energon_lite.errors import UsageError
 from energon_lite.order.blend import Blend, EpochBlend, blocks_of
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.hashing import HashDomain, hash_ints
+from energon_lite.order.permutation import MAX_LENGTH
 from energon_lite.order.shuffle import LeafOrder, Leaves
-from energon_lite.order.stages import StagedBlend, WeightStage, check_stages
 
-__all__ = ["Addresses", "BlendOrder", "ConcatOrder", "EpochBlendOrder", "Order", "Rebase", "stages_from"]
+__all__ = [
+    "Addresses",
+    "BlendOrder",
+    "ChangingWeights",
+    "ConcatOrder",
+    "EpochBlendOrder",
+    "LeafBlend",
+    "Order",
+    "Rebase",
+]
 
 Ints = NDArray[np.int64]
 
@@ -122,29 +130,32 @@ class Rebase:
     starts: tuple[int, ...]
 
 
-def stages_from(stages: Sequence[WeightStage], position: int) -> list[WeightStage]:
-    """Stages from a position on, shifted such that it becomes position 0.
+class LeafBlend(Protocol):
+    """Blend of leaves: positions -> (leaf, position in the leaf's own stream)."""
 
-    Example:
-        >>> ramp = [WeightStage(0, (0.0, 1.0), last=(1.0, 0.0)), WeightStage(100, (1.0, 0.0))]
-        >>> [(stage.start, stage.weights) for stage in stages_from(ramp, 25)]
-        [(0, (0.25, 0.75)), (75, (1.0, 0.0))]
-    """
-    begun = max(number for number, stage in enumerate(stages) if stage.start <= position)
-    here = stages[begun]
-    weights = here.weights
-    if here.last is not None:
-        way = Fraction(position - here.start, stages[begun + 1].start - here.start)
-        ends = zip(_shares(here.weights), _shares(here.last), strict=True)
-        weights = tuple(float(first + (last - first) * way) for first, last in ends)
-    ahead = [replace(stage, start=stage.start - position) for stage in stages[begun + 1 :]]
-    return [WeightStage(0, weights, here.last), *ahead]
+    def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Leaf and position in the leaf's stream of each of ``positions`` (``[k]`` int64, any order)."""
+
+    def counts_before(self, position: int) -> Ints:
+        """Number of samples of each leaf before ``position`` (``[leaves]`` int64)."""
 
 
-def _shares(weights: Sequence[float]) -> list[Fraction]:
-    exact = [Fraction(weight) for weight in weights]
-    total = sum(exact)
-    return [weight / total for weight in exact]
+class ChangingWeights(Protocol):
+    """Weights of a blend that change during the run; they come from a guest."""
+
+    @property
+    def leaves(self) -> int:
+        """Number of leaves."""
+
+    def blend(self, leaves: int, key: int, length: int = MAX_LENGTH) -> LeafBlend:
+        """Blend of leaves; its counts are also exact at the end of ``length`` positions.
+
+        Raises:
+            UsageError: there are weights for another number of leaves, or they cannot be blended.
+        """
+
+    def rebased(self, position: int) -> ChangingWeights:
+        """The weights from a position on, shifted such that it becomes position 0."""
 
 
 class Order(Protocol):
@@ -179,7 +190,7 @@ class _MixedOrder:
         rebase: start of the blend in the middle of a run; None: it starts at position 0.
     """
 
-    def __init__(self, blend: Blend | StagedBlend | EpochBlend | None, leaves: Leaves, rebase: Rebase | None):
+    def __init__(self, blend: LeafBlend | None, leaves: Leaves, rebase: Rebase | None):
         self.blend = blend
         self.leaves = leaves
         self.rebase = rebase
@@ -227,7 +238,7 @@ class BlendOrder(_MixedOrder):
 
     Args:
         leaves: the leaves' own orders.
-        weights: one for each leaf; only ratios matter. Or stages, if they change during the run.
+        weights: one for each leaf; only ratios matter. Or weights that change during the run.
         key: 64 bits for the mixing.
         run, window: see :class:`~energon_lite.order.shuffle.Leaves`.
         length: positions of a pass; None: it is endless.
@@ -242,7 +253,7 @@ class BlendOrder(_MixedOrder):
     def __init__(
         self,
         leaves: Sequence[LeafOrder],
-        weights: Sequence[float] | Sequence[WeightStage],
+        weights: Sequence[float] | ChangingWeights,
         key: int,
         *,
         run: int | None = None,
@@ -270,12 +281,12 @@ class BlendOrder(_MixedOrder):
     def rebased(self, rebase: Rebase) -> BlendOrder:
         """This blend, started in the middle of a run that had another blend before.
 
-        Stages keep their positions in the run; stages that ended before the start are dropped.
+        Weights that change keep their positions in the run.
         """
-        stages = [stage for stage in self._weights if isinstance(stage, WeightStage)]
+        weights = self._weights
         return BlendOrder(
             self.leaves.leaves,
-            stages_from(stages, rebase.position) if stages else self._weights,
+            weights if isinstance(weights, Sequence) else weights.rebased(rebase.position),
             hash_ints(self._key, _REBASE, rebase.position),
             run=self.leaves.run,
             window=self.leaves.window,
@@ -284,18 +295,14 @@ class BlendOrder(_MixedOrder):
         )
 
 
-def _blend(weights: Sequence[float] | Sequence[WeightStage], leaves: int, key: int) -> Blend | StagedBlend | None:
+def _blend(weights: Sequence[float] | ChangingWeights, leaves: int, key: int) -> LeafBlend | None:
     """The blend of some leaves; None for a single leaf, which needs no mixing."""
-    stages = [stage for stage in weights if isinstance(stage, WeightStage)]
-    numbers = [weight for weight in weights if not isinstance(weight, WeightStage)]
-    if stages and numbers:
-        raise UsageError("stages and numbers among the weights of a blend", fix="give stages only, or numbers only")
-    if stages:
-        check_stages(stages, leaves)
-        return StagedBlend(stages, key) if leaves > 1 else None
-    if leaves != len(numbers):
-        raise UsageError(f"{leaves} leaves, but {len(numbers)} weights", fix="give one weight for each leaf")
-    return Blend(numbers, key) if leaves > 1 else None
+    if not isinstance(weights, Sequence):
+        blend = weights.blend(leaves, key)
+        return blend if leaves > 1 else None
+    if leaves != len(weights):
+        raise UsageError(f"{leaves} leaves, but {len(weights)} weights", fix="give one weight for each leaf")
+    return Blend(weights, key) if leaves > 1 else None
 
 
 class EpochBlendOrder(_MixedOrder):

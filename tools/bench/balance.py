@@ -43,7 +43,7 @@ from energon_lite.batching.transformer_shape import TransformerShape
 from energon_lite.extras.balance.cost_model import CostModel
 from energon_lite.extras.balance.encoder_plan import EncoderPlan
 from energon_lite.extras.balance.even_costs import even_costs
-from energon_lite.trainer.training.pipeline_schedule import pipeline_order, pipeline_schedule
+from energon_lite.trainer.training.pipeline import pipeline_order, pipeline_schedule
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

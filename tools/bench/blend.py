@@ -125,14 +125,16 @@ def arrays(n: int) -> dict[str, Any]:
 
 
 def lazy(which: str) -> dict[str, Any]:
-    from energon_lite.order import BlendOrder, WeightStage
+    from energon_lite.extras.blends.staged_run import Stages
+    from energon_lite.extras.blends.stages import WeightStage
+    from energon_lite.order import BlendOrder
     from energon_lite.order.shuffle import LeafOrder
 
     lengths = LENGTHS[which.removesuffix(RAMP)](np.random.default_rng(1)).tolist()
     shares: Any = weights().tolist()
     if which.endswith(RAMP):
         last = tuple(shares[::-1])
-        shares = [WeightStage(0, tuple(shares), last), WeightStage(2 * FAR[1], last)]
+        shares = Stages((WeightStage(0, tuple(shares), last), WeightStage(2 * FAR[1], last)))
     BlendOrder([LeafOrder(10, 0)] * 2, [1, 2], key=0).lookup(np.arange(3))  # what is done once in a process
     memory = peak_mib()
     leaves = [LeafOrder(length, number) for number, length in enumerate(lengths)]

@@ -33,9 +33,9 @@ from energon_lite.trainer.parallel.shards import Box
 #: Run in a process of its own; prints the growth of the peak in bytes.
 _CHILD = """
 import re, sys, torch
-from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
+from energon_lite.trainer.conversion.export import native_to_huggingface
 from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
-from energon_lite.trainer.conversion.weight_files import native_to_file
+from energon_lite.trainer.conversion.export import native_to_file
 
 def peak():
     with open("/proc/self/status") as status:

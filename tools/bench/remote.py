@@ -140,7 +140,7 @@ def ranges(client: str, size: int, count: int) -> list[float]:
 
 
 def own_client() -> Read:
-    from energon_lite.storage.files.remote_files import read_range_in_loop
+    from energon_lite.extras.remote.remote_files import read_range_in_loop
 
     return lambda offset, size: read_range_in_loop("s3://bucket/a.tar", offset, size)
 

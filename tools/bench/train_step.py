@@ -45,7 +45,7 @@ from energon_lite.trainer import (
     model_preset,
 )
 from energon_lite.trainer.conversion.language_config import huggingface_config
-from energon_lite.trainer.models.attention import rotate
+from energon_lite.trainer.models.llama import rotate
 from energon_lite.trainer.models.sequence import rotation_table
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh

@@ -170,18 +170,18 @@ class ImageHeaders:
             )
 
     def add(self, first: int, stop: int, values: Values, broken: dict[int, Exception]) -> None:
-        """See :class:`~energon_lite.loading.measuring.part_columns.ColumnReader`."""
+        """See :class:`~energon_lite.loading.measuring.values.ColumnReader`."""
         sizes = self.sizes(first, stop, broken)
         values.columns["images"] = sizes.counts
-        values.ragged["image_sizes"] = sizes
+        values.columns["image_sizes"] = sizes
         if self._patches is None:
             return
         patches = self._patches(sizes.values)
         owner = np.repeat(np.arange(stop - first), sizes.counts)
         for name, numbers in (("patches", patches), ("squared_patches", patches**2)):
-            values.columns[name] = np.zeros(stop - first, dtype=np.int64)
-            np.add.at(values.columns[name], owner, numbers)
-        values.ragged["image_patches"] = Ragged(sizes.counts, patches[:, None])
+            values.columns[name] = column = np.zeros(stop - first, dtype=np.int64)
+            np.add.at(column, owner, numbers)
+        values.columns["image_patches"] = Ragged(sizes.counts, patches[:, None])
 
     def sizes(self, first: int, stop: int, broken: dict[int, Exception]) -> Ragged:
         """Return height and width of each image of samples ``first`` to ``stop - 1``, in one shard: int64 ``[n, 2]``.

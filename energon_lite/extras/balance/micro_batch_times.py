@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from energon_lite.trainer.models.batch import MultimodalBatch
     from energon_lite.trainer.models.config import ModelConfig
     from energon_lite.trainer.parallel.mesh import ParallelMesh
-    from energon_lite.trainer.training.pipeline_schedule import Action
+    from energon_lite.trainer.training.pipeline import Action
 
 logger = logging.getLogger(__name__)
 

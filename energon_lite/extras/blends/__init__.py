@@ -1,1 +1,1 @@
-"""Blends of very many data sets, with a cache of their properties, and weights that are shares of tokens."""
+"""Blends of very many data sets, cached; weights that change during the run, or are shares of tokens."""

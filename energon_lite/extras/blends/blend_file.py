@@ -258,11 +258,11 @@ class BlendFile:
                 leaf_spec.weight,
                 leaf_spec.repetitions,
                 leaf_spec.shuffle_over_epochs_multiplier or 0,
-                bool(leaf_spec.segments),
+                leaf_spec.schedule is not None,
             )
             for leaf_spec in specs
         ]
-        weights, repetitions, multipliers, segments = zip(*every, strict=True)
+        weights, repetitions, multipliers, changes = zip(*every, strict=True)
         return KnownBlend(
             records,
             facts,
@@ -270,7 +270,7 @@ class BlendFile:
             np.array(weights, dtype=np.float64),
             np.array([value for value in repetitions if value is not None], dtype=np.float64),  # set for all or none
             np.array(multipliers, dtype=np.int64),
-            any(segments),
+            any(changes),
         )
 
     def _renewed(self, stored: _Stored, changed: Sequence[int]) -> KnownBlend | None:

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.config.leaf_spec import LeafSpec, Step, Subset, WeightUnit
-from energon_lite.config.weight_schedule import Segment
 from energon_lite.errors import DataIndexError
+from energon_lite.extras.blends.weight_schedule import Schedule, Segment
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.identity import LeafIdentity
 from energon_lite.loading.leaves import open_leaves
 from energon_lite.loading.makers.leaf import Leaf, leaf_key, leaf_name
-from energon_lite.storage.read.run_reader import runs_that_fit
+from energon_lite.storage.read.runs import runs_that_fit
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 
 __all__ = ["LeafFacts", "LeafIdentities", "LeafOpener", "LeafRecords", "LeafTable", "leaf_keys"]
@@ -52,7 +52,8 @@ def to_record(spec: LeafSpec) -> list[Any]:
         raise ValueError(spec.origin)
     part = spec.subset
     subset = None if part is None else [str(part.start), str(part.stop), part.first, part.last, part.origin]
-    others = [spec.segments, subset, spec.trail, spec.filters, spec.units]
+    segments = spec.schedule.segments if isinstance(spec.schedule, Schedule) else ()
+    others = [segments, subset, spec.trail, spec.filters, spec.units]
     return [*(getattr(spec, name) for name in _PLAIN), *(others if any(others) else ())]
 
 
@@ -64,7 +65,7 @@ def from_record(record: Sequence[Any]) -> LeafSpec:
     segments, subset, trail, filters, units = record[len(_PLAIN) :]
     return replace(
         spec,
-        segments=tuple(Segment(*values) for values in segments),
+        schedule=Schedule(tuple(Segment(*values) for values in segments)) if segments else None,
         subset=None if subset is None else Subset(Fraction(subset[0]), Fraction(subset[1]), *subset[2:]),
         trail=tuple(Step(*values) for values in trail),
         filters=tuple(filters),

@@ -13,9 +13,8 @@ from energon_lite.documents.paths import is_url, local_path
 from energon_lite.extras.blends.blend_file import BlendFile, KnownBlend, fits_table, keyed
 from energon_lite.extras.blends.leaf_table import LeafIdentities, LeafOpener, LeafTable
 from energon_lite.loading.assembly import BlendRequest, OpenedBlend
-from energon_lite.loading.blend_weights import find_stages
+from energon_lite.loading.blend_weights import find_schedule
 from energon_lite.loading.leaves import PathOrDict
-from energon_lite.order.stages import WeightStage
 from energon_lite.storage.files.file_lock import only_one
 from energon_lite.trust import trusts
 
@@ -66,14 +65,14 @@ def _made(document: str, file: BlendFile, find: Callable[[], Sequence[LeafSpec]]
 
 
 def _of_known(known: KnownBlend, opener: LeafOpener, run: int | None, window: int | None) -> OpenedBlend:
-    stages = find_stages(known.specs) if known.changes else (WeightStage(0, tuple(known.weights.tolist())),)
     return OpenedBlend(
         LeafTable(known.specs, known.facts, known.keys, opener, run=run, window=window),
         known.facts.lengths,
         known.keys,
         [multiplier or None for multiplier in known.multipliers.tolist()],
         tuple(known.repetitions.tolist()),
-        stages,
+        tuple(known.weights.tolist()),
+        find_schedule(known.specs) if known.changes else None,
         lambda settings: LeafIdentities(known.specs, known.facts, settings),
     )
 

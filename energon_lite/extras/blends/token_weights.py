@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from energon_lite.config.leaf_spec import LeafSpec
-from energon_lite.config.weight_schedule import Segment, shared_segments
 from energon_lite.errors import ConfigError, DataIndexError
+from energon_lite.extras.blends.weight_schedule import Schedule, Segment, shared_segments
 from energon_lite.loading.makers.metadataset_keys import WeightGuest
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.storage.index.columns import LENGTH, SKIP, length_column
@@ -72,7 +72,7 @@ def by_samples(specs: Sequence[LeafSpec], sources: Sequence[Any]) -> list[LeafSp
                 return near
         return of_samples(weights)
 
-    stages = shared_segments([spec.share for spec in specs])
+    stages = shared_segments(specs)
     ends = [start for start, _, _ in stages[1:]]
     pieces: list[_Piece] = []
     for (start, weights, last), stop in zip(stages, [*ends, None], strict=True):
@@ -86,7 +86,7 @@ def by_samples(specs: Sequence[LeafSpec], sources: Sequence[Any]) -> list[LeafSp
         for leaf in range(len(specs))
     ]
     return [
-        replace(spec, weight=share[0].first, segments=share if len(share) > 1 else ())
+        replace(spec, weight=share[0].first, schedule=Schedule(share) if len(share) > 1 else None)
         for spec, share in zip(specs, segments, strict=True)
     ]
 

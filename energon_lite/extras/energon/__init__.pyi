@@ -12,16 +12,16 @@ from energon_lite.extras.energon.sample_filters import (
 )
 from energon_lite.extras.media.av_decoder import AVDecoder as AVDecoder
 from energon_lite.extras.media.container import AVData as AVData
+from energon_lite.extras.media.file_cache_pool import FileStoreCachePool as FileStoreCachePool
+from energon_lite.extras.media.kept_lazy import FileCacheLazy as FileCacheLazy
 from energon_lite.extras.media.metadata import AVMetadata as AVMetadata
 from energon_lite.extras.media.metadata import ImageMetadata as ImageMetadata
-from energon_lite.extras.media.stores.file_cache_pool import FileStoreCachePool as FileStoreCachePool
-from energon_lite.extras.media.stores.kept_lazy import FileCacheLazy as FileCacheLazy
-from energon_lite.extras.media.stores.system_store import ByteRangeStore as ByteRangeStore
-from energon_lite.extras.media.stores.system_store import SystemFileStore as SystemFileStore
-from energon_lite.extras.media.stores.webdataset_store import JsonlFileStore as JsonlFileStore
-from energon_lite.extras.media.stores.webdataset_store import WebdatasetFileStore as WebdatasetFileStore
+from energon_lite.extras.media.system_store import ByteRangeStore as ByteRangeStore
+from energon_lite.extras.media.system_store import SystemFileStore as SystemFileStore
 from energon_lite.extras.media.uniform_clips import get_clips_uniform as get_clips_uniform
 from energon_lite.extras.media.uniform_clips import get_single_frames_uniform as get_single_frames_uniform
+from energon_lite.extras.media.webdataset_store import JsonlFileStore as JsonlFileStore
+from energon_lite.extras.media.webdataset_store import WebdatasetFileStore as WebdatasetFileStore
 from energon_lite.hooks import AugmentTaskEncoder as AugmentTaskEncoder
 from energon_lite.hooks import Cooker as Cooker
 from energon_lite.hooks import DefaultTaskEncoder as DefaultTaskEncoder

@@ -15,5 +15,5 @@ STORAGE_GUESTS = {
 }
 METADATASET_KEYS = {
     "filter": "energon_lite.extras.energon.sample_filters:SampleFilter",
-    "join": "energon_lite.extras.energon.joins.joined_source:JOIN",
+    "join": "energon_lite.extras.energon.joined_source:JOIN",
 }

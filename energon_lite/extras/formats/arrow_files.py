@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from energon_lite.errors import EnergonLiteError, ShardFormatError, UsageError
 from energon_lite.extras.formats.byte_shards import replaced
 from energon_lite.storage.files.byte_ranges import RangedFile, read_bytes, size_of
-from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.files.urls import is_remote
 
 __all__ = ["ArrowTable", "ParquetTable", "damaged", "import_arrow"]
 

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from energon_lite.errors import ShardChangedError
-from energon_lite.storage.files.byte_ranges import found_at, read_bytes, size_of
-from energon_lite.storage.files.file_versions import file_version
-from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.files.byte_ranges import file_version, found_at, read_bytes, size_of
 from energon_lite.storage.files.shard_store import (
     Range,
     Shard,
@@ -17,6 +15,7 @@ from energon_lite.storage.files.shard_store import (
     head_checksum,
     shared_store,
 )
+from energon_lite.storage.files.urls import is_remote
 
 __all__ = ["fetch", "replaced", "shard_of"]
 

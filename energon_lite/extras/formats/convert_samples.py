@@ -13,10 +13,10 @@ import numpy as np
 from energon_lite.config.split import load_split_config
 from energon_lite.documents.paths import is_url, local_path
 from energon_lite.errors import UsageError
+from energon_lite.storage.index.index_cache import local_meta
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, SPLIT_YAML
 from energon_lite.storage.read.opened_source import OpenedSource, SingleSource
-from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.source import source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource

@@ -19,3 +19,4 @@ SOURCES = {
     "megatron_sequences": SourceFormat("energon_lite.extras.formats.megatron:open_sequences"),
     "mds": SourceFormat("energon_lite.extras.formats.mds:open_source", marker="index.json"),
 }
+STORAGE_GUESTS = {"jsonl": "energon_lite.extras.formats.jsonl_index:index_of"}

@@ -32,11 +32,10 @@ from energon_lite.extras.formats.byte_shards import fetch, shard_of
 from energon_lite.extras.formats.held_tables import held_tables
 from energon_lite.extras.formats.mds_values import EXTENSIONS, decoder_of
 from energon_lite.storage.files.atomic_file import write_bytes
-from energon_lite.storage.files.byte_ranges import found_at, read_bytes, size_of
+from energon_lite.storage.files.byte_ranges import file_version, found_at, read_bytes, size_of
 from energon_lite.storage.files.file_lock import only_one
-from energon_lite.storage.files.file_versions import file_version
-from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import Shard
+from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.index_cache import cache_folder
 
 __all__ = ["MdsSource", "open_source"]

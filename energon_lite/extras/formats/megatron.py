@@ -23,7 +23,7 @@ from energon_lite.errors import DataIndexError, ShardFormatError
 from energon_lite.extras.formats.byte_shards import fetch, replaced, shard_of
 from energon_lite.storage.files.byte_ranges import missing, read_bytes, size_of
 from energon_lite.storage.files.open_file import map_file, open_file
-from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.files.urls import is_remote
 
 __all__ = ["MegatronSource", "open_sequences", "open_source"]
 

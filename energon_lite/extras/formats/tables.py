@@ -32,7 +32,7 @@ from energon_lite.errors import (
 )
 from energon_lite.extras.formats.arrow_files import ArrowTable, ParquetTable, damaged
 from energon_lite.extras.formats.held_tables import held_tables
-from energon_lite.storage.files.remote_files import is_remote, list_files
+from energon_lite.storage.files.urls import is_remote, url_files
 
 __all__ = ["BYTES_MARK", "TableSource", "find_files", "lengths_of", "open_source", "values_of"]
 
@@ -95,7 +95,7 @@ def _matching(path: str, extensions: tuple[str, ...]) -> tuple[str, list[str]]:
             if path.endswith(extensions):
                 return base, [path]
             base = path.rstrip("/")
-        names = list_files(base)
+        names = url_files(base).list_files(base, "")
         pattern = path[len(base) + 1 :] if has_magic(path) else "**"
         return base, sorted(f"{base}/{name}" for name in names if name.endswith(extensions) and _fits(name, pattern))
     if has_magic(path) and not os.path.exists(path):

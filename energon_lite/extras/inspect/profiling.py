@@ -15,8 +15,7 @@ from energon_lite.errors import UsageError
 
 if TYPE_CHECKING:
     from energon_lite.trainer.parallel.mesh import ParallelMesh
-    from energon_lite.trainer.training.pipeline import Record
-    from energon_lite.trainer.training.pipeline_schedule import Action
+    from energon_lite.trainer.training.pipeline import Action, Record
 
 
 class ProfileWindow:

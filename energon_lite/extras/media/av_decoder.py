@@ -6,7 +6,7 @@ import io
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 
 from energon_lite.errors import DecodeError, UsageError, check_choice, did_you_mean
@@ -175,15 +175,20 @@ class AVDecoder:
         _check_ranges(audio_clip_ranges)
         clips: list[torch.Tensor] = []
         times: list[tuple[float, float]] = []
-        for start, stop in audio_clip_ranges:
-            with self._open() as container:
-                if not container.streams.audio:
-                    raise DecodeError("there is no audio in the file", fix="has_audio_stream() says whether there is")
-                rate = container.streams.audio[0].sample_rate if audio_unit == "samples" else 1
-                clip = AudioReader(container).read(start / rate, stop / rate)
-            if clip is not None:
-                clips.append(torch.from_numpy(clip[0]))
-                times.append(clip[1])
+        reader, rate = None, 1
+        with ExitStack() as file:
+            for start, stop in audio_clip_ranges:
+                if reader is None or not reader.reusable:
+                    file.close()
+                    container = file.enter_context(self._open())
+                    if not container.streams.audio:
+                        raise DecodeError("there is no audio in the file", fix="has_audio_stream() tells if there is")
+                    rate = container.streams.audio[0].sample_rate if audio_unit == "samples" else 1
+                    reader = AudioReader(container)
+                clip = reader.read(start / rate, stop / rate)
+                if clip is not None:
+                    clips.append(torch.from_numpy(clip[0]))
+                    times.append(clip[1])
         return clips, times
 
     def get_clips(

@@ -43,6 +43,8 @@ class AudioReader:
 
         self._container = container
         self._stream = container.streams.audio[0]
+        #: A clip can be decoded after another one: seeking does not change the samples.
+        self.reusable = self._stream.codec_context.name.startswith("pcm")
         self._fresh = True
         #: Matroska files index the video only; a seek in the audio stream would start at the beginning of the file.
         videos = container.streams.video
@@ -63,15 +65,14 @@ class AudioReader:
             DecodeError: the file ends earlier than its header states, and earlier than the clip.
         """
         pieces: list[NDArray[Any]] = []
-        rate = 0
-        have = 0
+        rate = have = 0
         wanted = math.inf
         first = end = start
         latest = -math.inf
         for frame in self._from(start):
-            time, rate = float(frame.pts * frame.time_base), frame.sample_rate
+            time, rate = _seconds(frame, frame.pts), frame.sample_rate
             latest = time + frame.samples / rate
-            stated = float((frame.pts + (frame.duration or 0)) * frame.time_base)
+            stated = _seconds(frame, frame.pts + (frame.duration or 0))
             skip = max(0, int((start - time) * rate + 0.5))
             if skip >= frame.samples and not (time <= start < latest):
                 continue
@@ -93,14 +94,14 @@ class AudioReader:
 
     def _from(self, start: float) -> Iterator[av.AudioFrame]:
         """Iterate over frames from ``start``, or slightly earlier, on."""
-        name, back = self._stream.codec_context.name, 0.0
-        early = start if name.startswith(_EXACT) else start - _WARM_UP
+        back = 0.0
+        early = start if self._stream.codec_context.name.startswith(_EXACT) else start - _WARM_UP
         while True:
             at_begin = early - back <= self._begin
             frames = self._frames(None if at_begin and self._fresh else max(self._begin, early - back))
             self._fresh = False
             frame = next(frames, None)
-            if at_begin or frame is None or float(frame.pts * frame.time_base) <= max(early, self._begin):
+            if at_begin or frame is None or _seconds(frame, frame.pts) <= max(early, self._begin):
                 break
             back = 4 * back or _BACK
         if frame is not None:
@@ -130,6 +131,11 @@ class AudioReader:
                 f"the audio ends at {max(latest, 0.0):.2f} s, its header says {promised:.2f} s: it is cut off",
                 fix="repair or remove the file",
             )
+
+
+def _seconds(frame: av.AudioFrame, ticks: int) -> float:
+    base = frame.time_base
+    return ticks * base.numerator / base.denominator  # products of fractions take most of the time of small frames
 
 
 def _array(frame: av.AudioFrame) -> NDArray[Any]:

@@ -4,7 +4,7 @@ from energon_lite.entry_points import Command, Decoder, PrepareStep
 
 _GROUP = "Audio, video and files"
 
-METADATASET_KEYS = {"aux": "energon_lite.extras.media.stores.auxiliary:open_stores"}
+METADATASET_KEYS = {"aux": "energon_lite.extras.media.system_store:open_stores"}
 COMMANDS = {
     "prepare-media": Command(
         "energon_lite.extras.media.prepare_media_command:command",

@@ -27,8 +27,7 @@ from energon_lite.errors import DataIndexError, DatasetError, DecodeError, Empty
 from energon_lite.extras.media.av_decoder import AVDecoder
 from energon_lite.extras.media.metadata import ImageMetadata, MediaMetadataBase, serialize_media_metadata
 from energon_lite.storage.files.atomic_file import replacing
-from energon_lite.storage.files.byte_ranges import found_at
-from energon_lite.storage.files.file_versions import file_version
+from energon_lite.storage.files.byte_ranges import file_version, found_at
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum
 from energon_lite.storage.index.index_cache import open_index

@@ -1,1 +1,1 @@
-"""Object stores: ranges over HTTP and S3 without a client library per request, and preparation of data sets there."""
+"""Object stores: data sets behind URLs, ranges read ahead, caches on local disks, and preparation there."""

@@ -18,8 +18,8 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
+from energon_lite.extras.remote.file_versions import Answer
 from energon_lite.extras.remote.range_client import RangeClient, UnusualAnswer
-from energon_lite.storage.files.file_versions import Answer
 
 __all__ = ["DirectRanges", "direct_ranges"]
 

@@ -18,27 +18,22 @@ from functools import partial
 from typing import Any
 
 from energon_lite.errors import DatasetError, ShardFormatError, UsageError
+from energon_lite.extras.remote.file_versions import version_of
+from energon_lite.extras.remote.remote_files import copy_file, file_size, file_system, list_files, tried
+from energon_lite.extras.remote.remote_index import scan_remote_shard
 from energon_lite.storage.files.atomic_file import remove_leftovers
 from energon_lite.storage.files.file_lock import only_one
-from energon_lite.storage.files.file_versions import version_of
-from energon_lite.storage.files.remote_files import (
-    Listing,
-    copy_file,
-    file_size,
-    file_system,
-    list_files,
-    tried,
-)
+from energon_lite.storage.files.urls import Listing
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import cache_folder, check_count
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, chosen_shards, dataset_scan
-from energon_lite.storage.prepare.prepare import PrepareReport, already_prepared, write_prepared
+from energon_lite.storage.prepare.prepare import PrepareReport, UrlOptions, already_prepared, write_prepared
 from energon_lite.storage.prepare.shard_scans import Shards
 from energon_lite.storage.sharded_job.job import Outcome, Progress, ShardedJob
 from energon_lite.storage.sharded_job.work import Table
-from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan, scan_remote_shard
+from energon_lite.storage.tar.tar_scan import SCAN_RULES, ShardScan
 
-__all__ = ["PREPARER", "RemoteFolder", "check_writable", "put_bytes", "put_file", "remote_folder", "remove_file"]
+__all__ = ["RemoteFolder", "check_writable", "prepare_url", "put_bytes", "put_file", "remote_folder", "remove_file"]
 
 #: Shards whose headers are read, and files that are uploaded, at the same time.
 _TOGETHER = 32
@@ -224,44 +219,21 @@ def remote_folder(url: str, tmp_path: str | None = None) -> Iterator[RemoteFolde
         shutil.rmtree(root, ignore_errors=True)
 
 
-class _Preparer:
-    """Preparation of a data set at a URL; see :class:`~energon_lite.storage.prepare.prepare.UrlPreparer`."""
-
-    def prepare(
-        self,
-        url: str,
-        choose: Callable[[DatasetScan], Choice],
-        *,
-        exclude: str | None,
-        force_overwrite: bool,
-        sqlite: bool,
-        rescan: bool,
-        progress: Progress | None,
-        tmp_path: str | None,
-    ) -> PrepareReport:
-        with remote_folder(url, tmp_path) as remote:
-            if remote.is_prepared and not force_overwrite:
-                raise already_prepared(url)
-            shards = remote.find_shards(exclude)
-            remote.begin()
-            scan = remote.scan(shards, rescan=rescan, progress=progress)
-            report = write_prepared(remote.local(scan), choose(scan), sqlite)
-            remote.publish(scan)
-            return replace(report, path=remote.url)
-
-    def index_again(self, url: str, *, sqlite: bool, progress: Progress | None, tmp_path: str | None) -> PrepareReport:
-        with remote_folder(url, tmp_path) as remote:
-            counts = nv_meta.read_info(remote.root)
-            remote.begin()
-            scan = remote.scan([name for name in counts if counts[name]], rescan=True, progress=progress)
-            for name in counts:
-                check_count(url, name, scan.index.shard_counts.get(name, 0), counts[name])
-            report = write_prepared(remote.local(scan), None, sqlite)
-            remote.publish(scan)
-            return replace(report, path=remote.url)
-
-
-PREPARER = _Preparer()
+def prepare_url(url: str, choose: Callable[[DatasetScan], Choice] | None, options: UrlOptions) -> PrepareReport:
+    """Prepare a data set; without ``choose``, make the indexes of a prepared one again."""
+    with remote_folder(url, options.tmp_path) as remote:
+        if choose is not None and remote.is_prepared and not options.force_overwrite:
+            raise already_prepared(url)
+        counts = nv_meta.read_info(remote.root) if choose is None else {}
+        shards = remote.find_shards(options.exclude) if choose else [name for name in counts if counts[name]]
+        remote.begin()
+        scan = remote.scan(shards, rescan=options.rescan or choose is None, progress=options.progress)
+        for name in counts:
+            check_count(url, name, scan.index.shard_counts.get(name, 0), counts[name])
+        choice = None if choose is None else choose(scan)
+        report = write_prepared(remote.local(scan), choice, options.sqlite)
+        remote.publish(scan)
+        return replace(report, path=remote.url)
 
 
 # -- files in the store, each written atomically --------------------------------------------------------------------

@@ -14,7 +14,7 @@ import errno
 import ssl
 from typing import Any
 
-from energon_lite.storage.files.file_versions import Answer
+from energon_lite.extras.remote.file_versions import Answer
 
 __all__ = ["RangeClient", "StatusError", "UnusualAnswer"]
 

@@ -10,8 +10,10 @@ work.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -19,7 +21,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import astuple
 from itertools import pairwise
 from typing import Any
 
@@ -29,8 +30,8 @@ from numpy.typing import NDArray
 from energon_lite.errors import UsageError, WorkerError
 from energon_lite.order.blend import Layout, integer_shares
 from energon_lite.order.block_counts import BLOCK, BlockCounts
+from energon_lite.order.orders import ChangingWeights
 from energon_lite.order.permutation import MAX_LENGTH, permute_array
-from energon_lite.order.stages import StagedBlend, WeightStage, check_stages
 from energon_lite.storage.files.atomic_file import flush_files
 
 __all__ = ["DATASET_INDEX", "SAMPLE_INDEX", "build_blend_index", "shuffle_ahead"]
@@ -45,13 +46,13 @@ _BLOCKS_AT_ONCE = 64
 _WORTH_A_PROCESS = 1 << 20
 
 Ints = NDArray[np.int64]
-#: Input of the arrays as plain data: the counts of each data set, or stages and the length, or the length of a
-#: permutation; and the key.
+#: Input of the arrays as plain data: the counts of each data set, or pickled weights that change and the length, or the
+#: length of a permutation; and the key.
 Recipe = dict[str, Any]
 
 
 def build_blend_index(
-    weights: Sequence[float] | Sequence[WeightStage],
+    weights: Sequence[float] | ChangingWeights,
     n: int,
     path: str | os.PathLike[str] | None = None,
     *,
@@ -64,7 +65,7 @@ def build_blend_index(
     """Write a blend of ``n`` samples as two arrays.
 
     Args:
-        weights: one positive number per data set; only ratios count. Or stages with changing weights: counts are then
+        weights: one positive number per data set; only ratios count. Or weights that change: counts are then
             within one sample of the integral of the share, also at the end.
         n: total number of samples.
         path: the new folder, which appears when both files in it are complete; None: arrays in memory, computed by this
@@ -164,12 +165,8 @@ def shuffle_ahead(
 # -- computation --------------------------------------------------------------------------------------------------
 
 
-def _recipe(weights: Sequence[float] | Sequence[WeightStage], n: int) -> Recipe:
-    stages = [stage for stage in weights if isinstance(stage, WeightStage)]
-    numbers = [weight for weight in weights if not isinstance(weight, WeightStage)]
-    if stages and numbers:
-        raise UsageError("stages and numbers among the weights", fix="give stages only, or numbers only")
-    leaves = len(stages[0].weights) if stages else len(numbers)
+def _recipe(weights: Sequence[float] | ChangingWeights, n: int) -> Recipe:
+    leaves = len(weights) if isinstance(weights, Sequence) else weights.leaves
     limit = np.iinfo(np.int16).max
     if leaves > limit:
         raise UsageError(
@@ -178,10 +175,10 @@ def _recipe(weights: Sequence[float] | Sequence[WeightStage], n: int) -> Recipe:
         )
     if not 1 <= n <= MAX_LENGTH:
         raise UsageError(f"a blend index of {n} samples", fix="give a length from 1 to 2**62")
-    if not stages:
-        return {"counts": integer_shares(numbers, n).tolist()}
-    check_stages(stages, leaves)
-    return {"stages": [astuple(stage) for stage in stages], "length": n}
+    if isinstance(weights, Sequence):
+        return {"counts": integer_shares(weights, n).tolist()}
+    weights.blend(leaves, 0)  # raises the errors
+    return {"changing": base64.b64encode(pickle.dumps(weights)).decode(), "length": n}
 
 
 def _blocks(n: int) -> int:
@@ -191,9 +188,10 @@ def _blocks(n: int) -> int:
 def _chunks(recipe: Recipe, first: int, stop: int) -> Iterator[tuple[int, list[NDArray[Any]]]]:
     """Yield the columns of blocks ``first .. stop``, some blocks at a time, each with the position of its first row."""
     key = recipe["key"]
-    blend = recipe.get("stages") and StagedBlend(
-        [WeightStage(*stage) for stage in recipe["stages"]], key, recipe["length"]
-    )
+    blend = None
+    if "changing" in recipe:
+        weights: ChangingWeights = pickle.loads(base64.b64decode(recipe["changing"]))
+        blend = weights.blend(weights.leaves, key, recipe["length"])
     layout = "counts" in recipe and Layout(BlockCounts(np.array(recipe["counts"], dtype=np.int64)), key)
     for chunk in range(first, stop, _BLOCKS_AT_ONCE):
         last = min(chunk + _BLOCKS_AT_ONCE, stop)

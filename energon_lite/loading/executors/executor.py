@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from energon_lite.errors import UsageError, check_choice
 from energon_lite.hooks import LendingScope, lending
 from energon_lite.loading.makers.batch_runner import Job
-from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import JobTimer, Times
 from energon_lite.loading.makers.outcomes import Result
 from energon_lite.storage.files.read_counts import Reads
+
+if TYPE_CHECKING:
+    from energon_lite.loading.makers.chunk_job import Made
 
 __all__ = [
     "STAGES",

@@ -17,7 +17,6 @@ from energon_lite.loading.iterators.state import CursorFields, State, damaged, m
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.order.orders import Rebase
-from energon_lite.order.stages import WeightStage
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = ["Loop", "MovedCursor", "SavableDataset"]
@@ -73,7 +72,7 @@ class SavableDataset:
         seed: 64-bit seed of the hooks' random numbers.
         loop_length: micro-batches per rank in one ``for`` loop over an endless stream; 0: the loop never ends.
         repetitions: repetitions of each leaf in an epoch, or None.
-        stages: stages of the run with their own weights; ``weights`` are those of the first stage.
+        stages: number of stages of the run with their own weights; ``weights`` are those at the start.
         rebase: the blend begins in the middle of a run that had another blend before.
         limit: largest number of steps in a pass, with the world size at its beginning; None: no limit.
         drop_last: a pass ends with the last step in which every rank has a micro-batch.
@@ -93,7 +92,7 @@ class SavableDataset:
     seed: int
     loop_length: int = 0
     repetitions: tuple[float, ...] | None = None
-    stages: tuple[WeightStage, ...] = ()
+    stages: int = 1
     rebase: Rebase | None = None
     limit: int | None = None
     drop_last: bool = False
@@ -231,8 +230,8 @@ class SavableDataset:
         """Return a title and a line for each leaf; ``batches`` describes the batches in the title."""
         kind = "one after the other" if self.weights is None else "by weight"
         kind = kind if self.repetitions is None else "by repetitions"
-        if self.stages:
-            kind += f" in {len(self.stages)} stages"
+        if self.stages > 1:
+            kind += f" in {self.stages} stages"
         config = self.worker_config
         lines = [
             f"{type(self).__name__}: {counted(len(self.leaves), 'data set')}, {kind}; {batches}, "
@@ -240,7 +239,7 @@ class SavableDataset:
         ]
         for number, leaf in enumerate(self.leaves):
             share = "" if self.weights is None else f", weight {self.weights[number]:.6g}"
-            share += " at the start" if self.stages else ""
+            share += " at the start" if self.stages > 1 else ""
             share = share if self.repetitions is None else f", {self.repetitions[number]:.6g} times an epoch"
             lines.append(f"  {leaf.name}: {counted(leaf.length, 'sample')}{share}")
         return "\n".join(lines)

@@ -47,7 +47,7 @@ State = dict[str, Any]
 #: Value of a state's entry ``format``.
 FORMAT = "energon_lite.loader"
 #: Version of the format; incremented when the meaning of a state changes.
-_VERSION = 4
+_VERSION = 1
 #: Kinds of states, with their descriptions in messages.
 KINDS = {
     "planned": "of batches that are planned ahead",

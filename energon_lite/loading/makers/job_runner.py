@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_lite.batching.collate import rows_like
 from energon_lite.errors import FatalSampleError, SampleError, SkipSample
@@ -25,7 +25,6 @@ from energon_lite.hooks import (
     running_context,
     seeded_hooks,
 )
-from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.columns import Rows, columns_of
 from energon_lite.loading.makers.hook_errors import (
     FATAL,
@@ -44,6 +43,9 @@ from energon_lite.loading.makers.outcomes import Address, Failure, Rejected, Res
 from energon_lite.order.hashing import HashDomain, hash_ints
 from energon_lite.storage.read.sample_reader import fetch_samples
 from energon_lite.worker_config import ErrorHandler
+
+if TYPE_CHECKING:
+    from energon_lite.loading.makers.chunk_job import Made
 
 __all__ = ["READ_TOGETHER", "SAMPLE", "JobRunner"]
 

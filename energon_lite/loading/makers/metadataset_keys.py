@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
 from energon_lite.config.leaf_spec import AuxReference, LeafSpec
-from energon_lite.entry_points import load, metadataset_keys
+from energon_lite.config.metadataset_document import Reference
+from energon_lite.documents import Node
+from energon_lite.entry_points import metadataset_guest
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.hooks import Cooker, TaskEncoder, check_stores
 from energon_lite.storage.read.opened_source import AnySource
@@ -26,23 +28,17 @@ __all__ = [
     "weight_guest",
 ]
 
-#: By key: the work of its guest, and the extra of this library that does it, for messages.
-_EXTRAS = {
-    "join": ("joined data sets are opened", "energon"),
-    "aux": ("the stores of a cooker are opened", "media"),
-    "filter": ("filters of samples are opened", "energon"),
-    "weight_unit": ("weights in another unit than samples are converted", "blends"),
-}
-
 
 class JoinGuest(NamedTuple):
     """Guest that opens joined data sets: entry ``join`` of the table ``METADATASET_KEYS``.
 
     Attributes:
+        read: reads a reference; see :class:`~energon_lite.config.metadataset_document.JoinReader`.
         source: opens the data sets of a leaf, as the source of the joined samples.
         loader: ``(leaf, its source, encoder, trust_code)``: makes the loader of its samples.
     """
 
+    read: Callable[[Node, Collection[str]], Reference]
     source: Callable[[LeafSpec], AnySource]
     loader: Callable[[LeafSpec, AnySource, TaskEncoder, bool], Loader]
 
@@ -81,7 +77,7 @@ def join_guest(spec: LeafSpec) -> JoinGuest:
     Raises:
         ConfigError: its extra is not installed.
     """
-    guest: JoinGuest = _guest("join", spec.origin)
+    guest: JoinGuest = metadataset_guest("join", spec.origin)
     return guest
 
 
@@ -91,7 +87,7 @@ def weight_guest(origin: str) -> WeightGuest:
     Raises:
         ConfigError: its extra is not installed.
     """
-    guest: WeightGuest = _guest("weight_unit", origin)
+    guest: WeightGuest = metadataset_guest("weight_unit", origin)
     return guest
 
 
@@ -105,7 +101,7 @@ def filters_of(spec: LeafSpec) -> list[SampleFilter]:
     """
     if not spec.filters:
         return []
-    make: Callable[[str], SampleFilter] = _guest("filter", spec.origin)
+    make: Callable[[str], SampleFilter] = metadataset_guest("filter", spec.origin)
     try:
         return [make(text) for text in spec.filters]
     except UsageError as error:
@@ -136,17 +132,8 @@ def stores_of(
     primary = source if cooker.need_primary and "primary" not in spec.aux else None
     if not spec.aux and primary is None:
         return {}
-    guest: StoreGuest = _guest("aux", origin)
+    guest: StoreGuest = metadataset_guest("aux", origin)
     stores = guest(spec.aux, primary)
     if encoder.decoder is None:
         return stores
     return {name: DecodeFileStore(store, decoder=encoder.decoder) for name, store in stores.items()}
-
-
-def _guest(key: str, origin: str) -> Any:
-    target = metadataset_keys().get(key)
-    if target is None:
-        work, extra = _EXTRAS[key]
-        what = f"{work} by the extra {extra!r}, which is not installed"
-        raise ConfigError(what, file=origin, fix=f"install energon_lite with energon_lite/extras/{extra}")
-    return load(target)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from energon_lite.loading.makers.chunk_job import Made
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, FailureLog, Result
 from energon_lite.storage.files.read_counts import COUNTS, Reads
@@ -95,6 +94,8 @@ class StageTimer:
 
 def note_transfer(result: Result, began: float, ended: float) -> None:
     """Store the time in which a result was received in its trace."""
+    from energon_lite.loading.makers.chunk_job import Made  # a run without chunks needs none of it
+
     made = result.batch if isinstance(result.batch, list) else []
     traces = [result.trace, *(batch.trace for batch in made if isinstance(batch, Made))]
     for trace in traces:

@@ -11,7 +11,6 @@ from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError, UsageError
 from energon_lite.loading.measuring.values import Shapes, Values
@@ -19,6 +18,7 @@ from energon_lite.storage.files.atomic_file import remove_if_there
 from energon_lite.storage.index.column_file import (
     ColumnFile,
     Made,
+    Ragged,
     RaggedFile,
     column_path,
     writable_folder,
@@ -96,41 +96,36 @@ class MeasuredColumns:
     def known(self) -> dict[int, Values]:
         """Return the values of unchanged shards, by row, from the existing columns."""
         index = self._source.index
-        fixed: list[dict[int, NDArray[Any]]] = []
+        fixed: dict[str, dict[int, Any]] = {}
         for name in self._fixed:
             made = [file for file in ColumnFile.stored(self._source.path, name) if self._is_ours(file)]
-            fixed.append(self._unchanged(made[0]) if made else {})
-        columns = {name: self._unchanged(file) for name, file in self._others(ColumnFile).items()}
-        ragged = {name: self._unchanged(file) for name, file in self._others(RaggedFile).items()}
-        known = [set(rows) for rows in fixed]
-        known += [set(rows) for rows in columns.values()] + [set(rows) for rows in ragged.values()]
-        by_name = dict(zip(self._fixed, fixed, strict=True))
+            fixed[name] = self._unchanged(made[0]) if made else {}
+        others = {name: self._unchanged(file) for name, file in self._others()}
+        known = [set(rows) for rows in (*fixed.values(), *others.values())]
         values = {}
         for row in set.intersection(*known) if known else ():
             block = Values.zeros(int(index.shards[row + 1, 3] - index.shards[row, 3]))
-            block.lengths = by_name.get(self._prefix + LENGTH, {}).get(row, block.lengths)
-            block.flags = by_name.get(self._prefix + SKIP, {}).get(row, block.flags)
-            block.columns = {name: stored[row] for name, stored in columns.items()}
-            block.ragged = {name: stored[row] for name, stored in ragged.items()}
+            block.lengths = fixed.get(self._prefix + LENGTH, {}).get(row, block.lengths)
+            block.flags = fixed.get(self._prefix + SKIP, {}).get(row, block.flags)
+            block.columns = {name: stored[row] for name, stored in others.items()}
             values[row] = block
         return values
 
-    def _others(self, kind: type[ColumnFile], *, any_code: bool = False) -> dict[str, ColumnFile]:
-        """Return the files of this maker, by name of the column, without lengths and flags. ``any_code``: files that
-        only this maker has measured, with any version of its code."""
-        files = {}
-        for file_name in sorted(glob(f"{self._prefix}*{kind.suffix}", root_dir=self._folder)):
-            name = file_name.removesuffix(kind.suffix).removeprefix(self._prefix)
-            if name in (LENGTH, SKIP) or "." in name:  # columns of another --name have a dot
-                continue
-            try:
-                file = kind(os.path.join(self._folder, file_name))
-            except (DataIndexError, OSError):
-                continue
-            of_all = [dict(settings) == dict(self._maker.settings) for settings, _ in file.makers]
-            if all(of_all) if any_code else self._is_ours(file):
-                files[name] = file
-        return files
+    def _others(self, *, any_code: bool = False) -> Iterator[tuple[str, ColumnFile]]:
+        """Yield the files of this maker with the names of their columns, without lengths and flags. ``any_code``: files
+        that only this maker has measured, with any version of its code."""
+        for kind in (ColumnFile, RaggedFile):
+            for file_name in sorted(glob(f"{self._prefix}*{kind.suffix}", root_dir=self._folder)):
+                name = file_name.removesuffix(kind.suffix).removeprefix(self._prefix)
+                if name in (LENGTH, SKIP) or "." in name:  # columns of another --name have a dot
+                    continue
+                try:
+                    file = kind(os.path.join(self._folder, file_name))
+                except (DataIndexError, OSError):
+                    continue
+                of_all = [dict(settings) == dict(self._maker.settings) for settings, _ in file.makers]
+                if all(of_all) if any_code else self._is_ours(file):
+                    yield name, file
 
     def up_to_date(self, shapes: Shapes) -> bool:
         """Return whether all files exist and were written by this maker with the same code."""
@@ -153,10 +148,10 @@ class MeasuredColumns:
         for name, width in shapes.items():
             self._check_not_hidden(self._prefix + name, RaggedFile if width else ColumnFile)
         index = self._source.index
-        made = self._made_by()
-        getters: dict[str, Callable[[Values], Any]] = {}
-        for name, width in sorted(shapes.items()):
-            getters[name] = methodcaller("rows", name, abs(width)) if width else methodcaller("column", name)
+        made: dict[str, Any] = {"maker": self._maker.settings, "code": self._maker.code, "command": self._maker.command}
+        getters: dict[str, Callable[[Values], Any]] = {
+            name: methodcaller("column", name, abs(width)) for name, width in sorted(shapes.items())
+        }
         getters |= {name: attrgetter("lengths" if name.endswith(LENGTH) else "flags") for name in self._fixed}
         for name, get in getters.items():
             width, full = abs(shapes.get(name, 0)), name if name in self._fixed else self._prefix + name
@@ -166,10 +161,9 @@ class MeasuredColumns:
             dtype = "|u1" if name in self._fixed and name.endswith(SKIP) else dtype
             path = column_path(self._folder, full, kind.suffix)
             write_column_file(path, full, index, partial(_blocks, blocks, get, kept), width=width, dtype=dtype, **made)
-        for kind in (ColumnFile, RaggedFile):
-            for name, file in self._others(kind, any_code=True).items():
-                if name not in shapes or bool(shapes[name]) != (kind is RaggedFile):
-                    remove_if_there(file.path)
+        for name, file in self._others(any_code=True):
+            if name not in shapes or bool(shapes[name]) != isinstance(file, RaggedFile):
+                remove_if_there(file.path)
 
     def _kept(
         self, name: str, kind: type[ColumnFile], width: int, measured: Container[int]
@@ -199,9 +193,6 @@ class MeasuredColumns:
                 {row: entry[1] for row, entry in stored.items()},
             )
         return {}, 0, {}
-
-    def _made_by(self) -> dict[str, Any]:
-        return {"maker": self._maker.settings, "code": self._maker.code, "command": self._maker.command}
 
 
 def _blocks(blocks: Blocks, get: Callable[[Values], Any], kept: Mapping[int, Any]) -> Iterator[Any]:
@@ -285,8 +276,8 @@ class MeasureReport:
         self.skipped += int((flags == SKIPPED).sum())
         self.failed += int((flags == FAILED).sum())
         self.total += int(kept.sum())
-        values = {**block.columns, **{name: rows.values for name, rows in block.ragged.items()}}
-        for name, column in values.items():
+        for name, own in block.columns.items():
+            column = own.values if isinstance(own, Ragged) else own
             count, total, largest = self.columns.get(name, (0, 0, 0))
             more = int(column.sum()) if column.ndim == 1 or column.shape[1] == 1 else 0
             self.columns[name] = count + len(column), total + more, max(largest, int(column.max(initial=0)))

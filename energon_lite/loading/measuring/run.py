@@ -7,10 +7,13 @@ run it, because the user's hooks are involved. The results of each chunk go into
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,21 +23,107 @@ from energon_lite.loading.executors.executor import Executor, InlineExecutor
 from energon_lite.loading.executors.worker_pool import WorkerPool
 from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.outcomes import Failure, FailureStreak, Reasons
-from energon_lite.loading.measuring.chunks import Chunk, ChunkWork, Measured, chunks_of
 from energon_lite.loading.measuring.measured_columns import Maker, MeasuredColumns, MeasureReport
 from energon_lite.loading.measuring.runner import MeasuringRunner
-from energon_lite.loading.measuring.values import Shapes, Values, joined_shapes
+from energon_lite.loading.measuring.values import Values, joined_shapes
+from energon_lite.storage.index.column_file import Ragged, shard_table
 from energon_lite.storage.index.columns import FAILED, LENGTH
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.sharded_job.job import Outcome, Progress, ShardedJob
 from energon_lite.storage.sharded_job.ranks import Ranks
-from energon_lite.storage.sharded_job.work import Table
+from energon_lite.storage.sharded_job.work import Arrays, Table, Work
 
 __all__ = ["measure"]
 
 #: Largest number of failed samples in the report.
 _SHOWN_FAILURES = 20
+#: Samples in a chunk: the work that each worker loses, at most, when a run is killed.
+CHUNK = 256
+#: Largest number of result files of a measuring, apart from a few per shard: large data sets have larger chunks.
+_MOST_FILES = 1 << 16
+#: Version of the format of the results.
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Neighbouring samples of a shard, from ``start`` to ``stop``, counted over the whole data set."""
+
+    row: int
+    start: int
+    stop: int
+
+
+def chunks_of(index: PackedIndex, rows: Sequence[int], least: int | None = None) -> list[Chunk]:
+    """Return the chunks of some shards of an index, of at least ``least`` samples (256). No chunk crosses shards.
+
+    Example:
+        >>> chunks_of(index, [0, 1])            # of two shards with 300 and 10 samples
+        [Chunk(row=0, start=0, stop=256), Chunk(row=0, start=256, stop=300), Chunk(row=1, start=300, stop=310)]
+    """
+    size = max(CHUNK if least is None else least, -(-len(index) // _MOST_FILES))
+    bounds = index.shards[:, 3].tolist()
+    return [
+        Chunk(row, start, min(start + size, bounds[row + 1]))
+        for row in rows
+        for start in range(bounds[row], bounds[row + 1], size)
+    ]
+
+
+@dataclass
+class Measured:
+    """Results of measuring a chunk.
+
+    Args:
+        values: values of its samples.
+        reasons: ``[stage, reason, skipped, key]`` of each sample that was skipped or failed.
+    """
+
+    values: Values
+    reasons: list[list[Any]] = field(default_factory=list)
+
+
+class ChunkWork(Work[Chunk, Measured]):
+    """Measuring of chunks of a data set by one maker, in the workers of the loader. Tables have the number of failed
+    samples."""
+
+    def __init__(self, folder: str, index: PackedIndex, maker: Maker):
+        super().__init__(folder)
+        self._maker = maker
+        self._shards = index.shard_names
+        self._identities = shard_table(index)[:, :4].tolist()
+        self._bounds = index.shards[:, 3].tolist()
+
+    def name(self, unit: Chunk) -> str:
+        first = self._bounds[unit.row]
+        return f"{self._shards[unit.row]}[{unit.start - first}:{unit.stop - first}]"
+
+    def inputs(self, unit: Chunk) -> list[Any]:
+        return [dict(self._maker.settings), self._maker.code, self._identities[unit.row], _FORMAT]
+
+    def belongs(self, unit: Chunk, inputs: list[Any]) -> bool:
+        return self._maker.made(inputs[0], inputs[1]) and bool(inputs[2:] == [self._identities[unit.row], _FORMAT])
+
+    def pack(self, result: Measured) -> tuple[dict[str, Any], Arrays]:
+        values = result.values
+        reasons = np.frombuffer(json.dumps(result.reasons).encode(), dtype=np.uint8)
+        arrays = {"lengths": values.lengths, "flags": values.flags, "reasons": reasons}
+        for name, column in values.columns.items():
+            if isinstance(column, Ragged):
+                arrays |= {f"counts {name}": column.counts, f"values {name}": column.values}
+            else:
+                arrays[f"column {name}"] = column
+        return {"failed": int((values.flags == FAILED).sum()), "shapes": values.shapes()}, arrays
+
+    def unpack(self, table: Table, arrays: Arrays) -> Measured:
+        values = Values(arrays["lengths"], arrays["flags"])
+        for name, width in table["shapes"].items():
+            if width:
+                values.columns[name] = Ragged(arrays[f"counts {name}"], arrays[f"values {name}"])
+            else:
+                values.columns[name] = arrays[f"column {name}"]
+        return Measured(values, json.loads(arrays["reasons"].tobytes()))
 
 
 def measure(
@@ -98,18 +187,14 @@ def measure(
     if ranks.rank:
         return MeasureReport(source.path, len(rows), sum(chunk.stop - chunk.start for chunk in job.made))
     blocks = partial(_blocks, index, rows, known, job)
-    shapes = joined_shapes([*(values.shapes() for values in known.values()), *_shapes_of(job)])
+    measured = (table["shapes"] for table in job.done.values() if table)
+    shapes = joined_shapes([*(values.shapes() for values in known.values()), *measured])
     report, largest = _sum_up(source, rows, job, blocks)
     report.written = columns.paths(shapes)
     if any(job.done.values()) or not columns.up_to_date(shapes):
         columns.write(blocks, largest, shapes, {*rows, *known})
         work.remove()
     return report
-
-
-def _shapes_of(job: ShardedJob[Chunk, Measured]) -> Iterator[Shapes]:
-    """Yield the shapes of the columns that were measured now."""
-    return (table["shapes"] for table in job.done.values() if table)
 
 
 def _known_chunks(index: PackedIndex, chunks: Sequence[Chunk], known: Mapping[int, Values]) -> list[Chunk]:

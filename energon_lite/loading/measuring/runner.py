@@ -12,8 +12,7 @@ from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, Outcome, Rejected, Result
 from energon_lite.loading.makers.sample_length import SampleLength
-from energon_lite.loading.measuring.part_columns import ColumnReader
-from energon_lite.loading.measuring.values import Costs, Values, columns_of
+from energon_lite.loading.measuring.values import ColumnReader, Costs, Values, columns_of
 from energon_lite.order.hashing import HashDomain
 from energon_lite.storage.index.columns import FAILED, SKIPPED
 
@@ -62,7 +61,7 @@ class MeasuringRunner(JobRunner):
                     failures[place] = outcome.failure.at(job.addresses[place])
                 else:
                     measured.lengths[place], costs[place] = outcome
-        measured.columns, measured.ragged = columns_of(costs, type(self.encoder).__name__)
+        measured.columns = columns_of(costs, type(self.encoder).__name__)
         if self._parts is not None:
             self._add_parts(job, self._parts, measured, failures)
         return Result(measured, [failures[place] for place in sorted(failures)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from energon_lite.errors import FatalSampleError
 from energon_lite.storage.index.column_file import Ragged, check_column_name
 from energon_lite.storage.index.columns import LENGTH, SKIP
 
-__all__ = ["Costs", "Shapes", "Values", "columns_of", "joined_shapes"]
+__all__ = ["Column", "ColumnReader", "Costs", "Shapes", "Values", "columns_of", "joined_shapes"]
 
 #: By name of a column: 0 for a column with one number per sample, the width of a ragged column, or -1 for a ragged
 #: column without any row, which is compatible with every width.
@@ -21,6 +21,9 @@ Shapes = Mapping[str, int]
 
 #: Values that the encoder returns for a sample, by name: numbers, lists of numbers, or lists of rows of numbers.
 Costs = Mapping[str, Any]
+
+#: One number for each sample, int64 ``[n]``; or any number of rows of numbers for each.
+Column = NDArray[Any] | Ragged
 
 
 @dataclass
@@ -30,28 +33,24 @@ class Values:
     Args:
         lengths: int64 ``[n]``, 0 for samples without a length.
         flags: uint8 ``[n]``, see :mod:`energon_lite.storage.index.columns`.
-        columns: by name, int64 ``[n]``.
-        ragged: by name, any number of rows for each sample.
+        columns: the other columns, by name.
     """
 
     lengths: NDArray[Any]
     flags: NDArray[Any]
-    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
-    ragged: dict[str, Ragged] = field(default_factory=dict)
+    columns: dict[str, Column] = field(default_factory=dict)
 
     def shapes(self) -> dict[str, int]:
         """Return the shapes of the columns in addition to lengths and flags."""
-        return dict.fromkeys(self.columns, 0) | {name: rows.values.shape[1] or -1 for name, rows in self.ragged.items()}
+        return {name: _width(column) for name, column in self.columns.items()}
 
-    def column(self, name: str) -> NDArray[Any]:
-        """Return a column by name; zeros if it does not exist."""
-        return self.columns.get(name, np.zeros(len(self.lengths), dtype=np.int64))
-
-    def rows(self, name: str, width: int) -> Ragged:
-        """Return a ragged column by name; without rows if it does not exist."""
-        nothing = Ragged(np.zeros(len(self.lengths), dtype=np.int64), np.zeros((0, 0), dtype=np.int64))
-        column = self.ragged.get(name, nothing)
-        return column if column.values.size else Ragged(column.counts, column.values.reshape(0, max(width, 0)))
+    def column(self, name: str, width: int) -> Column:
+        """Return a column by name, with its width in :data:`Shapes`; without values if it does not exist."""
+        nothing = np.zeros(len(self.lengths), dtype=np.int64)
+        column = self.columns.get(name, Ragged(nothing, np.zeros((0, 0), dtype=np.int64)) if width else nothing)
+        if isinstance(column, Ragged) and not column.values.size:
+            return Ragged(column.counts, column.values.reshape(0, max(width, 0)))
+        return column
 
     @classmethod
     def zeros(cls, samples: int) -> Values:
@@ -69,29 +68,36 @@ class Values:
 
     def cut(self, start: int, stop: int) -> Values:
         """Return the values of samples ``start`` to ``stop - 1``."""
-        ragged = {}
-        for name, rows in self.ragged.items():
-            ends = np.concatenate([[0], np.cumsum(rows.counts)])
-            ragged[name] = Ragged(rows.counts[start:stop], rows.values[ends[start] : ends[stop]])
-        columns = {name: values[start:stop] for name, values in self.columns.items()}
-        return Values(self.lengths[start:stop], self.flags[start:stop], columns, ragged)
+        columns: dict[str, Column] = {}
+        for name, column in self.columns.items():
+            if isinstance(column, Ragged):
+                ends = np.concatenate([[0], np.cumsum(column.counts)])
+                columns[name] = Ragged(column.counts[start:stop], column.values[ends[start] : ends[stop]])
+            else:
+                columns[name] = column[start:stop]
+        return Values(self.lengths[start:stop], self.flags[start:stop], columns)
+
+
+class ColumnReader(Protocol):
+    """Reader of columns of one data set. Workers have copies of it."""
+
+    def add(self, first: int, stop: int, values: Values, broken: dict[int, Exception]) -> None:
+        """Add the columns of samples ``first`` to ``stop - 1``, all in one shard.
+
+        Args:
+            values: get the columns: int64 ``[stop - first]``, or ragged ones.
+            broken: gets the error of each sample without values, by its place among them, unless it has one.
+        """
 
 
 def joined(parts: Sequence[Values]) -> Values:
     """Return the values of several groups of samples, one after the other."""
-    shapes = joined_shapes(part.shapes() for part in parts)
-    columns = {}
-    ragged = {}
-    for name, width in shapes.items():
-        if not width:
-            columns[name] = np.concatenate([part.column(name) for part in parts])
-            continue
-        rows = [part.rows(name, width) for part in parts]
-        ragged[name] = Ragged(
-            np.concatenate([part.counts for part in rows]), np.concatenate([part.values for part in rows])
-        )
+    columns: dict[str, Column] = {}
+    for name, width in joined_shapes(part.shapes() for part in parts).items():
+        some: list[Any] = [part.column(name, width) for part in parts]
+        columns[name] = Ragged(*map(np.concatenate, zip(*some, strict=True))) if width else np.concatenate(some)
     lengths, flags = (np.concatenate([getattr(part, name) for part in parts]) for name in ("lengths", "flags"))
-    return Values(lengths, flags, columns, ragged)
+    return Values(lengths, flags, columns)
 
 
 def joined_shapes(all_shapes: Iterable[Shapes]) -> dict[str, int]:
@@ -120,8 +126,12 @@ def _kind(width: int) -> str:
     return f"a list of rows of {abs(width)} of some samples" if width else "a number of some samples"
 
 
-def columns_of(costs: Sequence[Costs | None], where: str) -> tuple[dict[str, NDArray[Any]], dict[str, Ragged]]:
-    """Return columns, and ragged columns, of the values that the encoder returns for samples.
+def _width(column: Column) -> int:
+    return (column.values.shape[1] or -1) if isinstance(column, Ragged) else 0
+
+
+def columns_of(costs: Sequence[Costs | None], where: str) -> dict[str, Column]:
+    """Return columns of the values that the encoder returns for samples.
 
     Args:
         costs: values of each sample; None: there are none. A missing name counts as 0, or as no row.
@@ -130,31 +140,14 @@ def columns_of(costs: Sequence[Costs | None], where: str) -> tuple[dict[str, NDA
     Raises:
         FatalSampleError: a name or a value cannot be stored.
     """
-    numbers: dict[str, NDArray[Any]] = {}
-    lists: dict[str, list[NDArray[Any]]] = {}
-    empty = np.zeros((0, 0), dtype=np.int64)
-    for place, sample_costs in enumerate(costs):
-        for name, value in ({} if sample_costs is None else sample_costs).items():
-            array = _checked(name, value, where)
-            if array.ndim == 0:
-                numbers.setdefault(name, np.zeros(len(costs), dtype=np.int64))[place] = array
-            else:
-                lists.setdefault(name, [empty] * len(costs))[place] = (
-                    array if array.ndim == 2 else array.reshape(len(array), min(len(array), 1))
-                )
-    if both := numbers.keys() & lists.keys():
-        joined_shapes([{min(both): 0}, {min(both): 1}])  # raises the error
-    ragged = {}
-    for name, rows in lists.items():
-        width = joined_shapes({name: array.shape[1] or -1} for array in rows)[name]
-        counts = np.array([len(array) for array in rows], dtype=np.int64)
-        ragged[name] = Ragged(
-            counts, np.concatenate([array if array.size else array.reshape(0, max(width, 0)) for array in rows])
-        )
-    return numbers, ragged
+    samples = [Values.zeros(1) for _ in costs]
+    for values, own in zip(samples, costs, strict=True):
+        values.columns = {name: _checked(name, value, where) for name, value in (own or {}).items()}
+    return joined([Values.zeros(0), *samples]).columns
 
 
-def _checked(name: str, value: Any, where: str) -> NDArray[Any]:
+def _checked(name: str, value: Any, where: str) -> Column:
+    """Return the column of one sample."""
     if not isinstance(name, str) or name in (LENGTH, SKIP) or "." in name:
         raise FatalSampleError(f"a column cannot be called {name!r}", where=where, fix="use another name, without dots")
     check_column_name(name)
@@ -167,4 +160,8 @@ def _checked(name: str, value: Any, where: str) -> NDArray[Any]:
             where=where,
             fix="give a whole number, at least 0; a list of these; or a list of rows of equally many, as [[h, w], ...]",
         )
-    return array.astype(np.int64)
+    array = array.astype(np.int64)
+    if array.ndim == 0:
+        return array[None]
+    rows = array if array.ndim == 2 else array[:, None]
+    return Ragged(np.array([len(rows) if rows.size else 0]), rows if rows.size else rows.reshape(0, 0))

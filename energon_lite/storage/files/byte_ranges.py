@@ -1,27 +1,46 @@
-"""Ranges of bytes of local and remote files, without an open file that a fork or a pickle would break."""
+"""Sizes, versions and ranges of bytes of files, without an open file that a fork or a pickle would break."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from energon_lite.errors import MissingShardError, ShardChangedError
-from energon_lite.storage.files.file_versions import expect_version
 from energon_lite.storage.files.open_file import open_file
-from energon_lite.storage.files.remote_files import file_info, file_size, is_remote, read_range
+from energon_lite.storage.files.urls import is_remote, url_files
 
-__all__ = ["RangeFile", "RangedFile", "found_at", "missing", "read_bytes", "size_of"]
+__all__ = [
+    *("RangedFile", "file_version", "found_at", "missing", "read_bytes", "size_of", "uncompared", "version_number"),
+]
 
-#: Bytes of the first request. A request takes about as long as the transfer of a MiB.
-_FIRST_REQUEST = 1 << 16
-#: Bytes of a request at least.
-_SMALLEST_REQUEST = 1 << 13
-#: Bytes of a request at most.
-_LARGEST_REQUEST = 8 << 20
-#: Bytes between two reads that count as near each other.
-_NEAR = 1 << 20
+#: Last two bits of the number of a version that an answer of a store names; both are 0 in all other numbers.
+_NAMED = 3
+
+
+def version_number(*told: object) -> int:
+    """Return 48 bits that identify a version of a file. They are few, since workers receive one for each shard."""
+    return int.from_bytes(hashlib.blake2b(repr(told).encode(), digest_size=6).digest(), "little")
+
+
+def uncompared(number: int) -> int:
+    """Return a number that no answer of a store is compared with, such as that of a time in an index."""
+    return number & ~_NAMED
+
+
+def file_version(found: os.stat_result | Mapping[str, Any], indexed: int = 0) -> int:
+    """Return the current version of a file: a number that differs for earlier and later contents; 0: unknown.
+
+    Args:
+        found: the record of its file system or store. The time of status change of a local file counts too: the time of
+            change can be set back.
+        indexed: its time of change in the index.
+    """
+    if isinstance(found, os.stat_result):
+        return version_number(indexed, found.st_mtime_ns, found.st_ctime_ns)
+    return url_files().version(found)
 
 
 def found_at(path: str) -> os.stat_result | Mapping[str, Any]:
@@ -32,13 +51,9 @@ def found_at(path: str) -> os.stat_result | Mapping[str, Any]:
         DatasetError: the store does not answer.
     """
     try:
-        if not is_remote(path):
-            return os.stat(path)
-        info = file_info(path)
+        return url_files(path).found(path) if is_remote(path) else os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         raise missing(path) from None
-    expect_version(path, info)
-    return info
 
 
 def size_of(path: str, found: os.stat_result | Mapping[str, Any] | None = None) -> int:
@@ -48,7 +63,7 @@ def size_of(path: str, found: os.stat_result | Mapping[str, Any] | None = None) 
         MissingShardError, DatasetError: as :func:`found_at`; or the store's record has no size.
     """
     found = found_at(path) if found is None else found
-    return found.st_size if isinstance(found, os.stat_result) else file_size(path, found)
+    return found.st_size if isinstance(found, os.stat_result) else url_files(path).size(path, found)
 
 
 def read_bytes(path: str, offset: int, size: int) -> bytes:
@@ -63,7 +78,7 @@ def read_bytes(path: str, offset: int, size: int) -> bytes:
         return b""
     try:
         if is_remote(path):
-            return read_range(path, offset, size)
+            return url_files(path).read_range(path, offset, size)
         with open(path, "rb", buffering=0, opener=open_file) as file:
             pieces, left = [], size
             while left and (data := os.pread(file.fileno(), left, offset + size - left)):
@@ -124,47 +139,4 @@ class RangedFile(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         data = self.read(len(view))
         view[: len(data)] = data
-        return len(data)
-
-
-class RangeFile:
-    """Buffered reader of a file behind a URL that is read sequentially, with gaps: few requests, which grow while reads
-    are near each other.
-
-    Args:
-        url: the file.
-        length: bytes in it.
-
-    Raises:
-        DatasetError, FileNotFoundError: (while reading) as :func:`~energon_lite.storage.files.remote_files.read_range`.
-    """
-
-    def __init__(self, url: str, length: int):
-        self.url = url
-        self.length = length
-        self._data = b""
-        self._base = 0
-        self._block = _FIRST_REQUEST
-
-    def read(self, size: int, offset: int) -> bytes:
-        """Return ``size`` bytes at ``offset``, fewer at the end of the file."""
-        size = max(0, min(size, self.length - offset))
-        start = offset - self._base
-        if start < 0 or start + size > len(self._data):
-            gap = offset - self._base - len(self._data)
-            near = bool(self._data) and -len(self._data) <= gap <= _NEAR
-            if self._data:
-                self._block = (
-                    min(4 * self._block, _LARGEST_REQUEST) if near else max(self._block // 4, _SMALLEST_REQUEST)
-                )
-            wanted = min(max(size, self._block), self.length - offset)
-            self._data = read_range(self.url, offset, wanted)
-            self._base = offset
-            start = 0
-        return self._data[start : start + size]
-
-    def read_into(self, memory: memoryview, offset: int) -> int:
-        """Fill ``memory`` with the bytes from ``offset`` on; return the number of bytes that were read."""
-        data = self.read(len(memory), offset)
-        memory[: len(data)] = data
         return len(data)

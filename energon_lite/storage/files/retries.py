@@ -1,9 +1,8 @@
-"""Retries of storage: one policy for all reads and requests, local and remote, that fail in a way that may pass.
+"""Retries of reads that fail in a way that may pass.
 
-Clients of stores raise exceptions of all kinds, so an error is classified by its HTTP status, by the code of the store,
-by its number, or by its class, in this order; then in the same way by its causes. The kind decides how long it pays to
-wait. File descriptors and memory are needed by all samples: their number at some moment must not decide which samples
-are trained on, so a shortage is waited out for seconds, and then ends the run.
+The kind of an error decides how long it pays to wait. File descriptors and memory are needed by all samples: their
+number at some moment must not decide which samples are trained on, so a shortage is waited out for seconds, and then
+ends the run.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import errno
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeVar
 
 from energon_lite.errors import FatalStorageError
 
-__all__ = ["SHORTAGES", "GaveUp", "Kind", "Tries", "kind_of", "out_of", "pauses", "retry_on_exhaustion"]
+__all__ = ["RANDOM", "SHORTAGES", "GaveUp", "Kind", "Tries", "out_of", "retry_on_exhaustion"]
 
 T = TypeVar("T")
 
@@ -28,139 +27,35 @@ Kind = Literal["missing", "refused", "passing", "short", "unknown"]
 
 #: Too many open files in this process; on this machine; no memory in the kernel.
 SHORTAGES = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-#: Seconds to wait before each retry: during a shortage; of a local read; after an unknown error of a store.
+#: Source of random waits: the global generator belongs to the user.
+RANDOM = random.SystemRandom()
+#: Seconds to wait before each retry: during a shortage; of a local read.
 _SHORT = (0.05, 0.2, 0.5, 1.0, 2.0)
 _LOCAL = (0.0, 0.1, 0.5, 2.0)
-_UNKNOWN = (0.2, 1.0, 3.0)
 #: Seconds after a wait in vain during which other requests to the same server do not wait either.
 _GIVEN_UP = 30.0
 
-_PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504, 509}
 _PASSING_NAMES = """EAGAIN EBUSY EINTR EIO EREMOTEIO ETIMEDOUT ECONNREFUSED ECONNRESET ECONNABORTED EPIPE EHOSTDOWN
 EHOSTUNREACH ESTALE ENETUNREACH ENETDOWN ENETRESET ESHUTDOWN"""
 _PASSING_NUMBERS = {number for number, name in errno.errorcode.items() if name in _PASSING_NAMES.split()}
-#: Names of exception classes that come without a status or number.
-_REFUSED_CLASSES = {
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "CredentialRetrievalError",
-    "TokenRetrievalError",
-    "UnauthorizedSSOTokenError",
-    "SSOTokenLoadError",
-    "ProfileNotFound",
-    "NoRegionError",
-    "DefaultCredentialsError",
-    "RefreshError",
-    "SSLCertVerificationError",
-    "ClientConnectorCertificateError",
-    "InvalidURL",
-    "ParamValidationError",
-}
-_PASSING_CLASSES = {
-    "EndpointConnectionError",
-    "ConnectTimeoutError",
-    "ReadTimeoutError",
-    "ConnectionClosedError",
-    "HTTPClientError",
-    "ClientConnectionError",
-    "ClientConnectorError",
-    "ClientOSError",
-    "ClientPayloadError",
-    "ServerDisconnectedError",
-    "ServerTimeoutError",
-    "IncompleteReadError",
-    "ResponseStreamingError",
-    "FSTimeoutError",
-    "RetryableError",
-}
-_REFUSED_CODES = {
-    "AccessDenied",
-    "ExpiredToken",
-    "InvalidAccessKeyId",
-    "InvalidClientTokenId",
-    "InvalidToken",
-    "SignatureDoesNotMatch",
-    "AuthorizationHeaderMalformed",
-    "RequestTimeTooSkewed",
-}
 
 
 def kind_of(error: BaseException) -> Kind:
-    """Return the kind of failure that an error of a store's client means.
+    """Return the kind of failure that an error of the operating system means.
 
     Example:
-        >>> kind_of(ConnectionRefusedError()), kind_of(PermissionError()), kind_of(FileNotFoundError())
-        ('passing', 'refused', 'missing')
+        >>> kind_of(OSError(errno.EIO, "")), kind_of(OSError(errno.EMFILE, "")), kind_of(OSError(errno.EACCES, ""))
+        ('passing', 'short', 'unknown')
     """
-    kinds = [_kind_of_one(link) for link in _chain(error)]
-    return next((kind for kind in kinds if kind != "unknown"), "unknown")
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and up to four of its causes."""
-    for _ in range(5):
-        if error is None:
-            return
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-def _kind_of_one(error: BaseException) -> Kind:
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):  # errors of botocore
-        code = str((response.get("Error") or {}).get("Code", ""))
-        status = (response.get("ResponseMetadata") or {}).get("HTTPStatusCode")
-        if code in _REFUSED_CODES:
-            return "refused"
-        if isinstance(status, int):
-            return _kind_of_status(status)
-    for name in ("status", "code", "status_code"):  # errors of aiohttp, gcsfs, requests
-        status = getattr(error, name, None)
-        if isinstance(status, int) and 400 <= status < 600:
-            return _kind_of_status(status)
-    if isinstance(error, OSError) and error.errno in SHORTAGES:
+    number = error.errno if isinstance(error, OSError) else None
+    if number in SHORTAGES:
         return "short"
-    classes = {base.__name__ for base in type(error).__mro__}
-    if classes & _REFUSED_CLASSES:
-        return "refused"
-    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return "missing"
-    if isinstance(error, (PermissionError, TypeError, NotImplementedError, ImportError)) or type(error) is ValueError:
-        return "refused"
-    if isinstance(error, (TimeoutError, ConnectionError)) or classes & _PASSING_CLASSES:
-        return "passing"
-    if isinstance(error, OSError) and error.errno in _PASSING_NUMBERS:
-        return "passing"
-    if any(code in str(error) for code in _REFUSED_CODES):  # clients that wrap all errors in a class of their own
-        return "refused"
-    return "unknown"
-
-
-def _kind_of_status(status: int) -> Kind:
-    if status in (404, 410):
-        return "missing"
-    return "passing" if status in _PASSING_STATUS else "refused"
-
-
-_random = random.SystemRandom()  # the global generator belongs to the user
-
-
-def pauses(first: float = 0.03, longest: float = 10.0) -> Iterator[float]:
-    """Yield the seconds to wait before each further try: doubled each time, and randomised between processes.
-
-    Example:
-        >>> [round(pause) for pause, _ in zip(pauses(8.0), range(2))]  # doctest: +SKIP
-        [7, 10]
-    """
-    pause = first
-    while True:
-        yield pause * _random.uniform(0.5, 1.0)
-        pause = min(longest, 2 * pause)
+    is_passing = isinstance(error, (TimeoutError, ConnectionError)) or number in _PASSING_NUMBERS
+    return "passing" if is_passing else "unknown"
 
 
 #: By server: when the last request was given up, the first one began to wait, and its patience.
 GaveUp = dict[str, tuple[float, float, float]]
-_gave_up: GaveUp = {}
 
 
 class Tries:
@@ -168,9 +63,11 @@ class Tries:
     reads a sample in several ways before it is given up.
 
     Args:
-        server: what fails together.
-        patience: seconds to wait for a store that is unreachable; None: the storage is local.
-        gave_up: the waits in vain; None: those of this process.
+        gave_up: the waits in vain of all reads that fail together.
+        server: what fails together among these.
+        patience: seconds to wait, all together.
+        waits: seconds before each retry, by kind of error, except for shortages; None: those of local reads.
+        kind_of: returns the kind of an error.
 
     Attributes:
         kind: kind of the last error.
@@ -178,21 +75,29 @@ class Tries:
         is_reported: free for the caller.
     """
 
-    def __init__(self, server: str, patience: float | None, gave_up: GaveUp | None = None):
+    def __init__(
+        self,
+        gave_up: GaveUp,
+        server: str = "",
+        patience: float = math.inf,
+        waits: Mapping[Kind, Iterable[float]] | None = None,
+        kind_of: Callable[[BaseException], Kind] = kind_of,
+    ):
+        if waits is None:
+            waits = {"passing": [wait * RANDOM.uniform(0.5, 1.5) for wait in _LOCAL]}
         self._server = server
-        self._patience = math.inf if patience is None else patience
-        self._gave_up = _gave_up if gave_up is None else gave_up
+        self._patience = patience
+        self._gave_up = gave_up
+        self._kind_of = kind_of
         self._began = time.monotonic()
-        passing = (wait * _random.uniform(0.5, 1.5) for wait in _LOCAL) if patience is None else pauses()
-        unknown = () if patience is None else _UNKNOWN
-        self._waits = {"passing": iter(passing), "short": iter(_SHORT), "unknown": iter(unknown)}
+        self._waits = {kind: iter(seconds) for kind, seconds in {"short": _SHORT, **waits}.items()}
         self.kind: Kind = "unknown"
         self.seconds = 0.0
         self.is_reported = False
 
     def wait_after(self, error: BaseException) -> float | None:
         """Return the seconds to wait before the next try; None: there is none."""
-        self.kind, now = kind_of(error), time.monotonic()
+        self.kind, now = self._kind_of(error), time.monotonic()
         wait = next(self._waits.get(self.kind, iter(())), None)
         last, began, patience = self._gave_up.get(self._server, (-math.inf, now, 0.0))
         given_up = self.kind == "passing" and now - last <= _GIVEN_UP and patience >= self._patience
@@ -203,13 +108,6 @@ class Tries:
         if self.kind == "passing":
             self._gave_up[self._server] = now, began, self._patience
         return None
-
-    @staticmethod
-    def succeeded(server: str, gave_up: GaveUp | None = None) -> None:
-        """Forget a wait in vain for a server, because it has answered."""
-        gave_up = _gave_up if gave_up is None else gave_up
-        if gave_up:
-            gave_up.pop(server, None)
 
 
 def retry_on_exhaustion(step: Callable[[], T], where: str) -> T:
@@ -225,7 +123,7 @@ def retry_on_exhaustion(step: Callable[[], T], where: str) -> T:
     Example:
         >>> file = retry_on_exhaustion(lambda: open("a.tar", "rb"), "a.tar")
     """
-    tries = Tries("", None)
+    tries = Tries({})
     while True:
         try:
             return step()

@@ -19,12 +19,12 @@ from typing import NamedTuple
 from energon_lite.errors import DatasetError, FatalStorageError, MissingShardError, ShardChangedError
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.read_counts import COUNTS
-from energon_lite.storage.files.remote_files import file_size, is_remote, read_range, read_range_in_loop
 from energon_lite.storage.files.retries import GaveUp, Tries, out_of
+from energon_lite.storage.files.urls import OpenFile, is_remote, url_files
 
 __all__ = [
-    *("LocalFile", "Range", "Shard", "ShardIdentity", "ShardRange", "ShardStore", "changed_shard", "explained"),
-    *("head_checksum", "shared_store"),
+    *("LocalFile", "Range", "Shard", "ShardIdentity", "ShardRange", "ShardStore", "changed_shard", "head_checksum"),
+    *("shared_store", "storage_error"),
 ]
 
 #: Bytes of a shard's first block, the header of a tar.
@@ -42,7 +42,7 @@ class ShardIdentity(NamedTuple):
         size: bytes of the file.
         head: checksum of its first block.
         version: a number that differs for earlier and later contents
-            (:func:`~energon_lite.storage.files.file_versions.file_version`); 0: unknown. A corrected shard may have the
+            (:func:`~energon_lite.storage.files.byte_ranges.file_version`); 0: unknown. A corrected shard may have the
             same size and first block as before: ``tarfile`` pads, and writes no times.
     """
 
@@ -95,29 +95,6 @@ class LocalFile:
             close(self.fd)
 
 
-class RemoteFile:
-    """A file behind a URL, of a known length in bytes. Nothing is kept open; each read is a request, whose answer has
-    to be of the known version."""
-
-    __slots__ = ("length", "url", "version")
-
-    def __init__(self, url: str, length: int, version: int):
-        self.url = url
-        self.length = length
-        self.version = version
-
-    def size(self) -> int:
-        return self.length
-
-    def read(self, size: int, offset: int) -> bytes:
-        wanted = min(size, self.length - offset)
-        return read_range(self.url, offset, wanted, self.version) if wanted > 0 else b""
-
-
-#: An open shard.
-OpenShard = LocalFile | RemoteFile
-
-
 class ShardStore:
     """Reader of bytes of shards by position, with a bounded number of open files.
 
@@ -133,7 +110,7 @@ class ShardStore:
     def __init__(self, capacity: int = 64):
         self.capacity = max(1, capacity)
         #: In order of use: the least recently used file comes first.
-        self._files: dict[Shard, OpenShard] = {}
+        self._files: dict[Shard, OpenFile] = {}
         self._gave_up: GaveUp = {}
 
     def __len__(self) -> int:
@@ -179,14 +156,14 @@ class ShardStore:
         return pieces
 
     def _read_again(self, error: DatasetError, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
-        tries = Tries("", None, self._gave_up)
+        tries = Tries(self._gave_up)
         while True:
             cause = error.__cause__
             wait = None if cause is None or isinstance(error, FatalStorageError) else tries.wait_after(cause)
             if wait is None:
                 if tries.kind == "short" and isinstance(cause, OSError):
                     raise out_of(cause, path) from cause
-                raise explained(error, (path, identity))
+                raise error
             if tries.kind == "short":
                 self.close()  # release the descriptors that this process can spare
             else:
@@ -208,26 +185,40 @@ class ShardStore:
                 chunks.append(data)
                 have += len(data)
         except OSError as error:
-            raise _storage_error(path, error) from error
+            raise storage_error(path, error) from error
         COUNTS.bytes_read += have
         return b"".join(chunks)
 
-    def open(self, path: str, identity: ShardIdentity) -> OpenShard:
+    def open(self, path: str, identity: ShardIdentity) -> OpenFile:
         """Return the open shard ``path``; it stays open as long as it is in use.
 
         Raises:
             MissingShardError, ShardChangedError, DatasetError: as :meth:`read`.
         """
         # The key has the identity too: a replaced file of the same name may still be open.
-        key = (path, identity)
-        file = self._files.pop(key, None)
+        shard = path, identity
+        file = self._files.pop(shard, None)
         if file is None:
-            file = self._open(path, identity)
-        self._keep(key, file)
+            file = self._open(shard)
+        else:
+            self._files[shard] = file
         return file
 
-    def _keep(self, key: Shard, file: OpenShard) -> None:
-        self._files[key] = file
+    def __contains__(self, shard: Shard) -> bool:
+        return shard in self._files
+
+    def keep(self, shard: Shard, file: OpenFile, block: bytes) -> None:
+        """Keep an open file, if its first block is the indexed one.
+
+        Raises:
+            ShardChangedError: it is another one.
+        """
+        path, identity = shard
+        if head_checksum(block) != identity.head:
+            raise ShardChangedError(
+                "the shard is not the one that was indexed (same size, other contents)", where=path, fix=_PREPARE_AGAIN
+            )
+        self._files[shard] = file
         while len(self._files) > self.capacity:
             with suppress(RuntimeError, StopIteration):  # another thread removed it first
                 self._files.pop(next(iter(self._files)), None)
@@ -240,50 +231,18 @@ class ShardStore:
         """Close all files that no read uses. The store can be used again afterwards."""
         self._files.clear()
 
-    def _open(self, path: str, identity: ShardIdentity) -> OpenShard:
+    def _open(self, shard: Shard) -> OpenFile:
+        path, (expected, _, version) = shard
         try:
-            file = RemoteFile(path, identity.size, identity.version) if is_remote(path) else LocalFile(path)
+            file = url_files(path).open(path, expected, version) if is_remote(path) else LocalFile(path)
             size = file.size()
-            head = head_checksum(file.read(_HEAD, 0))
+            block = file.read(_HEAD, 0)
         except OSError as error:
-            raise _storage_error(path, error) from error
-        if size != identity.size:
-            raise changed_shard(path, identity.size, size)
-        return _checked(file, path, identity, head)
-
-    async def read_in_loop(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
-        """:meth:`read` of a remote shard, awaited in the event loop of its file system."""
-        try:
-            key = (path, identity)
-            if key not in self._files:
-                block = await read_range_in_loop(path, 0, min(_HEAD, identity.size), identity.version)
-                file = RemoteFile(path, identity.size, identity.version)
-                self._keep(key, _checked(file, path, identity, head_checksum(block)))
-            if offset + size > identity.size:
-                raise changed_shard(path, offset + size, identity.size)
-            data = await read_range_in_loop(path, offset, size, identity.version)
-            COUNTS.bytes_read += size
-            return data
-        except OSError as error:
-            raise _storage_error(path, error) from error
-
-
-def _checked(file: OpenShard, path: str, identity: ShardIdentity, head: int) -> OpenShard:
-    if head != identity.head:
-        raise ShardChangedError(
-            "the shard is not the one that was indexed (same size, other contents)", where=path, fix=_PREPARE_AGAIN
-        )
-    return file
-
-
-def explained(error: BaseException, shard: Shard) -> BaseException:
-    """Return the error for a failed range; if the object has another size now, an error that says so."""
-    path, identity = shard
-    if is_remote(path) and isinstance(error, DatasetError) and not isinstance(error, FatalStorageError):
-        with suppress(OSError, DatasetError):
-            if (size := file_size(path)) != identity.size:
-                return changed_shard(path, identity.size, size)
-    return error
+            raise storage_error(path, error) from error
+        if size != expected:
+            raise changed_shard(path, expected, size)
+        self.keep(shard, file, block)
+        return file
 
 
 def changed_shard(path: str, expected: int, found: int) -> ShardChangedError:
@@ -295,7 +254,8 @@ def changed_shard(path: str, expected: int, found: int) -> ShardChangedError:
     )
 
 
-def _storage_error(path: str, error: OSError) -> DatasetError:
+def storage_error(path: str, error: OSError) -> DatasetError:
+    """Return the error for a shard that cannot be read."""
     if isinstance(error, FileNotFoundError):
         return MissingShardError("the shard does not exist any more", where=path, fix=_PREPARE_AGAIN)
     return DatasetError(f"the shard cannot be read: {error.strerror or error}", where=path, fix="check the storage")

@@ -14,20 +14,20 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from energon_lite.errors import DataIndexError, EnergonLiteError, ShardChangedError, counted
 from energon_lite.storage.files.file_lock import only_one
-from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.stored_array import whole_or_none
-from energon_lite.storage.index.jsonl import check_there, is_jsonl, remote_version, scan_jsonl, scan_remote_jsonl
+from energon_lite.storage.files.urls import is_remote, remote_guest
+from energon_lite.storage.index.jsonl import index_of_file, is_jsonl
 from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, read_info, read_uuid
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
 
 __all__ = [
-    *("cache_folder", "check_count", "find_index", "first_writable", "index_places", "made_once", "open_index"),
-    "shard_counts",
+    *("UrlDatasets", "cache_folder", "check_count", "find_index", "first_writable", "index_places", "local_meta"),
+    *("made_once", "open_index", "shard_counts", "url_datasets"),
 ]
 
 _log = logging.getLogger(__name__)
@@ -42,6 +42,42 @@ def cache_folder() -> str:
     chosen = os.environ.get("ENERGON_LITE_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.abspath(chosen) if chosen else os.path.join(base, "energon_lite")
+
+
+class UrlDatasets(NamedTuple):
+    """Functions of the guest that opens data sets behind URLs: entry ``url_datasets`` of ``STORAGE_GUESTS``.
+
+    Attributes:
+        local_meta: returns the local folder with a copy of the data set's ``.nv-meta``.
+        open_index: ``(url, meta, counts, shards)``, with that folder, the number of samples by shard, and the wanted
+            shards; checks that these exist with the indexed sizes, and returns the index, its file, and their versions.
+    """
+
+    local_meta: Callable[[str], str]
+    open_index: Callable[[str, str, Mapping[str, int], Sequence[str]], tuple[PackedIndex, str, tuple[int, ...]]]
+
+
+def url_datasets(url: str) -> UrlDatasets:
+    """Return the guest that opens data sets behind URLs.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    guest: UrlDatasets = remote_guest("url_datasets", "data sets behind URLs are opened", url)
+    return guest
+
+
+def local_meta(path: str) -> str:
+    """Return the folder whose ``.nv-meta`` has the small files of a data set: ``path`` itself, or a copy in the cache.
+
+    Raises:
+        NotPreparedError: there is no prepared data set behind the URL.
+        DatasetError: the store does not answer, or its package is not installed.
+        UsageError: the guest is not installed.
+    """
+    if not is_remote(path) or is_jsonl(path):  # a JSONL file has no such folder
+        return path
+    return url_datasets(path).local_meta(path)
 
 
 def index_places(root: str) -> tuple[str, str]:
@@ -68,14 +104,13 @@ def open_index(root: str, counts: Mapping[str, int] | None = None) -> tuple[Pack
         NotPreparedError: there is no such folder or file, or the folder was not prepared.
         ShardFormatError, MissingShardError, ShardChangedError: a shard is missing, damaged or has changed, and the
             index had to be made.
-        DatasetError: as :func:`~energon_lite.storage.index.jsonl.scan_jsonl`; or no place for the index is writable.
+        DatasetError: as :meth:`~energon_lite.storage.index.jsonl.FileIndex.make`; or no place for the index can be
+            written.
+        UsageError: the guest for JSONL files is not installed.
     """
-    if is_jsonl(root) and is_remote(root):
-        version = remote_version(root)
-        return _find_or_make(root, lambda index: index.uuid == version, partial(_make_of_file, root, version))
     if is_jsonl(root):
-        check_there(root)
-        return _find_or_make(root, partial(_is_of_file, root), partial(_make_of_file, root))
+        file = index_of_file(root)
+        return _find_or_make(root, file.fits, file.make)
     counts = counts or read_info(root)
     return _find_or_make(root, _is_of(root, counts), partial(_make, root, counts))
 
@@ -154,16 +189,6 @@ def _is_of(root: str, counts: Mapping[str, int]) -> _Fits:
     return lambda index: (index.uuid, list(index.shard_counts.items())) == wanted
 
 
-def _is_of_file(path: str, index: PackedIndex) -> bool:
-    """Return True if an index belongs to a JSONL file in its current state."""
-    try:
-        now = os.stat(path)
-    except OSError:
-        return False  # reading the file will raise the error
-    then = index.shard_names, index.shards[:-1, 0].tolist(), index.shard_times.tolist()
-    return then == ((os.path.basename(path),), [now.st_size], [now.st_mtime_ns])
-
-
 def _find_or_make(root: str, fits: _Fits, make: Callable[[], PackedIndex]) -> tuple[PackedIndex, str]:
     """Return a fitting index; if there is none, one process makes it in the first place that can be written."""
 
@@ -194,14 +219,6 @@ def _fitting(path: str, fits: _Fits) -> PackedIndex | None:
         _log.info("%s is older than what it belongs to, it will be made again", path)
         return None
     return index
-
-
-def _make_of_file(path: str, version: str | None = None) -> PackedIndex:
-    """Make the index of a JSONL file, of this version if it is remote."""
-    scan = scan_jsonl(path) if version is None else scan_remote_jsonl(path)
-    for note in scan.notes:
-        _log.warning("%s: %s", path, note)
-    return PackedIndex.from_scans([scan], uuid=version or "")
 
 
 def _make(root: str, counts: Mapping[str, int]) -> PackedIndex:

@@ -1,51 +1,59 @@
 """JSONL files as data sets: each line that is not blank is a sample with one part, ``json``.
 
 Such a file is a data set of one shard, itself, and its lines have what samples of a tar have: a key (their number, from
-0), an offset and a size. So all code that reads shards works for it unchanged. Files about it are kept next to it, with
-its name as prefix: ``chats.jsonl.energon_lite.idx``, and ``chats.jsonl.idx``, which Megatron-Energon reads.
+0), an offset and a size. So all code that reads shards works for it unchanged; only its index is made by a guest. Files
+about it are kept next to it, with its name as prefix: ``chats.jsonl.energon_lite.idx``, and ``chats.jsonl.idx``, which
+Megatron-Energon reads.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
+from energon_lite.entry_points import load, storage_guests
+from energon_lite.errors import UsageError
+from energon_lite.storage.index.packed_index import PackedIndex
 
-from energon_lite.errors import DatasetError, NotPreparedError, ShardChangedError, counted
-from energon_lite.storage.files.byte_ranges import RangedFile
-from energon_lite.storage.files.file_versions import expect_version, version_of
-from energon_lite.storage.files.remote_files import file_info, read_file, read_range
-from energon_lite.storage.files.shard_store import head_checksum
-from energon_lite.storage.tar.tar_headers import BLOCK
-from energon_lite.storage.tar.tar_scan import Int64, ShardScan, unchanged_file
-
-__all__ = [
-    *("BOM", "PART", "check_there", "folder_and_name", "folder_of_shards", "is_jsonl"),
-    *("remote_version", "scan_jsonl", "scan_remote_jsonl"),
-]
-
-_log = logging.getLogger(__name__)
+__all__ = ["BOM", "PART", "FileIndex", "folder_and_name", "folder_of_shards", "index_of_file", "is_jsonl"]
 
 #: The name of the only part of each sample.
 PART = "json"
-#: Bytes of a buffer.
-_CHUNK = 16 << 20
 #: The byte order mark of UTF-8.
 BOM = b"\xef\xbb\xbf"
-#: Codes of single bytes.
-_LINE_END = ord("\n")
-_RETURN = ord("\r")
-_OPEN = ord("{")
-_CLOSE = ord("}")
 
 
-class Stream(Protocol):
-    """A binary stream that is read from beginning to end."""
+class FileIndex(Protocol):
+    """Maker of the index of a JSONL file: ``(path) -> FileIndex`` is the entry ``jsonl`` of ``STORAGE_GUESTS``."""
 
-    def read(self, size: int, /) -> bytes: ...
+    def fits(self, index: PackedIndex) -> bool:
+        """Return True if an index belongs to the file in its current state."""
+
+    def make(self) -> PackedIndex:
+        """Make the index.
+
+        Raises:
+            DatasetError: the file cannot be read.
+            ShardChangedError: it was written to during the scan.
+        """
+
+
+def index_of_file(path: str) -> FileIndex:
+    """Return the maker of the index of a file, local or behind a URL.
+
+    Raises:
+        NotPreparedError: there is no such file.
+        UsageError: the guest is not installed.
+    """
+    target = storage_guests().get("jsonl")
+    if target is None:
+        raise UsageError(
+            "JSONL files are indexed by the extra 'formats', which is not installed",
+            where=path,
+            fix="install energon_lite with energon_lite/extras/formats",
+        )
+    made: FileIndex = load(target)(path)
+    return made
 
 
 def is_jsonl(path: str) -> bool:
@@ -67,190 +75,3 @@ def folder_and_name(path: str) -> tuple[str, str]:
     """
     folder, name = os.path.split(path)
     return (f"{folder}//" if folder.endswith(":") else folder), name
-
-
-def check_there(path: str) -> None:
-    """Raise NotPreparedError if there is no such file."""
-    if not os.path.isfile(path):
-        raise NotPreparedError("there is no such JSONL file", where=path, fix="check the path")
-
-
-def scan_jsonl(path: str) -> ShardScan:
-    """Find the lines of a file; at about 750 MB a second.
-
-    White space around a line does not belong to it, nor does a byte order mark at the start. A line that is no JSON
-    object is a sample too, which will fail (and be counted) when it is decoded; the scan notes it.
-
-    Raises:
-        NotPreparedError: there is no such file.
-        DatasetError: it cannot be read.
-        ShardChangedError: it was written to during the scan.
-
-    Example:
-        >>> scan = scan_jsonl("chats.jsonl")
-        >>> scan.samples, scan.all_keys()[0], scan.part_names
-        (200, '0', ('json',))
-    """
-    check_there(path)
-    try:
-        with open(path, "rb") as file, unchanged_file(file.fileno(), path) as identity:
-            return _scan_stream(file, os.path.basename(path), identity)
-    except OSError as error:
-        raise DatasetError(
-            f"the JSONL file cannot be read: {error.strerror or error}", where=path, fix="check permissions and storage"
-        ) from error
-
-
-def _scan_stream(file: Stream, name: str, found: Mapping[str, Any]) -> ShardScan:
-    """Find the lines of an open file; see :func:`scan_jsonl`.
-
-    Args:
-        file: a stream at its beginning.
-        name: name of the file, without its folder.
-        found: its size, head and time of its last change, as fields of :class:`ShardScan`.
-    """
-    nothing = np.zeros(0, dtype=np.int64)
-    starts = [nothing]
-    parts = [nothing.reshape(0, 3)]
-    odd = list[int]()
-    many_odd = 0
-    lines = 0
-    for offset, buffer, stops in _buffers(file):
-        first, texts, sizes, strange = _lines(buffer, stops, not offset)
-        kept = sizes > 0
-        starts.append(first[kept] + offset)
-        parts.append(np.stack([texts + offset, sizes, np.zeros_like(sizes)], axis=1)[kept])
-        odd += [lines + line + 1 for line in strange[:1]]
-        many_odd, lines = many_odd + len(strange), lines + len(stops)
-    headers, rows = np.concatenate(starts), np.concatenate(parts)
-    headers[:1] = 0  # as in Energon's index
-    notes = (f"{counted(many_odd, 'line')} without a JSON object, such as line {odd[0]}",) if odd else ()
-    return _scan(name, headers, rows, found, notes)
-
-
-def _scan(name: str, headers: Int64, rows: Int64, found: Mapping[str, Any], notes: tuple[str, ...] = ()) -> ShardScan:
-    """The scan of lines that start at ``headers``, with texts at ``rows``; keys are the numbers of the lines."""
-    keys = [b"%d" % number for number in range(len(rows))]
-    return ShardScan(
-        name=name,
-        end=found["size"],
-        headers=headers,
-        first_part=np.arange(len(rows) + 1, dtype=np.int64),
-        parts=rows,
-        part_names=(PART,),
-        key_offsets=np.cumsum([0, *map(len, keys)], dtype=np.int64),
-        keys=b"".join(keys),
-        notes=notes,
-        **found,
-    )
-
-
-def _buffers(file: Stream) -> Iterator[tuple[int, bytes, Int64]]:
-    """Read the file in buffers of whole lines: the offset of each, its bytes, and the end of each line in it."""
-    rest, offset = b"", 0
-    while chunk := file.read(max(_CHUNK, len(rest))):
-        buffer = rest + chunk
-        stops = np.flatnonzero(np.frombuffer(buffer, np.uint8) == _LINE_END)
-        end = int(stops[-1]) + 1 if len(stops) else 0
-        rest = buffer[end:]
-        if end:
-            yield offset, buffer[:end], stops
-            offset += end
-    if rest:
-        yield offset, rest, np.array([len(rest)])
-
-
-def _lines(buffer: bytes, stops: Int64, is_first: bool) -> tuple[Int64, Int64, Int64, list[int]]:
-    """Start of each line of a buffer, start and size of its text, and the numbers of lines that are no objects."""
-    data = np.frombuffer(buffer, np.uint8)
-    starts = np.concatenate([[0], stops[:-1] + 1])
-    texts, ends = starts.copy(), stops - (data[stops - 1] == _RETURN) * (stops > starts)
-    filled, strange = ends > starts, []
-    # Ordinary lines, without white space around them, need no second look.
-    usual = filled & (data[texts * filled] == _OPEN) & (data[(ends - 1) * filled] == _CLOSE)
-    for line in np.flatnonzero(~usual).tolist():
-        start, text = int(starts[line]), buffer[starts[line] : stops[line]]
-        if is_first and not line and text.startswith(BOM):
-            start, text = start + len(BOM), text[len(BOM) :]
-        start += len(text) - len(text.lstrip())
-        text = text.strip()
-        texts[line], ends[line] = start, start + len(text)
-        if text and not (text.startswith(b"{") and text.endswith(b"}")):
-            strange.append(line)
-    return starts, texts, ends - texts, strange
-
-
-# -- files behind a URL ---------------------------------------------------------------------------------------------
-
-
-def remote_version(url: str) -> str:
-    """Return the version of a file as one text, from the store's record of it.
-
-    Raises:
-        NotPreparedError: there is no such file.
-        DatasetError: the store does not answer.
-    """
-    return " ".join(version_of(_info(url)))
-
-
-def scan_remote_jsonl(url: str) -> ShardScan:
-    """Scan the lines of a file behind a URL by its ``.idx``, which either library writes; if there is none that fits,
-    the file is read once from beginning to end.
-
-    Raises:
-        NotPreparedError: there is no such file.
-        ShardChangedError: it was written to during the scan.
-        DatasetError: the store failed.
-    """
-    info = _info(url)
-    size = int(info.get("size") or 0)
-    head = read_range(url, 0, min(size, BLOCK)) if size else b""
-    identity = {"size": size, "head": head_checksum(head), "mtime_ns": 0}
-    name = folder_and_name(url)[1]
-    starts = _starts(url, size)
-    if starts is None:
-        _log.warning("%s has no .idx that fits: reading all of its %.0f MiB, once", url, size / 2**20)
-        stream = RangedFile(size, lambda offset, count: read_range(url, offset, count) if count else b"")
-        scan = _scan_stream(stream, name, identity)
-    else:
-        scan = _indexed(url, name, starts, head, identity)
-    if _info(url) != info:
-        raise ShardChangedError(
-            "the file was written to while it was read", where=url, fix="run again when its writer has finished"
-        )
-    return scan
-
-
-def _info(url: str) -> Mapping[str, Any]:
-    try:
-        info = file_info(url)
-    except FileNotFoundError:
-        raise NotPreparedError("there is no such JSONL file", where=url, fix="check the path") from None
-    expect_version(url, info)
-    return info
-
-
-def _starts(url: str, size: int) -> Int64 | None:
-    """Start of each line, and the end of the file; None: there is no ``.idx``, or it belongs to another file."""
-    try:
-        data = read_file(f"{url}.idx")
-    except FileNotFoundError:
-        return None
-    starts = np.frombuffer(data[: len(data) // 8 * 8], dtype="<u8").astype(np.int64)
-    if len(data) % 8 or not len(starts) or starts[-1] != size or starts[0] < 0 or (np.diff(starts) <= 0).any():
-        _log.warning("%s.idx does not belong to the file as it is", url)
-        return None
-    return starts
-
-
-def _indexed(url: str, name: str, starts: Int64, head: bytes, found: Mapping[str, Any]) -> ShardScan:
-    """Make the scan from an ``.idx``. A line ends with a line feed; the last one may lack it."""
-    size = int(found["size"])
-    texts, sizes = starts[:-1].copy(), np.diff(starts) - 1
-    if len(texts):
-        sizes[-1] += read_range(url, size - 1, 1) != b"\n"
-        if head[starts[0] :].startswith(BOM):
-            texts[0] += len(BOM)
-            sizes[0] -= len(BOM)
-    rows = np.stack([texts, np.maximum(sizes, 0), np.zeros_like(sizes)], axis=1)
-    return _scan(name, starts[:-1], rows, found)

@@ -18,14 +18,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from energon_lite.documents import parse_yaml
-from energon_lite.entry_points import load, storage_guests
 from energon_lite.errors import UsageError, counted
 from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers
 from energon_lite.storage.files.file_lock import held_folder
-from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.files.urls import is_remote, remote_guest
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import check_count, open_index
 from energon_lite.storage.index.packed_index import PackedIndex
@@ -38,7 +37,15 @@ from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
 
 __all__ = [
-    *("PrepareReport", "UrlPreparer", "already_prepared", "index_again", "prepare_dataset", "prepare_folder"),
+    *(
+        "PrepareReport",
+        "UrlOptions",
+        "UrlPreparer",
+        "already_prepared",
+        "index_again",
+        "prepare_dataset",
+        "prepare_folder",
+    ),
     *("prepare_jsonl", "write_prepared"),
 ]
 
@@ -193,37 +200,25 @@ def _earlier_exclusions(root: str) -> tuple[list[str], bool]:
     return names, len(names) == len(entries)
 
 
-class UrlPreparer(Protocol):
-    """Guest that prepares data sets at URLs: entry ``prepare_url`` of the table ``STORAGE_GUESTS``."""
+class UrlOptions(NamedTuple):
+    """Options of the preparation of a data set at a URL; see :func:`prepare_folder`."""
 
-    def prepare(
-        self,
-        url: str,
-        choose: Callable[[DatasetScan], Choice],
-        *,
-        exclude: str | None,
-        force_overwrite: bool,
-        sqlite: bool,
-        rescan: bool,
-        progress: Progress | None,
-        tmp_path: str | None,
-    ) -> PrepareReport:
-        """Do :func:`prepare_folder` for a URL."""
+    sqlite: bool
+    progress: Progress | None
+    tmp_path: str | None
+    exclude: str | None = None
+    force_overwrite: bool = False
+    rescan: bool = False
 
-    def index_again(self, url: str, *, sqlite: bool, progress: Progress | None, tmp_path: str | None) -> PrepareReport:
-        """Do :func:`index_again` for a URL."""
+
+#: ``(url, choose, options)``: :func:`prepare_folder` for a URL; without ``choose``, :func:`index_again`. Entry
+#: ``prepare_url`` of the table ``STORAGE_GUESTS``.
+UrlPreparer = Callable[[str, Callable[[DatasetScan], Choice] | None, UrlOptions], PrepareReport]
 
 
 def _url_preparer(url: str) -> UrlPreparer:
-    target = storage_guests().get("prepare_url")
-    if target is None:
-        raise UsageError(
-            "data sets at URLs are prepared by the extra 'remote', which is not installed",
-            where=url,
-            fix="install energon_lite with energon_lite/extras/remote; or prepare a local copy, and upload .nv-meta "
-            "and the .tar.idx files with the shards",
-        )
-    guest: UrlPreparer = load(target)
+    fix = "prepare a local copy, and upload .nv-meta and the .tar.idx files with the shards"
+    guest: UrlPreparer = remote_guest("prepare_url", "data sets at URLs are prepared", url, fix)
     return guest
 
 
@@ -243,7 +238,7 @@ def index_again(
         ShardChangedError: the numbers of samples in the shards differ from ``.info.json``.
     """
     if is_remote(root):
-        return _url_preparer(root).index_again(root, sqlite=sqlite, progress=progress, tmp_path=tmp_path)
+        return _url_preparer(root)(root, None, UrlOptions(sqlite, progress, tmp_path))
     root = os.path.abspath(root)
     counts = nv_meta.read_info(root)
     names = [name for name in counts if counts[name]]
@@ -312,16 +307,8 @@ def prepare_folder(
                 where=path,
                 fix="add --world-size 1 --rank 0, on one process (in Python: leave out ranks)",
             )
-        return _url_preparer(path).prepare(
-            path,
-            choose,
-            exclude=exclude,
-            force_overwrite=force_overwrite,
-            sqlite=sqlite,
-            rescan=rescan,
-            progress=progress,
-            tmp_path=tmp_path,
-        )
+        options = UrlOptions(sqlite, progress, tmp_path, exclude, force_overwrite, rescan)
+        return _url_preparer(path)(path, choose, options)
     root = os.path.abspath(path)
     with ExitStack() as held:
         with ranks.together():

@@ -20,10 +20,10 @@ from energon_lite.errors import (
 )
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.read_counts import COUNTS
-from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import Range, Shard, ShardStore
+from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.read.kept_samples import DenseExclusion
-from energon_lite.storage.read.range_cache import ReadAhead
+from energon_lite.storage.read.read_ahead import ReadAhead
 from energon_lite.storage.read.sample_choice import SampleFilter
 from energon_lite.storage.read.source import OpenSource, Source
 from energon_lite.storage.read.webdataset import Columns, RawSample, SampleRange, WebdatasetSource

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from energon_lite.errors import UsageError
 from energon_lite.storage.files.byte_ranges import RangedFile, read_bytes, size_of
-from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import Shard, ShardRange, shared_store
-from energon_lite.storage.read.range_cache import ReadAhead, shared_range_cache
+from energon_lite.storage.files.urls import is_remote
+from energon_lite.storage.read.read_ahead import ReadAhead, range_cache
 
 __all__ = ["PartRange", "RangeStream", "StreamedParts", "open_stream"]
 
@@ -52,7 +52,7 @@ class PartRange(NamedTuple):
             DatasetError: as :meth:`~energon_lite.storage.files.shard_store.ShardStore.read`.
         """
         if self.read_ahead is not None:
-            return bytes(shared_range_cache(self.read_ahead).get(ShardRange(self.shard, self.offset + offset, size)))
+            return bytes(range_cache(self.read_ahead).get(ShardRange(self.shard, self.offset + offset, size)))
         return shared_store().read(*self.shard, self.offset + offset, size)
 
     def open(self) -> RangeStream:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DatasetError
-from energon_lite.storage.files.file_versions import uncompared
+from energon_lite.storage.files.byte_ranges import uncompared
 from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity
 from energon_lite.storage.index.column_file import ColumnFile, RaggedFile
 from energon_lite.storage.index.columns import CHECKSUMS, SKIPPED, Column, RaggedColumn

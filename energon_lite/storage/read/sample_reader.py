@@ -7,7 +7,8 @@ ways:
 
 * by a positioned read for each (:meth:`ShardStore.fetch`),
 * from a run of neighbours that is read by one call, and cut up (:func:`fetch_neighbours`), or
-* from slow storage, out of ranges that were requested ahead, many at the same time, and kept (:class:`RunReader`).
+* from slow storage, out of ranges that were requested ahead, many at the same time, and kept
+  (:class:`~energon_lite.storage.read.runs.Ahead`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from energon_lite.errors import EnergonLiteError
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.shard_store import LocalFile, Range, Shard, ShardRange
 from energon_lite.storage.read.opened_source import OpenedSource
-from energon_lite.storage.read.range_cache import ReadAhead, shared_range_cache
 from energon_lite.storage.read.range_stream import PartRange, StreamedParts
-from energon_lite.storage.read.run_reader import LARGEST_READ, RunReader, Usage, fetch_neighbours
+from energon_lite.storage.read.read_ahead import ReadAhead, range_cache
+from energon_lite.storage.read.runs import LARGEST_READ, Usage, fetch_neighbours, reader_ahead
 from energon_lite.storage.read.webdataset import Columns, RawSample, Runs, WebdatasetSource
 
 __all__ = ["Columns", "Reader", "SampleReader", "fetch_samples"]
@@ -89,7 +90,7 @@ class SampleReader:
         self.source = source
         self.parts = parts
         self.streamed = streamed
-        self.ahead = None if source.read_ahead is None else RunReader(source, parts, streamed)
+        self.ahead = reader_ahead(source, parts, streamed)
         self._layouts: dict[tuple[int, ...], tuple[list[int] | slice, tuple[str, ...]] | None] = {}
         self._runs = source.runs if self.ahead is None else None
         self._usage = Usage(self._runs or Runs(1), source.mean_bytes)
@@ -382,5 +383,5 @@ def fetch_samples(samples: Iterable[tuple[Reader | OpenedSource, int]], *, wait:
         if reader.ahead is not None:
             wanted.setdefault(reader.ahead.settings, []).extend(reader.ranges(indices))
     for settings, ranges in wanted.items():
-        cache = shared_range_cache(settings)
+        cache = range_cache(settings)
         cache.load(ranges) if wait else cache.prefetch(ranges)

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any
+from collections.abc import Sequence
 
 from energon_lite.errors import EmptyDatasetError, MissingShardError, did_you_mean
-from energon_lite.storage.files.file_versions import file_version, numbers_of
-from energon_lite.storage.files.remote_files import Listing, file_info
+from energon_lite.storage.files.byte_ranges import file_version
 from energon_lite.storage.files.shard_store import changed_shard
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.read.remote import shard_sizes
 
-__all__ = ["check_files", "check_known", "split_words"]
+__all__ = ["check_files", "check_known", "missing_shard", "split_words"]
 
 #: Shards whose sizes are checked when a data set is opened, at most.
 _SIZES_CHECKED = 1000
-#: Requests for records of shards at the same time.
-_TOGETHER = 32
 
 
 def split_words(split_part: str) -> str:
@@ -53,54 +46,30 @@ def check_known(root: str, shards: Sequence[str], counts: dict[str, int], split_
             )
 
 
-def check_files(root: str, shards: Sequence[str], index: PackedIndex, there: Listing | None = None) -> tuple[int, ...]:
+def check_files(root: str, shards: Sequence[str], index: PackedIndex) -> tuple[int, ...]:
     """Check that every shard exists and has the indexed size. If there are very many shards, only some sizes are
-    checked now, the others when they are read. Return the versions of the shards; those of unchecked local ones are the
-    times of change in the index, and unchecked remote ones have none.
-
-    Args:
-        there: the store's listing of the files, for a remote data set.
+    checked now, the others when they are read. Return the versions of the shards; those of unchecked ones are the times
+    of change in the index.
 
     Raises:
         MissingShardError, ShardChangedError: a check failed.
     """
-    if there is None and len(shards) > _SIZES_CHECKED:
+    if len(shards) > _SIZES_CHECKED:
         _check_there(root, shards)
     known = zip(index.shard_names, index.shards[:-1, 0].tolist(), index.shard_times.tolist(), strict=True)
     rows = {name: (size, time) for name, size, time in known}
     versions = [rows[name][1] for name in shards]
-    if there is not None:
-        there = _with_records(root, shards, there)
-    there_sizes = {} if there is None else shard_sizes(there)
-    for place in range(0, len(shards), -(-len(shards) // _SIZES_CHECKED) if there is None else 1):
+    for place in range(0, len(shards), -(-len(shards) // _SIZES_CHECKED)):
         name = shards[place]
         path, (expected, time) = os.path.join(root, name), rows[name]
         try:
-            status = os.stat(path) if there is None else there[name]
-        except (FileNotFoundError, KeyError):
-            raise _missing(root, name) from None
-        size = status.st_size if isinstance(status, os.stat_result) else there_sizes[name]
-        if size is not None and size != expected:
-            raise changed_shard(path, expected, size)
+            status = os.stat(path)
+        except FileNotFoundError:
+            raise missing_shard(root, name) from None
+        if status.st_size != expected:
+            raise changed_shard(path, expected, status.st_size)
         versions[place] = file_version(status, time)
     return tuple(versions)
-
-
-def _with_records(root: str, shards: Sequence[str], there: Listing) -> Listing:
-    """A listing with the records of shards of which it names no version, as listings of web servers; of many shards,
-    those of some."""
-
-    def record(name: str) -> Mapping[str, Any]:
-        with suppress(FileNotFoundError):  # such as a server that answers to reads only
-            return file_info(f"{root}/{name}")
-        return there[name]
-
-    bare = [name for name in shards if name in there and not numbers_of(there[name])]
-    bare = bare[:: max(1, -(-len(bare) // _SIZES_CHECKED))]
-    if not bare:
-        return there
-    with ThreadPoolExecutor(_TOGETHER, "energon-lite-records") as pool:
-        return {**there, **dict(zip(bare, pool.map(record, bare), strict=True))}
 
 
 def _check_there(root: str, shards: Sequence[str]) -> None:
@@ -114,10 +83,11 @@ def _check_there(root: str, shards: Sequence[str]) -> None:
             except (FileNotFoundError, NotADirectoryError):
                 listed[folder] = set()
         if file not in listed[folder]:
-            raise _missing(root, name)
+            raise missing_shard(root, name)
 
 
-def _missing(root: str, shard: str) -> MissingShardError:
+def missing_shard(root: str, shard: str) -> MissingShardError:
+    """Return the error for a shard that does not exist."""
     return MissingShardError(
         "a shard of the data set does not exist",
         where=os.path.join(root, shard),

@@ -9,16 +9,14 @@ from typing import Any, NamedTuple, Protocol
 
 from energon_lite.errors import DataIndexError, EmptyDatasetError, counted
 from energon_lite.samples import SourceInfo
-from energon_lite.storage.files.byte_ranges import found_at
-from energon_lite.storage.files.file_versions import file_version
-from energon_lite.storage.files.remote_files import is_remote, list_files
+from energon_lite.storage.files.byte_ranges import file_version, found_at
 from energon_lite.storage.files.shard_store import ShardStore, shared_store
+from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.columns import Column, RaggedColumn
-from energon_lite.storage.index.index_cache import open_index, shard_counts
+from energon_lite.storage.index.index_cache import local_meta, open_index, shard_counts, url_datasets
 from energon_lite.storage.index.jsonl import folder_of_shards, is_jsonl
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.read.range_cache import ReadAhead
-from energon_lite.storage.read.remote import local_meta, remote_index
+from energon_lite.storage.read.read_ahead import ReadAhead
 from energon_lite.storage.read.sample_choice import SampleChoice, SampleFilter, excluded_positions
 from energon_lite.storage.read.shard_checks import check_files, check_known, split_words
 
@@ -179,9 +177,7 @@ class WebdatasetSource:
             index, index_path = open_index(root)
             versions: tuple[int, ...] = (file_version(found_at(root)),)
         elif is_remote(root):
-            there = list_files(root)
-            index, index_path = remote_index(root, meta, counts, there)
-            versions = check_files(root, names, index, there)
+            index, index_path, versions = url_datasets(root).open_index(root, meta, counts, names)
         else:
             index, index_path = open_index(root, counts)
             versions = check_files(folder_of_shards(root), names, index)

@@ -16,16 +16,14 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.storage.files.byte_ranges import RangeFile
-
 __all__ = [
-    *("SPARSE", "Bytes2D", "Int64", "Member", "MemberColumns", "PlainHeaders", "padded_width", "pax_records"),
-    *("text_of",),
+    *("SPARSE", "Bytes2D", "Int64", "Member", "MemberColumns", "PlainHeaders", "PositionedFile", "padded_width"),
+    *("pax_records", "text_of"),
 ]
 
 Int64 = NDArray[np.int64]
@@ -61,6 +59,16 @@ SPARSE = "GNU.sparse"
 _SIZE_DIGITS = 20
 #: The most frequent text: a single record, with seconds and a fraction.
 _ONE_TIME = re.compile(rb"(\d+) [amc]time=[\d.]+\n")
+
+
+class PositionedFile(Protocol):
+    """A file that is read by position, sequentially with gaps."""
+
+    def read(self, size: int, offset: int, /) -> bytes:
+        """Return ``size`` bytes at ``offset``, fewer at the end of the file."""
+
+    def read_into(self, memory: memoryview, offset: int, /) -> int:
+        """Fill ``memory`` with the bytes from ``offset`` on; return the number of bytes that were read."""
 
 
 class Member(NamedTuple):
@@ -134,7 +142,7 @@ class PlainHeaders:
         size: bytes in the file.
     """
 
-    def __init__(self, fd: int | RangeFile, size: int):
+    def __init__(self, fd: int | PositionedFile, size: int):
         self._fd = fd
         self._size = size
         self._buffer = bytearray(min(_LARGEST_CHUNK, size // _BLOCK * _BLOCK + _BLOCK))

@@ -14,8 +14,15 @@ from collections.abc import Iterator
 from itertools import islice
 
 from energon_lite.errors import ShardFormatError
-from energon_lite.storage.files.byte_ranges import RangeFile
-from energon_lite.storage.tar.members import SPARSE, Member, MemberColumns, PlainHeaders, pax_records, text_of
+from energon_lite.storage.tar.members import (
+    SPARSE,
+    Member,
+    MemberColumns,
+    PlainHeaders,
+    PositionedFile,
+    pax_records,
+    text_of,
+)
 
 __all__ = ["BLOCK", "Member", "TarHeaders", "is_header"]
 
@@ -73,7 +80,7 @@ class TarHeaders:
         ...     names = [m.name for m in TarHeaders(file.fileno(), os.path.getsize("a.tar"), "a.tar")]
     """
 
-    def __init__(self, fd: int | RangeFile, size: int, path: str):
+    def __init__(self, fd: int | PositionedFile, size: int, path: str):
         self._fd = fd
         self._size = size
         self._path = path

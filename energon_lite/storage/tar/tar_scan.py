@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError, ShardFormatError
-from energon_lite.storage.files.byte_ranges import RangeFile
 from energon_lite.storage.files.open_file import open_file
 from energon_lite.storage.files.retries import retry_on_exhaustion
 from energon_lite.storage.files.shard_store import head_checksum
@@ -29,7 +28,6 @@ __all__ = [
     "SampleColumns",
     "ShardScan",
     "check_is_file",
-    "scan_remote_shard",
     "scan_shard",
     "split_member_name",
     "unchanged_file",
@@ -123,25 +121,6 @@ def scan_shard(root: str, name: str) -> ShardScan:
         for members in headers.columns():
             samples.add(members)
     return ShardScan(name=name, end=headers.end, notes=tuple(headers.notes), **identity, **samples.fields())
-
-
-def scan_remote_shard(root: str, name: str, size: int) -> ShardScan:
-    """Scan the shard ``name`` of ``size`` bytes below the URL ``root``, by requests for ranges of it.
-
-    Raises:
-        ShardFormatError, MissingShardError: as :func:`scan_shard`.
-        DatasetError: the store failed.
-    """
-    path = f"{root}/{name}"
-    file = RangeFile(path, size)
-    try:
-        head = head_checksum(file.read(BLOCK, 0))
-        headers, samples = TarHeaders(file, size, path), SampleColumns()
-        for members in headers.columns():
-            samples.add(members)
-    except FileNotFoundError:
-        raise MissingShardError("the shard does not exist", where=path, fix="put it back") from None
-    return ShardScan(name=name, size=size, head=head, end=headers.end, notes=tuple(headers.notes), **samples.fields())
 
 
 @contextmanager

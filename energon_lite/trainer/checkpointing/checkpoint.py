@@ -25,8 +25,14 @@ from energon_lite.errors import StateError, StateMismatchError
 from energon_lite.trainer.checkpointing.files import CheckpointFiles, Place, of_all, of_main
 from energon_lite.trainer.checkpointing.files import find_checkpoint as find_checkpoint
 from energon_lite.trainer.checkpointing.files import latest_checkpoint as latest_checkpoint
-from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor, read_content
-from energon_lite.trainer.checkpointing.writer import CheckpointWriter, save_tensors
+from energon_lite.trainer.checkpointing.tensors import (
+    JSON_NAME,
+    CheckpointReader,
+    CheckpointWriter,
+    json_tensor,
+    read_content,
+    save_tensors,
+)
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import local_tensor

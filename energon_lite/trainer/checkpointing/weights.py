@@ -14,8 +14,14 @@ from torch import nn
 from energon_lite.errors import StateError
 from energon_lite.trainer.checkpointing.checkpoint import model_tensors, read_tensors
 from energon_lite.trainer.checkpointing.files import CheckpointFiles, Place, of_main
-from energon_lite.trainer.checkpointing.reader import JSON_NAME, CheckpointReader, json_tensor, read_content
-from energon_lite.trainer.checkpointing.writer import CheckpointWriter, save_tensors
+from energon_lite.trainer.checkpointing.tensors import (
+    JSON_NAME,
+    CheckpointReader,
+    CheckpointWriter,
+    json_tensor,
+    read_content,
+    save_tensors,
+)
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 

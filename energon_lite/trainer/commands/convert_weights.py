@@ -65,8 +65,8 @@ def native_to_hf(source: str, target: str, shard_size: str | None, **options: An
     that is empty or does not exist. If hf-to-native made the checkpoint, its original files are written again. For a
     training run, the tokenizer is included.
     """
-    from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
-    from energon_lite.trainer.conversion.tokenizer_files import has_tokenizer
+    from energon_lite.trainer.conversion.export import native_to_huggingface
+    from energon_lite.trainer.conversion.huggingface_folder import has_tokenizer
 
     shard_bytes = None if shard_size is None else parse_bytes(shard_size)
     folder = native_to_huggingface(source, target, shard_bytes=shard_bytes, **options)
@@ -82,6 +82,6 @@ def native_to_hf(source: str, target: str, shard_size: str | None, **options: An
 @click.option("--optimizer", is_flag=True, help="Include the state of the optimizer.")
 def to_file(source: str, target: str, optimizer: bool) -> None:
     """Write a checkpoint of any layout to one safetensors file, by the trainer's names."""
-    from energon_lite.trainer.conversion.weight_files import native_to_file
+    from energon_lite.trainer.conversion.export import native_to_file
 
     click.echo(f"wrote {native_to_file(source, target, optimizer=optimizer)}")

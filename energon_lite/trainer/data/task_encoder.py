@@ -1,8 +1,8 @@
-"""Task encoder of the trainer: from samples to rows of tokens."""
+"""Task encoders of the trainer, from samples to rows of tokens, and the cooker of records without a declared type."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -12,24 +12,166 @@ from energon_lite import (
     CaptioningSample,
     ChatSample,
     Cooker,
+    CrudeSample,
     InterleavedSample,
+    Sample,
     SkipSample,
     TaskEncoder,
     TextSample,
     VQASample,
+    basic_sample_keys,
+    cooker,
+    edataclass,
     pack_sequences,
     pad_sequences,
     stateless,
 )
-from energon_lite.batching import TokenSequence, next_token_pairs
+from energon_lite.batching import PackedBatch, PaddedBatch, TokenSequence, next_token_pairs
 from energon_lite.errors import SampleError
 from energon_lite.storage import SampleDecoder
-from energon_lite.trainer import TokenizedTaskEncoder
-from energon_lite.trainer.data.records import IMAGE_MARK, cook_record
 from energon_lite.trainer.data.rows import rows_of
 from energon_lite.trainer.models.batch import MultimodalBatch
-from energon_lite.trainer.tokenizing.task_encoder import TokenizedSample
+from energon_lite.trainer.tokenizing.shards import MASK_PART, TOKENS_PART
 from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer, Tokenizer
+
+
+@edataclass
+class TokenizedSample(Sample):
+    """Stored tokens and loss mask of a sample.
+
+    Args:
+        tokens: int32 ``[length]``.
+        mask: uint8 ``[length]``, 1 for the tokens in the loss; None: all of them.
+    """
+
+    tokens: torch.Tensor
+    mask: torch.Tensor | None = None
+
+
+@cooker
+@stateless(restore_seeds=False)
+def cook_tokens(sample: CrudeSample) -> TokenizedSample:
+    """Make the sample of stored tokens, and of their mask if there is one."""
+    mask = sample.get(MASK_PART)
+    return TokenizedSample(
+        **basic_sample_keys(sample),
+        tokens=torch.as_tensor(sample[TOKENS_PART]),
+        mask=None if mask is None else torch.as_tensor(mask),
+    )
+
+
+class TokenizedTaskEncoder(TaskEncoder):
+    """Encoder for next-token prediction on the output of ``energon-lite tokenize``.
+
+    A sample of n tokens becomes a row of n - 1 positions: each token but the last, with the next one as label. Batches
+    are planned by these positions, one fewer per sample than a column of stored tokens counts.
+
+    Args:
+        packed: True to pack samples into one row (:class:`~energon_lite.batching.PackedBatch`); False to pad them to
+            the longest (:class:`~energon_lite.batching.PaddedBatch`).
+        pad: the padding token.
+        multiple: pad rows to the next multiple of this length.
+
+    Example:
+        >>> dataset = get_train_dataset("data/chats", batch_size=None, batching=BestFit(Capacity(8192)),
+        ...                             task_encoder=TokenizedTaskEncoder(), worker_config=config)
+    """
+
+    cookers: ClassVar[Sequence[Cooker]] = [Cooker(cook_tokens)]
+    #: Number of positions by which a row is shorter than the length in a column made of a stored part.
+    row_shorter_by: ClassVar[Mapping[str, int]] = {TOKENS_PART: 1}
+
+    def __init__(self, *, packed: bool = True, pad: int = 0, multiple: int = 1):
+        super().__init__()
+        self.packed = packed
+        self.pad = pad
+        self.multiple = multiple
+
+    @stateless(restore_seeds=False)
+    def encode_sample(self, sample: TokenizedSample) -> TokenSequence:
+        """Make tokens, labels and loss mask.
+
+        Raises:
+            SkipSample: the sample has fewer than two tokens, so there is nothing to predict.
+        """
+        if len(sample.tokens) < 2:
+            raise SkipSample("it has fewer than two tokens, so nothing can be predicted")
+        tokens, labels, loss_mask = next_token_pairs(sample.tokens.to(torch.int64), sample.mask)
+        return TokenSequence.derive_from(sample, tokens=tokens, labels=labels, loss_mask=loss_mask)
+
+    @stateless(restore_seeds=False)
+    def batch(self, samples: list[TokenSequence]) -> PackedBatch | PaddedBatch:
+        """Make one packed row, or one padded row for each sample. No samples make an empty batch."""
+        make = pack_sequences if self.packed else pad_sequences
+        return make(samples, pad=self.pad, multiple=self.multiple)
+
+    @stateless(restore_seeds=False)
+    def empty_batch(self, like: Any, rows: int) -> PackedBatch | PaddedBatch:
+        """Make a batch for a rank without samples."""
+        return self.batch([])
+
+
+#: Placeholder of an image in a text.
+IMAGE_MARK = "<image>"
+
+_IMAGES = ("jpg", "jpeg", "png", "webp")
+#: Names of fields with a chat, and with a text.
+_CHATS = ("messages", "conversations")
+_TEXTS = ("text", "content", "caption")
+#: Chat roles by other common names.
+_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
+
+
+@cooker
+@stateless(restore_seeds=False)
+def cook_record(sample: CrudeSample) -> Sample:
+    """Make the sample of a record, by the names of its fields.
+
+    * ``tokens.npy``, and ``mask.npy`` if there is one: the output of ``energon-lite tokenize``.
+    * ``messages`` (or ``conversations``), a list of ``{role, content}`` (or ``{from, value}``): a chat. ``content`` is
+      a text, in which ``<image>`` stands for an image, or a list of ``{type: text, text}`` and ``{type: image}``.
+    * ``prompt`` and ``response``: a chat of two messages.
+    * ``text``, ``content`` or ``caption``, or the file ``txt``: a text.
+
+    Fields are those of the part ``json``. The parts ``jpg``, ``png`` and ``webp`` are images of the chat or the text.
+
+    Raises:
+        SampleError: the record has none of these fields.
+    """
+    base = basic_sample_keys(sample)
+    if TOKENS_PART in sample:
+        return cook_tokens(sample)
+    record = sample.get("json")
+    fields: Mapping[str, Any] = record if isinstance(record, dict) else {}
+    images = [sample[name] for name in _IMAGES if name in sample]
+    messages = next((fields[name] for name in _CHATS if name in fields), None)
+    if messages is None and "prompt" in fields and "response" in fields:
+        messages = [{"role": "user", "content": fields["prompt"]}, {"role": "assistant", "content": fields["response"]}]
+    if isinstance(messages, list) and messages:
+        return ChatSample(**base, messages=[_message(message) for message in messages], images=images)
+    text = next((fields[name] for name in _TEXTS if name in fields), sample.get("txt"))
+    if isinstance(text, str) and len(images) <= 1:
+        return CaptioningSample(**base, image=images[0], caption=text) if images else TextSample(**base, text=text)
+    names = [*fields, *(name for name in sample if not name.startswith("__") and name != "json")]
+    raise SampleError(
+        f"neither tokens nor messages nor a text: there are {', '.join(names) or 'no fields'}",
+        where=str(sample["__key__"]),
+        fix="name a task encoder of yours with a cooker for it: data.task_encoder=module:Class",
+    )
+
+
+def _message(said: Any) -> dict[str, Any]:
+    """Read role and content under any of their names."""
+    if isinstance(said, dict):
+        role, content = said.get("role", said.get("from")), said.get("content", said.get("value"))
+        if isinstance(content, list):
+            kinds = [item.get("type") if isinstance(item, dict) else None for item in content]
+            known = all(kind in ("text", "image") for kind in kinds)
+            content = "".join(item.get("text") or IMAGE_MARK for item in content) if known else None
+        if isinstance(role, str) and isinstance(content, str):
+            return {"role": _ROLES.get(role, role), "content": content}
+    raise SampleError(f"no message with a role and a text: {str(said)[:80]}", fix="give {role: user, content: Hi}")
+
 
 #: Placeholder of an image in a list of tokens, whatever its number of tokens.
 _IMAGE = -1

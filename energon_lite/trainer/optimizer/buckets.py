@@ -1,20 +1,262 @@
-"""Buckets: flat tensors of neighbouring parameters and of their gradients; and sums over slices of buckets."""
+"""Buckets: flat tensors of neighbouring parameters and of their gradients, and the partition that a rank updates.
+
+A partition is updated by AdamW, SGD or Muon, on master values in at least float32. Muon (Jordan et al., 2024,
+kellerjordan.github.io/posts/muon) orthogonalizes the momentum of whole matrices. Those that are sharded over
+tensor-parallel ranks are gathered for that, so the result does not depend on the layout.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import importlib.util
+import math
+from collections.abc import Callable, Collection, Sequence
+from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from energon_lite.trainer.optimizer.bucket_plan import BucketPlan, Kind
-from energon_lite.trainer.optimizer.config import OptimizerConfig
-from energon_lite.trainer.optimizer.muon import MuonPartition
-from energon_lite.trainer.optimizer.partition import Partition
+from energon_lite.trainer.optimizer.bucket_plan import BucketPlan, Kind, Slot
+from energon_lite.trainer.optimizer.config import OptimizerConfig, Rule
 from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.parallel.parameters import local_tensor
+from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
+from energon_lite.trainer.parallel.shards import Shard
+
+
+class Partition:
+    """The elements ``[start, stop)`` of flat parameter memory that this rank updates.
+
+    Args:
+        values: the values that the model computes with.
+        grad: the sum of the gradients.
+        start: offset of the first element.
+        runs: slices, counted from ``start``, each with its update rule.
+        algorithm: ``adamw`` or ``sgd``.
+        config: the settings.
+
+    Attributes:
+        tensors: the moments, and ``master``, the values in at least float32 (the same memory as ``values``, if the
+            model has that precision), by name.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        grad: Tensor,
+        start: int,
+        runs: list[tuple[slice, Rule]],
+        algorithm: str,
+        config: OptimizerConfig,
+    ):
+        self.values = values
+        self.grad = grad
+        self.start = start
+        self.stop = start + values.numel()
+        self.config = config
+        self.runs = runs
+        self.master = values if values.dtype.itemsize >= 4 else values.to(torch.float32)
+        kinds = ("exp_avg", "exp_avg_sq") if algorithm == "adamw" else ("momentum_buffer",)
+        moments = {kind: torch.zeros_like(self.master) for kind in kinds}
+        self.tensors = {"master": self.master, **moments}
+        self._prepare(algorithm, moments)
+
+    def _prepare(self, algorithm: str, moments: dict[str, Tensor]) -> None:
+        config = self.config
+        here = self.master.is_cuda and importlib.util.find_spec("triton") is not None
+        compiled = here if config.compile is None else config.compile
+        self._compiled = _compiled_adamw(*config.betas, config.eps) if compiled and algorithm == "adamw" else None
+        groups = [{"params": [self.master[run]], "weight_decay": rule.weight_decay} for run, rule in self.runs]
+        self._updates = torch.zeros((), dtype=torch.float64, device=self.master.device)
+        self._slices: list[tuple[Rule, list[Tensor]]] = []
+        self._inner: Any = None
+        if self._compiled:
+            whole = [self.grad, *self.tensors.values()] + ([] if self.master is self.values else [self.values])
+            # As separate tensors: views of tensors of different sizes would each be compiled anew.
+            self._slices = [(rule, [tensor[run].data for tensor in whole]) for run, rule in self.runs]
+        if self._compiled or not groups:
+            return
+        if algorithm == "adamw":
+            self._inner = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps, fused=True)
+        else:
+            self._inner = torch.optim.SGD(groups, momentum=config.momentum, fused=True)
+        for (run, _), group in zip(self.runs, self._inner.param_groups, strict=True):
+            self._inner.state[group["params"][0]] = {kind: whole[run] for kind, whole in moments.items()}
+
+    def set_updates(self, updates: int) -> None:
+        """Set the number of updates that the moments include."""
+        if self._inner is None:
+            self._updates.fill_(updates)
+            return
+        for state in self._inner.state.values():
+            state["step"] = torch.tensor(float(updates), dtype=torch.float32, device=self.master.device)
+
+    def update(self, lr: float, scale: Tensor | None, skip: Tensor, shared: dict[Any, Any]) -> None:
+        """Launch one update, without waiting for the device.
+
+        Args:
+            lr: learning rate of the step.
+            scale: factor of the gradient, for clipping; None for none.
+            skip: 1 to change nothing, 0 otherwise.
+            shared: cache of numbers that all partitions use in this step; empty for the first partition.
+        """
+        if self._inner is None:
+            self._update_at_once(lr, scale, skip, shared)
+            return
+        if scale is not None:
+            self.grad.mul_(scale)
+        for (run, rule), group in zip(self.runs, self._inner.param_groups, strict=True):
+            group["lr"] = lr * rule.lr_scale
+            group["params"][0].grad = self.grad[run].to(self.master.dtype)
+        self._inner.found_inf = skip
+        self._inner.step()
+        self._inner.zero_grad(set_to_none=True)
+        if self.master is not self.values:
+            self.values.copy_(self.master)
+
+    def _update_at_once(self, lr: float, scale: Tensor | None, skip: Tensor, shared: dict[Any, Any]) -> None:
+        """Update each run by one kernel; numbers that change from step to step are tensors on the device."""
+        self._updates += 1 - skip
+        keep = shared.setdefault("keep", skip == 0)
+        for rule, tensors in self._slices:
+            if rule not in shared:
+                rate, (beta, beta_sq) = lr * rule.lr_scale, self.config.betas
+                size, root = rate / (1 - beta**self._updates), (1 - beta_sq**self._updates).sqrt()
+                shared[rule] = size, root, torch.full_like(size, 1 - rate * rule.weight_decay)
+            assert self._compiled is not None
+            self._compiled(scale, keep, *shared[rule], *tensors)
+
+    def shard(self, slot: Slot) -> Shard | None:
+        """Return the part of one parameter that is in this partition, as views; None if there is none."""
+        lo, hi = max(slot.start, self.start), min(slot.stop, self.stop)
+        here = {kind: tensor[lo - self.start : hi - self.start] for kind, tensor in self.tensors.items()}
+        return Shard(slot.name, slot.parameter, lo - slot.start, here) if lo < hi else None
+
+
+@cache
+def _compiled_adamw(beta: float, beta_sq: float, eps: float) -> Callable[..., None]:
+    """Compile a kernel for clipping, AdamW and rounding that reads and writes each element once."""
+
+    def update(
+        scale: Tensor | None,
+        keep: Tensor,
+        size: Tensor,
+        root: Tensor,
+        decay: Tensor,
+        grad: Tensor,
+        master: Tensor,
+        average: Tensor,
+        average_sq: Tensor,
+        values: Tensor | None = None,
+    ) -> None:
+        grad = grad.to(master.dtype) if scale is None else grad.to(master.dtype) * scale
+        moved = average + (grad - average) * (1 - beta)
+        moved_sq = average_sq * beta_sq + grad * grad * (1 - beta_sq)
+        new = torch.where(keep, master * decay - size * moved / (moved_sq.sqrt() / root + eps), master)
+        average.copy_(torch.where(keep, moved, average))
+        average_sq.copy_(torch.where(keep, moved_sq, average_sq))
+        master.copy_(new)
+        if values is not None:
+            values.copy_(new)
+
+    # One graph for slices of all sizes.
+    return torch.compile(update, dynamic=True, fullgraph=True)
+
+
+#: Coefficients of the odd polynomial of a Newton-Schulz iteration: Jordan's, which raise small singular values fast
+#: and leave all near 1.
+_A = 3.4445
+_B = -4.7750
+_C = 2.0315
+#: Number of iterations.
+_ITERATIONS = 5
+
+
+def orthogonalize(matrix: Tensor) -> Tensor:
+    """Return approximately the matrix with the same singular vectors and all singular values 1.
+
+    Five Newton-Schulz iterations, which need only matrix products.
+
+    Args:
+        matrix: ``[rows, columns]``; its type is that of the iterations, and bfloat16 is sufficient.
+    """
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / torch.linalg.vector_norm(x).clamp(min=1e-7)
+    for _ in range(_ITERATIONS):
+        gram = x @ x.T
+        x = _A * x + (_B * gram + _C * gram @ gram) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+class MuonPartition(Partition):
+    """Partition of whole matrices, or of this rank's shards of them, that Muon updates.
+
+    Args:
+        values, grad, start, config: as :class:`Partition`.
+        slots: the matrices of the bucket.
+        mesh: the ranks.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        grad: Tensor,
+        start: int,
+        slots: list[Slot],
+        mesh: ParallelMesh,
+        config: OptimizerConfig,
+    ):
+        super().__init__(values, grad, start, [], "muon", config)
+        self._mesh = mesh
+        self._slots = [slot for slot in slots if start <= slot.start < self.stop]
+
+    def update(self, lr: float, scale: Tensor | None, skip: Tensor, shared: dict[Any, Any]) -> None:
+        """Make one update; see :meth:`Partition.update`."""
+        keep, momentum = (1 - skip).to(self.master.dtype), self.tensors["momentum_buffer"]
+        # In place: the gradient is not needed afterwards.
+        grad = self.grad.to(self.master.dtype).mul_(1.0 if scale is None else scale).masked_fill_(skip > 0, 0.0)
+        momentum.lerp_(grad, (1 - self.config.momentum) * keep)
+        # Nesterov momentum. The iterations, and the data sent for them, have the precision of the model.
+        update = grad.lerp_(momentum, self.config.momentum).to(self.values.dtype)
+        parts = self._of_all_parts(update) if any(_cut(slot) is not None for slot in self._slots) else None
+        for slot in self._slots:
+            here, shape = slice(slot.start - self.start, slot.stop - self.start), local_tensor(slot.parameter).shape
+            dim = _cut(slot)
+            if dim is None or parts is None:
+                direction = orthogonalize(update[here].view(shape))
+            else:
+                whole = orthogonalize(torch.cat([part[here].view(shape) for part in parts.unbind()], dim))
+                direction = whole.chunk(len(parts), dim)[self._mesh.rank("tp")]
+            rate = lr * slot.rule.lr_scale
+            master = self.master[here].view(shape)
+            master.mul_(1 - rate * slot.rule.weight_decay * keep)
+            master.sub_(direction.to(master.dtype) * (rate * _size(slot, self.config.muon_scale) * keep))
+        if self.master is not self.values:
+            self.values.copy_(self.master)
+
+    def _of_all_parts(self, update: Tensor) -> Tensor:
+        """Gather the updates of all tensor-parallel ranks: ``[tp, elements]``."""
+        group = self._mesh.group("tp")
+        if group is None:
+            return update[None]
+        parts = update.new_empty(dist.get_world_size(group) * update.numel())
+        collectives.all_gather(parts, update, group=group)
+        return parts.view(-1, update.numel())
+
+
+def _cut(slot: Slot) -> int | None:
+    return layout_of(slot.parameter).sharded_dim
+
+
+def _size(slot: Slot, rule: str) -> float:
+    """Return the factor of an update whose singular values are 1.
+
+    By ``rms``, the elements of the update are 0.2 on average, as AdamW's are (Liu et al., Moonlight,
+    arXiv:2502.16982).
+    """
+    rows, columns = layout_of(slot.parameter).full_shape
+    return 0.2 * math.sqrt(max(rows, columns)) if rule == "rms" else math.sqrt(max(1.0, rows / columns))
 
 
 class Bucket:

@@ -39,12 +39,11 @@ from energon_lite.errors import UsageError
 from energon_lite.trainer.optimizer.bucket_plan import Kind, Named, plan_buckets
 from energon_lite.trainer.optimizer.buckets import Bucket, sum_of_squares, sum_partial
 from energon_lite.trainer.optimizer.config import OptimizerConfig
-from energon_lite.trainer.optimizer.foreign_modules import adopt_module, check_copies
 from energon_lite.trainer.optimizer.parameter_hooks import allow_reading, hook_parameters, refuse_reading
 from energon_lite.trainer.optimizer.rounds import AgreedCount, FirstStep, Rounds
 from energon_lite.trainer.parallel import collectives
 from energon_lite.trainer.parallel.mesh import ParallelMesh, parallel_mesh
-from energon_lite.trainer.parallel.parameters import layout_of, local_tensor
+from energon_lite.trainer.parallel.parameters import adopt_module, check_copies, layout_of, local_tensor
 from energon_lite.trainer.parallel.shards import Shard
 
 #: Reductions in flight before the oldest is waited for and its memory reused.

@@ -55,7 +55,7 @@ DONE_FILE = "tokenize.json"
 LENGTH = "length"
 LOSS_TOKENS = "loss_tokens"
 #: Version of the format of shards.
-_FORMAT = 3
+_FORMAT = 1
 #: Version of the results of shards.
 _RESULTS = 2
 

@@ -18,7 +18,7 @@ from energon_lite.trainer.models.sequence import KeyValueCache, local_length, wh
 from energon_lite.trainer.parallel.collectives import gather_parallel
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
-from energon_lite.trainer.training.config_file import model_config_of
+from energon_lite.trainer.training.config import model_config_of
 from energon_lite.trainer.training.pipeline import Wire
 
 

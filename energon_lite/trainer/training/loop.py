@@ -20,8 +20,7 @@ from energon_lite.trainer.optimizer.config import scaled_learning_rate
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import freeze
-from energon_lite.trainer.training.config import TrainerConfig, extra
-from energon_lite.trainer.training.config_file import changes, config_to_dict
+from energon_lite.trainer.training.config import TrainerConfig, changes, config_to_dict, extra
 from energon_lite.trainer.training.guards import NonFiniteGuard, SpikeGuard, is_finite
 from energon_lite.trainer.training.metrics import (
     MetricsSink,
@@ -32,15 +31,22 @@ from energon_lite.trainer.training.metrics import (
     make_sinks,
     write,
 )
-from energon_lite.trainer.training.process import garbage_collection, prepare_attention, prepare_process
-from energon_lite.trainer.training.requests import Requests
-from energon_lite.trainer.training.starting_weights import NEW_PARTS, load_starting_weights
+from energon_lite.trainer.training.process import Requests, garbage_collection, prepare_attention, prepare_process
 from energon_lite.trainer.training.step import evaluate_each, launch_step
 from energon_lite.trainer.training.throughput import batch_flops
 
 if TYPE_CHECKING:
     from energon_lite.extras.balance import MicroBatchTimes
     from energon_lite.extras.inspect import ProfileWindow
+
+
+from collections.abc import Collection
+
+from energon_lite.errors import StateMismatchError
+from energon_lite.trainer.checkpointing.checkpoint import read_state
+from energon_lite.trainer.checkpointing.weights import find_weights, load_weights
+from energon_lite.trainer.conversion.from_huggingface import huggingface_model_config, is_huggingface, load_huggingface
+from energon_lite.trainer.models.config import ModelConfig, model_changes, model_config_of
 
 logger = logging.getLogger(__name__)
 
@@ -307,3 +313,58 @@ def training_dataset(config: TrainerConfig) -> Any:
     data = RunData(config.data, config.model, ParallelMesh(), seed=config.seed, eval_batches=None)
     with data.train_loader as loader:
         return loader.dataset
+
+
+#: Parts that a language model lacks: they start with random weights.
+NEW_PARTS = ("vision.*", "projector.*")
+
+
+def load_starting_weights(
+    place: str,
+    model: LlamaModel,
+    mesh: ParallelMesh,
+    optimizer: OverlappedDistributedOptimizer,
+    *,
+    ignore: Collection[str] = (),
+) -> Place:
+    """Fill a new run's model with existing weights. Every rank must call it.
+
+    Args:
+        place: a checkpoint, a folder of checkpoints (the newest is used), or a Hugging Face model folder.
+        model, optimizer: filled in place.
+        mesh: the ranks.
+        ignore: model settings that may differ from the checkpoint's.
+
+    Returns:
+        The checkpoint or folder that was read.
+
+    Raises:
+        StateError: there is no complete checkpoint.
+        ConfigError: the model of the folder has parts that this one lacks.
+        StateMismatchError: the model settings differ: the weights might fit, but would have another meaning.
+    """
+    here = model.config
+    if is_huggingface(place):
+        there = huggingface_model_config(place, dtype=here.dtype, vocab_multiple=here.vocab_multiple)
+        _check_same(there, here, ignore, place)
+        load_huggingface(place, model, there, mesh, optimizer, may_lack=NEW_PARTS)
+        return place
+    checkpoint = find_weights(place, mesh, whole=False)
+    saved = read_state(checkpoint).get("config")
+    if saved is not None:
+        _check_same(model_config_of(saved), here, ignore, checkpoint)
+    return load_weights(checkpoint, model, mesh, optimizer, may_lack=NEW_PARTS)
+
+
+def _check_same(there: ModelConfig, here: ModelConfig, ignore: Collection[str], found: Place) -> None:
+    changes = model_changes(there, here, ignore)
+    if changes:
+        names = ", ".join(name for name, _, _ in changes)
+        differences = "; ".join(f"{name} is {theirs!r} there, {ours!r} here" for name, theirs, ours in changes)
+        number = "1 setting" if len(changes) == 1 else f"{len(changes)} settings"
+        raise StateMismatchError(
+            f"the weights are of another model, by {number}: {differences}",
+            where=found,
+            fix="take their own settings with model.preset=init_from; if another model is meant, say so: "
+            f"train.init_from_ignore=[{names}]",
+        )

@@ -16,8 +16,7 @@ from energon_lite.errors import UsageError, listed
 from energon_lite.loading import MetricsSink as MetricsSink
 from energon_lite.trainer.data.loaders import StepData
 from energon_lite.trainer.parallel.mesh import ParallelMesh
-from energon_lite.trainer.training.config import TrainerConfig, extra
-from energon_lite.trainer.training.config_file import config_to_dict
+from energon_lite.trainer.training.config import TrainerConfig, config_to_dict, extra
 from energon_lite.trainer.training.step import LaunchedStep
 from energon_lite.trainer.training.throughput import memory_in_use, peak_flops
 

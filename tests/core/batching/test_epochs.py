@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from energon_lite.batching.epochs import plan_epochs
 from energon_lite.batching.strategy import STRATEGIES, strategy_from_dict
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
-from energon_lite.order import BlendOrder, ConcatOrder, EpochBlendOrder, Order, WeightStage
+from energon_lite.extras.blends.staged_run import Stages
+from energon_lite.extras.blends.stages import WeightStage
+from energon_lite.order import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.order.orders import Rebase
 from energon_lite.order.shuffle import LeafOrder
 from tests.testing import examples
@@ -61,7 +63,8 @@ def orders(draw: st.DrawFn) -> tuple[Order, list[int]]:
     if kind == "repetitions":
         order = EpochBlendOrder(leaves, amounts, 5, repeat=draw(st.booleans()))
     elif kind == "stages" and len(sizes) > 1:
-        order = BlendOrder(leaves, [WeightStage(0, tuple(amounts)), WeightStage(300, tuple(reversed(amounts)))], 5)
+        stages = WeightStage(0, tuple(amounts)), WeightStage(300, tuple(reversed(amounts)))
+        order = BlendOrder(leaves, Stages(stages), 5)
     else:
         order = BlendOrder(leaves, amounts, 5, length=draw(st.sampled_from([None, None, 400])))
     if order.bounds(0) is None and draw(st.booleans()):

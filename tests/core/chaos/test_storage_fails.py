@@ -145,7 +145,7 @@ def test_a_shard_that_is_cut_off_while_it_is_read_ends_the_run(workers: int, lea
 
 def test_an_object_that_was_cut_off_ends_the_run(leaf_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("energon_lite.storage.files.retries._UNKNOWN", (0.0,))
+    monkeypatch.setattr("energon_lite.extras.remote.store_tries._UNKNOWN", (0.0,))
     store, path = fsspec.filesystem("memory"), leaf_of(30, "a")
     for file in path.rglob("*"):
         if file.is_file():

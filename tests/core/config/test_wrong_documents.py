@@ -29,6 +29,10 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "wrong"), CASES)
 def test_wrong_document(kind: str, wrong: dict[str, str], write: Callable[..., Path]) -> None:
+    check_wrong_document(kind, wrong, write)
+
+
+def check_wrong_document(kind: str, wrong: dict[str, str], write: Callable[..., Path]) -> None:
     path = write(wrong["document"])
     for read in READERS[kind]:
         with pytest.raises(ConfigError) as caught:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from energon_lite import SavableDataLoader, TaskEncoder, WorkerConfig, get_savable_loader, stateless
+from energon_lite import SavableDataLoader, WorkerConfig, get_savable_loader
 from energon_lite.loading.iterators import lane_iterator
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.core.laws.oracle import Rendezvous
@@ -27,7 +24,7 @@ class Cluster:
         build: ``(worker_config) -> data set``.
         world: number of data-parallel ranks.
         workers: worker processes of each rank.
-        state: to be restored on every rank.
+        state: to be restored on every rank: of one of them, or a list of all.
     """
 
     def __init__(self, build: Callable[[WorkerConfig], Any], world: int, workers: int, state: Any = None):
@@ -36,7 +33,8 @@ class Cluster:
             for rank in range(world)
         ]
         for loader in self.loaders:
-            loader.restore_state_rank(state)
+            restore = loader.restore_state_global if isinstance(state, list) else loader.restore_state_rank
+            restore(state)
         self.iterators = [iter(loader) for loader in self.loaders]
 
     def step(self) -> list[Any]:
@@ -47,27 +45,15 @@ class Cluster:
         """The micro-batches of so many steps, one after the other."""
         return [batch for _ in range(count) for batch in self.step()]
 
+    def states(self) -> list[Any]:
+        """The state of each rank."""
+        return [loader.save_state_rank() for loader in self.loaders]
+
     def state(self) -> Any:
         """The state, which must be the same on all ranks."""
-        states = [loader.save_state_rank() for loader in self.loaders]
+        states = self.states()
         assert all(state == states[0] for state in states)
         return states[0]
-
-    @classmethod
-    def straight(cls, build: Callable[[WorkerConfig], Any], segments: Sequence[tuple[int, int, int]]) -> list[Any]:
-        """The batches of one rank without workers, as many as :meth:`chained` gives."""
-        with cls(build, 1, 0) as alone:
-            return alone.steps(sum(world * steps for world, _, steps in segments))
-
-    @classmethod
-    def chained(cls, build: Callable[[WorkerConfig], Any], segments: Sequence[tuple[int, int, int]]) -> list[Any]:
-        """The batches of a run that goes on in other topologies, each a (world, workers, steps)."""
-        found, state = [], None
-        for world, workers, steps in segments:
-            with cls(build, world, workers, state) as ranks:
-                found += ranks.steps(steps)
-                state = json.loads(json.dumps(ranks.state()))
-        return found
 
     def close(self) -> None:
         for loader in self.loaders:
@@ -97,33 +83,6 @@ def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             return list(pool.map(work, range(world)))
 
     return run
-
-
-class Augment(TaskEncoder):
-    """Draws from every source of randomness that a hook may use."""
-
-    padding = 0
-
-    @stateless(restore_seeds=True)
-    def encode_sample(self, sample: Any) -> dict[str, Any]:
-        noise = [self.rng.random(), random.random(), float(np.random.rand()), float(torch.rand(()))]
-        return {
-            "__key__": sample.__key__,
-            "__restore_key__": sample.__restore_key__,
-            "noise": torch.tensor(noise, dtype=torch.float64),
-            "length": torch.zeros(len(sample.text)),
-        }
-
-    @stateless(restore_seeds=True)
-    def batch(self, samples: list[Any]) -> dict[str, Any]:
-        batch = super().batch(samples)
-        batch["drawn"] = torch.rand(2) + self.rng.random()
-        return batch
-
-
-@pytest.fixture
-def augment() -> type[Augment]:
-    return Augment
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -96,46 +95,6 @@ STRATEGIES = st.sampled_from(
 QUIET = settings(deadline=None, max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@QUIET
-@given(
-    strategy=STRATEGIES,
-    chunk=st.sampled_from([7, 20, 200]),
-    encoder=st.sampled_from([Tokens(), Tokens(4), Parts()]),
-    lanes=st.sampled_from([1, 2, 6]),
-    parts=st.lists(
-        st.tuples(st.integers(0, 3), st.sampled_from([0, 0, 0, 2]), st.integers(0, 8)), min_size=1, max_size=4
-    ),
-)
-def test_any_chain_of_topologies_is_the_uninterrupted_run(
-    cluster: Any,
-    leaf_of: Callable[..., Any],
-    strategy: dict[str, Any],
-    chunk: int,
-    encoder: Tokens,
-    lanes: int,
-    parts: list[tuple[int, int, int]],
-) -> None:
-    path = leaf_of(50)
-    worlds = [world for world in (1, 2, 3, 6) if lanes % world == 0]
-    segments = [(worlds[choice % len(worlds)], workers, steps) for choice, workers, steps in parts]
-
-    def build(config: WorkerConfig) -> Any:
-        return dataset_of(path, config, batching=strategy, plan_chunk=chunk, lanes=lanes, task_encoder=encoder)
-
-    with cluster(build, 1, 0) as alone:
-        expected = tokens_of(alone.steps(sum(world * steps for world, _, steps in segments)))
-    found: list[list[int]] = []
-    states: Any = None
-    for world, workers, steps in segments:
-        with cluster(build, world, workers) as ranks:
-            if states is not None:
-                for loader in ranks.loaders:
-                    loader.restore_state_global(states)
-            found += tokens_of(ranks.steps(steps))
-            states = [json.loads(json.dumps(loader.save_state_rank())) for loader in ranks.loaders]
-    assert found == expected
-
-
 def own_tokens(path: Any, encoder: Tokens, strategy: dict[str, Any] | BestFit, **more: Any) -> tuple[list[Any], Any]:
     """The batches of one pass, and what the loader counted."""
     loader = get_savable_loader(
@@ -177,15 +136,6 @@ def test_a_pass_has_everything_once(
         assert stats["planned"] == cuts
     capacity = strategy.get("capacity") or strategy.get("tokens")
     assert capacity is None or strategy["strategy"] == "sorted_window" or all(b.num_tokens <= capacity for b in batches)
-
-
-def test_each_batch_again_from_its_key(leaf_of: Callable[..., Any], same: Any) -> None:
-    loader = get_savable_loader(
-        dataset_of(leaf_of(50), batching={"strategy": "bfd", "capacity": 50, "oversize": "split"})
-    )
-    batches = [batch for batch, _ in zip(loader, range(20), strict=False)]
-    for batch in batches:
-        assert same(loader.restore_sample(json.loads(json.dumps(batch.__restore_key__))), batch)
 
 
 def test_the_field_that_has_the_length(leaf_of: Callable[..., Any]) -> None:

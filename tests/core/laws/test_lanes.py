@@ -6,44 +6,24 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import msgpack
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_lite.errors import FatalSampleError, StateError, StateMismatchError, TopologyError
+from energon_lite.errors import StateError, StateMismatchError, TopologyError
 from energon_lite.loading.executors.executor import Executor
-from energon_lite.loading.makers.batch_runner import Result
 from energon_lite.loading.makers.chunk_job import START, Carried, Item, Made, Tail
+from energon_lite.loading.makers.outcomes import Result
 
 # Test folders are no packages; the helper beside this file is imported by its plain name.
 from tests.core.laws.content_encoders import Content
+from tests.core.laws.kinds import contents
 from tests.testing import ALONE, examples
 
-contents = st.builds(
-    Content,
-    salt=st.integers(0, 5),
-    yields=st.booleans(),
-    skips=st.sampled_from([0, 0, 4, 9]),
-    packing=st.sampled_from([None, None, 4, 7]),
-    pack_yields=st.booleans(),
-    groups=st.sampled_from([0, 0, 2, 3]),
-    batch_size=st.sampled_from([None, 1, 2, 3]),
-    batch_yields=st.booleans(),
-    encoded_yields=st.booleans(),
-    late=st.booleans(),
-).filter(lambda content: content.decides)
 #: Positions of a chunk, in buffers of packing if there are any.
 chunk_sizes = st.integers(1, 12)
-#: Lanes, and world sizes that divide them.
-lane_counts = st.sampled_from([1, 2, 3, 4, 6, 12])
-#: Segments of a run: which of the possible world sizes, workers, and steps until it is saved and stopped.
-segments = st.lists(
-    st.tuples(st.integers(0, 11), st.sampled_from([0, 0, 0, 0, 0, 0, 0, 2]), st.integers(0, 9)), min_size=1, max_size=4
-)
-sizes = st.sampled_from([5, 13, 50])
 
 
 def _plain(batches: list[Any]) -> list[Any]:
@@ -55,108 +35,8 @@ def _dataset(leaf: Any, content: Content, chunk: int, config: WorkerConfig, **ar
     return get_train_dataset(leaf, chunk_size=size, worker_config=config, **content.arguments(), **arguments)
 
 
-def _worlds(lanes: int) -> list[int]:
-    return [world for world in range(1, lanes + 1) if lanes % world == 0]
-
-
 def _states(ranks: Any) -> list[Any]:
     return [loader.save_state_rank() for loader in ranks.loaders]
-
-
-def _check_chain(
-    cluster: Any, leaf: Any, content: Content, chunk: int, lanes: int, parts: list[tuple[int, int, int]], remainder: str
-) -> None:
-    def build(config: WorkerConfig) -> Any:
-        return _dataset(leaf, content, chunk, config, lanes=lanes, chunk_remainder=remainder)
-
-    worlds = _worlds(lanes)
-    chain = [(worlds[choice % len(worlds)], workers, steps) for choice, workers, steps in parts]
-    with cluster(build, 1, 0) as alone:
-        try:
-            expected = _plain(alone.steps(sum(world * steps for world, _, steps in chain)))
-        except FatalSampleError as error:  # chunks that are too small for a batch, say
-            assume("did not give a single batch" not in str(error))
-            raise
-    found: list[Any] = []
-    states: Any = None
-    for world, workers, steps in chain:
-        with cluster(build, world, workers) as ranks:
-            if states is not None:
-                for loader in ranks.loaders:
-                    loader.restore_state_global(states)
-            found += _plain(ranks.steps(steps))
-            states = json.loads(json.dumps(_states(ranks)))
-    assert found == expected
-
-
-CASE: dict[str, st.SearchStrategy[Any]] = {
-    "content": contents,
-    "chunk": chunk_sizes,
-    "lanes": lane_counts,
-    "parts": segments,
-    "size": sizes,
-    "remainder": st.sampled_from([None, None, None, "keep", "drop"]),
-}
-
-
-@settings(max_examples=examples(60))
-@given(**CASE)
-def test_any_chain_of_topologies_is_the_uninterrupted_run(cluster: Any, leaf_of: Any, size: int, **case: Any) -> None:
-    _check_chain(cluster, leaf_of(size, "a"), **case)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("part", range(20))
-def test_many_chains_of_topologies(cluster: Any, leaf_of: Any, part: int) -> None:
-    @settings(max_examples=examples(100))
-    @given(**CASE)
-    def holds(size: int, **case: Any) -> None:
-        _check_chain(cluster, leaf_of(size, "a"), **case)
-
-    holds()
-
-
-@settings(max_examples=examples(20))
-@given(content=contents, chunk=chunk_sizes, workers=st.sampled_from([0, 0, 0, 2]), data=st.data())
-def test_each_batch_again_from_its_key(
-    cluster: Any, same: Any, leaf_of: Any, content: Content, chunk: int, workers: int, data: st.DataObject
-) -> None:
-    leaf = leaf_of(50, "a")
-    with cluster(lambda config: _dataset(leaf, content, chunk, config, lanes=2), 2, workers) as ranks:
-        batches = ranks.steps(8)
-    chosen = data.draw(st.lists(st.sampled_from(batches), min_size=1, max_size=4))
-    # Another loader, that never ran, on another rank of another world, with other lanes; the key went through JSON.
-    other = get_savable_loader(_dataset(leaf, content, chunk, WorkerConfig(rank=1, world_size=3)))
-    before = other.save_state_rank()
-    for batch in chosen:
-        assert same(other.restore_sample(json.loads(json.dumps(batch["__restore_key__"]))), batch)
-    assert other.save_state_rank() == before
-
-
-@settings(max_examples=examples(25))
-@given(content=contents, chunk=chunk_sizes, lanes=lane_counts, steps=st.integers(0, 6), data=st.data())
-def test_each_ranks_own_state_is_enough_on_the_same_ranks(
-    cluster: Any, leaf_of: Any, content: Content, chunk: int, lanes: int, steps: int, data: st.DataObject
-) -> None:
-    leaf = leaf_of(50, "a")
-    world = data.draw(st.sampled_from(_worlds(lanes)))
-
-    def build(config: WorkerConfig) -> Any:
-        return _dataset(leaf, content, chunk, config, lanes=lanes)
-
-    with cluster(build, world, 0) as ranks:
-        ranks.steps(steps)
-        states = _states(ranks)
-        assert states == _states(ranks)  # saving changes nothing
-        expected = _plain(ranks.steps(3))
-        for loader, state in zip(ranks.loaders, states, strict=True):
-            loader.restore_state_rank(state)  # in the middle of a loop
-        assert _plain(ranks.steps(3)) == expected
-    with cluster(build, world, 0) as again:
-        for loader, state in zip(again.loaders, states, strict=True):
-            loader.restore_state_rank(state)
-            assert loader.save_state_rank() == state  # right after a restore, before the first batch
-        assert _plain(again.steps(3)) == expected
 
 
 @settings(max_examples=examples(25))
@@ -264,26 +144,6 @@ def test_what_is_handed_over_keeps_no_whole_chunk_in_memory() -> None:
 # -- states ---------------------------------------------------------------------------------------------------------
 
 PACKED_GROUPS = Content(packing=7, groups=2, batch_size=2, late=True)
-
-
-def test_state_is_small_plain_and_quick(cluster: Any, leaf_of: Any, tmp_path: Any) -> None:
-    import time
-
-    leaf = leaf_of(500, "a")
-    build = lambda config: _dataset(leaf, PACKED_GROUPS, 3, config, lanes=64)  # noqa: E731
-    with cluster(build, 1, 2) as one:
-        loader, times = one.loaders[0], []
-        for _ in range(20):
-            one.step()
-            start = time.perf_counter()
-            state = loader.save_state_rank()
-            times.append(time.perf_counter() - start)
-    assert min(times) < 1e-3
-    text = json.dumps(state)
-    assert len(text) <= 4096  # 64 lanes of a single rank
-    assert json.loads(text) == state == msgpack.unpackb(msgpack.packb(state))
-    torch.save(state, tmp_path / "state.pt")
-    assert torch.load(tmp_path / "state.pt", weights_only=True) == state
 
 
 def _saved(cluster: Any, leaf: Any, world: int, steps: int, **arguments: Any) -> list[Any]:

@@ -29,7 +29,7 @@ from energon_lite import (
 from energon_lite.hooks import HookContext, hook_context
 from energon_lite.hooks.stateless import failure_tolerance_of, restores_seeds
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, alone, examples
+from tests.testing import ALONE, examples
 
 
 def draw(encoder: TaskEncoder | None = None) -> list[float]:
@@ -227,15 +227,19 @@ class Numbers(TaskEncoder):
         return draw(self)
 
     def batch(self, samples: list[Any]) -> Any:
-        return samples
+        return [*samples, draw(self)]
 
 
 @pytest.mark.parametrize("workers, start", [(0, "fork"), (4, "fork"), (4, "thread")])
 def test_no_number_comes_twice(leaf_of: Any, workers: int, start: Any) -> None:
-    dataset = get_train_dataset(leaf_of(400), batch_size=4, task_encoder=Numbers(), worker_config=alone(workers))
-    with get_savable_loader(dataset, start_method=start) as loader:
-        rows = [row for _, batch in zip(range(100), loader, strict=False) for row in batch]
-    assert len({number for row in rows for number in row}) == 400 * len(rows[0])
+    """Of two epochs, and with two seeds."""
+    rows: list[list[float]] = []
+    for seed in (0, 1):
+        config = WorkerConfig(rank=0, world_size=1, num_workers=workers, seed_offset=seed)
+        dataset = get_train_dataset(leaf_of(100), batch_size=4, task_encoder=Numbers(), worker_config=config)
+        with get_savable_loader(dataset, start_method=start) as loader:
+            rows += [row for _, batch in zip(range(50), loader, strict=False) for row in batch]
+    assert len({number for row in rows for number in row}) == 500 * len(rows[0])
 
 
 class Fails(TaskEncoder):

@@ -15,16 +15,11 @@ from hypothesis import strategies as st
 
 from energon_lite import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import EmptyDatasetError, StateMismatchError, UsageError
+from tests.core.laws.kinds import repeated
 from tests.testing import examples
 
-REPETITIONS = st.sampled_from([1, 2, 3, 0.5, 1.5, 0.1, 2.75, 0.333])
-blends = st.lists(st.tuples(st.integers(1, 60), REPETITIONS), min_size=1, max_size=4).filter(
-    lambda blend: sum(int(count * Fraction(str(repetition))) for count, repetition in blend) >= 8
-)
 #: Mostly no worker processes, because each takes some 20 ms to start.
 workers = st.sampled_from([0, 0, 0, 0, 2])
-segments = st.lists(st.tuples(st.integers(1, 8), workers, st.integers(0, 12)), min_size=1, max_size=4)
-
 WriteBlend = Callable[[Sequence[tuple[int, float]]], dict[str, Any]]
 
 
@@ -72,7 +67,7 @@ def test_one_and_a_half_times_a_hundred(write_epochs: WriteBlend, worker_count: 
 
 
 @settings(max_examples=examples(12))
-@given(blend=blends, world=st.integers(1, 8), batch_size=st.integers(1, 9), worker_count=workers)
+@given(blend=repeated, world=st.integers(1, 8), batch_size=st.integers(1, 9), worker_count=workers)
 def test_each_pass_is_an_epoch_exact_with_fractions_and_in_step(
     cluster: Any, write_epochs: WriteBlend, blend: Any, world: int, batch_size: int, worker_count: int
 ) -> None:
@@ -92,52 +87,6 @@ def test_each_pass_is_an_epoch_exact_with_fractions_and_in_step(
                 total = int(epoch * count * Fraction(str(repetitions)))
                 assert sum(shown) == total
                 assert min(shown) == total // count and max(shown) == -(-total // count)
-
-
-@settings(max_examples=examples(12))
-@given(blend=blends, batch_size=st.integers(1, 7), seed=st.integers(0, 2), segments=segments)
-def test_with_repeat_any_chain_of_topologies_is_the_uninterrupted_run(
-    cluster: Any, write_epochs: WriteBlend, blend: Any, batch_size: int, seed: int, segments: Any
-) -> None:
-    metadataset = write_epochs(blend)
-
-    def build(config: WorkerConfig) -> Any:
-        config.seed_offset = seed
-        return get_train_dataset(metadataset, batch_size=batch_size, worker_config=config)
-
-    straight, chained = cluster.straight(build, segments), cluster.chained(build, segments)
-    assert [batch.__key__ for batch in chained] == [batch.__key__ for batch in straight]
-
-
-@settings(max_examples=examples(12))
-@given(blend=blends, batch_size=st.integers(1, 7), segments=segments)
-def test_without_repeat_too_pass_by_pass(
-    cluster: Any, write_epochs: WriteBlend, blend: Any, batch_size: int, segments: Any
-) -> None:
-    metadataset = write_epochs(blend)
-
-    def build(config: WorkerConfig) -> Any:
-        return get_train_dataset(metadataset, batch_size=batch_size, repeat=False, worker_config=config)
-
-    steps_of_all = sum(steps for _, _, steps in segments)
-    with cluster(build, 1, 0) as alone:
-        passes = [[batch.__key__ for batch in alone.loaders[0]] for _ in range(steps_of_all + 1)]
-    expected: list[list[str]] = []
-    found: list[list[str]] = []
-    state, number, at = None, 0, 0
-    for world, worker_count, steps in segments:
-        with cluster(build, world, worker_count, state) as ranks:
-            for step in range(steps):
-                if at == len(passes[number]):
-                    number, at = number + 1, 0
-                    if step:  # a loop that starts at the end of a pass is the next pass
-                        assert [next(iterator, None) for iterator in ranks.iterators] == [None] * world
-                        ranks.iterators = [iter(loader) for loader in ranks.loaders]
-                found += [batch.__key__ for batch in ranks.step() if batch.__key__]
-                expected += passes[number][at : at + world]
-                at = min(at + world, len(passes[number]))
-            state = ranks.state()
-    assert found == expected
 
 
 def test_golden_epochs(write_epochs: WriteBlend) -> None:

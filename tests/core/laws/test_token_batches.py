@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 from energon_lite import BestFit, Capacity, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.errors import ConfigError, SampleError, StateError, StateMismatchError, UsageError
 from energon_lite.loading.executors.worker_pool import WorkerPool
-from energon_lite.loading.states.merge import merged, redistributed
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from tests.core.laws.token_data import (
     CAPACITY,
     QUIET,
-    SEGMENTS,
     STRATEGIES,
     Tokens,
     alone,
@@ -31,46 +29,6 @@ from tests.core.laws.token_data import (
 )
 
 pytestmark = pytest.mark.usefixtures("known_lengths")
-
-
-@QUIET
-@given(
-    blend=st.lists(st.tuples(st.sampled_from([7, 50, 120]), st.sampled_from([0.3, 1.0])), min_size=1, max_size=3),
-    strategy=STRATEGIES,
-    chunk=st.sampled_from([11, 40, 1000]),
-    segments=SEGMENTS,
-)
-def test_any_chain_of_topologies_is_the_uninterrupted_run(
-    cluster: Any,
-    write_blend: Callable[..., Any],
-    blend: Any,
-    strategy: dict[str, Any],
-    chunk: int,
-    segments: list[tuple[int, int, int]],
-) -> None:
-    metadataset = write_blend(blend)
-
-    def build(config: WorkerConfig) -> Any:
-        return get_train_dataset(
-            metadataset,
-            batch_size=None,
-            batching=strategy,
-            plan_chunk=chunk,
-            worker_config=config,
-            task_encoder=Tokens(),
-        )
-
-    total = sum(world * steps for world, _, steps in segments)
-    with cluster(build, 1, 0) as alone:
-        expected = tokens_of(alone.steps(total))
-    found: list[list[int]] = []
-    state = None
-    for world, workers, steps in segments:
-        with cluster(build, world, workers, state) as ranks:
-            found += tokens_of(ranks.steps(steps))
-            state = json.loads(json.dumps(ranks.state()))
-            assert merged(redistributed(state, 3)) == state
-    assert found == expected
 
 
 @QUIET

@@ -3,125 +3,16 @@ exactly where it was saved, wherever that was, on whatever ranks and workers."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
-import msgpack
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from energon_lite import WorkerConfig, get_train_dataset, get_val_dataset
-from tests.testing import examples
-
-#: 1..6 leaves with 1..500 samples each; some sizes come often, so that their files are written once.
-sizes = st.one_of(st.sampled_from([1, 2, 3, 7, 50, 500]), st.integers(1, 500))
-blends = st.lists(st.tuples(sizes, st.floats(0.01, 10).map(lambda w: round(w, 3))), min_size=1, max_size=6)
-worlds = st.one_of(st.integers(1, 4), st.integers(1, 8))
-windows = st.sampled_from([(None, None), (1000, 100), (10, 3), (5, 1)])
-#: Mostly no worker processes, because each takes some 20 ms to start.
-workers = st.sampled_from([0, 0, 0, 1, 2, 4])
-#: Segments of a run: so many ranks, workers, and steps until it is saved and stopped (0: before the first batch).
-segments = st.lists(st.tuples(worlds, workers, st.integers(0, 12)), min_size=1, max_size=5)
+from energon_lite import WorkerConfig, get_train_dataset
 
 
 def _keys(batches: list[Any]) -> list[list[str]]:
     return [batch.__key__ for batch in batches]
-
-
-@settings(max_examples=examples(18))
-@given(blend=blends, batch_size=st.integers(1, 7), window=windows, seed=st.integers(0, 3), segments=segments)
-def test_any_chain_of_topologies_is_the_uninterrupted_run(
-    cluster: Any,
-    write_blend: Callable[..., Any],
-    blend: Any,
-    batch_size: int,
-    window: tuple[int | None, int | None],
-    seed: int,
-    segments: list[tuple[int, int, int]],
-) -> None:
-    metadataset = write_blend(blend)
-
-    def build(config: WorkerConfig) -> Any:
-        config.seed_offset = seed
-        return get_train_dataset(
-            metadataset,
-            batch_size=batch_size,
-            shuffle_buffer_size=window[0],
-            max_samples_per_sequence=window[1],
-            worker_config=config,
-        )
-
-    assert _keys(cluster.chained(build, segments)) == _keys(cluster.straight(build, segments))
-
-
-@settings(max_examples=examples(12))
-@given(blend=blends, batch_size=st.integers(1, 7), segments=segments)
-def test_validation_goes_on_too_and_passes_are_equal(
-    cluster: Any, write_blend: Callable[..., Any], blend: Any, batch_size: int, segments: list[tuple[int, int, int]]
-) -> None:
-    metadataset = write_blend(blend)
-    samples = sum(count for count, _ in blend)
-    segments = [(min(world, samples), worker_count, steps) for world, worker_count, steps in segments]
-
-    def build(config: WorkerConfig) -> Any:
-        return get_val_dataset(metadataset, batch_size=batch_size, worker_config=config)
-
-    with cluster(build, 1, 0) as alone:
-        one_pass = _keys(list(alone.iterators[0]))
-        assert _keys(list(alone.loaders[0])) == one_pass
-    expected, found, state = [], [], None
-    at = 0
-    for world, worker_count, steps in segments:
-        with cluster(build, world, worker_count, state) as ranks:
-            left = -(-(len(one_pass) - at) // world) if at < len(one_pass) else -(-len(one_pass) // world)
-            at = 0 if at >= len(one_pass) and steps else at
-            steps = min(steps, left)
-            found += [keys for keys in _keys(ranks.steps(steps)) if keys]
-            expected += one_pass[at : at + steps * world]
-            at = min(len(one_pass), at + steps * world)
-            state = ranks.state()
-    assert found == expected
-
-
-@settings(max_examples=examples(14))
-@given(blend=blends, cut=st.integers(0, 10), worker_count=workers)
-def test_saving_changes_nothing_and_can_be_repeated(
-    cluster: Any, write_blend: Callable[..., Any], blend: Any, cut: int, worker_count: int
-) -> None:
-    metadataset = write_blend(blend)
-
-    def build(config: WorkerConfig) -> Any:
-        return get_train_dataset(metadataset, batch_size=2, worker_config=config)
-
-    with cluster(build, 2, worker_count) as one:
-        one.steps(cut)
-        states = [one.state(), one.state()]
-        following = _keys(one.steps(4))
-    assert states[0] == states[1]
-    with cluster(build, 2, 0, states[0]) as other:
-        assert other.state() == states[0]  # right after a restore, before the first batch
-        assert _keys(other.steps(4)) == following
-
-
-def test_restoring_in_the_middle_of_a_loop(cluster: Any, write_blend: Callable[..., Any]) -> None:
-    metadataset = write_blend([(20, 1.0), (30, 2.0)])
-
-    def build(config: WorkerConfig) -> Any:
-        return get_train_dataset(metadataset, batch_size=2, worker_config=config)
-
-    with cluster(build, 1, 2) as one:
-        first = _keys(one.steps(3))
-        state = one.state()
-        _keys(one.steps(5))
-        one.loaders[0].restore_state_rank(state)  # workers are running, batches are prefetched
-        again = _keys(one.steps(4))
-        one.loaders[0].restore_state_rank(None)
-        assert _keys(one.steps(3)) == first
-    with cluster(build, 1, 0, state) as other:
-        assert _keys(other.steps(4)) == again
 
 
 def test_virtual_epochs_pause_and_go_on(cluster: Any, write_blend: Callable[..., Any]) -> None:
@@ -204,41 +95,6 @@ def test_golden_run(cluster: Any, write_blend: Callable[..., Any]) -> None:
 
 
 # -- the state itself -----------------------------------------------------------------------------------------------
-
-
-def test_state_is_small_plain_and_quick(leaf_of: Any, tmp_path: Any) -> None:
-    import time
-
-    from energon_lite import get_savable_loader
-
-    leaves = [{"path": str(leaf_of(5 + number % 7, "a")), "weight": 1 + number / 7} for number in range(100)]
-    metadataset = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {"blend": leaves}},
-    }
-    config = WorkerConfig(rank=1, world_size=16, num_workers=2, seed_offset=123456)
-    dataset = get_train_dataset(
-        metadataset, batch_size=128, shuffle_buffer_size=100_000, max_samples_per_sequence=10_000, worker_config=config
-    )
-    with get_savable_loader(dataset) as loader:
-        iterator = iter(loader)
-        times = []
-        for _ in range(20):
-            next(iterator)
-            start = time.perf_counter()
-            state = loader.save_state_rank()
-            times.append(time.perf_counter() - start)
-        assert min(times[1:]) < 1e-3
-        assert state is not None
-        state["position"] = 10**15
-        text = json.dumps(state)
-        assert len(text) <= 1024
-        assert json.loads(text) == state == msgpack.unpackb(msgpack.packb(state))
-        torch.save(state, tmp_path / "state.pt")
-        assert torch.load(tmp_path / "state.pt", weights_only=True) == state
-        loader.restore_state_rank(json.loads(text))
-        assert loader.state_dict() == state
 
 
 @pytest.mark.parametrize("position", [0, 10**9, 10**15])

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
 from energon_lite.order.hashing import hash_ints
-from energon_lite.order.orders import BlendOrder, EpochBlendOrder, Rebase, stages_from
+from energon_lite.order.orders import BlendOrder, EpochBlendOrder, Rebase
 from energon_lite.order.shuffle import LeafOrder
-from energon_lite.order.stages import WeightStage
 
 LENGTHS = (7, 50, 1000, 3, 4097)
 weights = st.floats(0.01, 10).map(lambda weight: round(weight, 3))
@@ -29,17 +28,10 @@ def recipes(draw: st.DrawFn) -> tuple[list[int], BlendOrder | EpochBlendOrder]:
     leaves = draw(st.permutations(range(len(LENGTHS))))[: draw(st.integers(1, len(LENGTHS)))]
     orders = [leaf_order(leaf) for leaf in leaves]
     one_each: Any = st.lists(weights, min_size=len(leaves), max_size=len(leaves))
-    match draw(st.sampled_from(["weights", "stages", "epochs"])):
-        case "weights":
-            return leaves, BlendOrder(orders, draw(one_each), key=1)
-        case "epochs":  # of at least one sample
-            repetitions = [max(0.5, weight) for weight in draw(one_each)]
-            return leaves, EpochBlendOrder(orders, repetitions, key=1)
-        case _:
-            first, second, third = (tuple(draw(one_each)) for _ in range(3))
-            begin = draw(st.integers(1, 9000))
-            stages = [WeightStage(0, first, last=second), WeightStage(begin, second), WeightStage(begin + 4096, third)]
-            return leaves, BlendOrder(orders, stages, key=1)
+    if draw(st.booleans()):
+        return leaves, BlendOrder(orders, draw(one_each), key=1)
+    repetitions = [max(0.5, weight) for weight in draw(one_each)]  # of at least one sample
+    return leaves, EpochBlendOrder(orders, repetitions, key=1)
 
 
 @given(chain=st.lists(st.tuples(recipes(), st.integers(0, 6000)), min_size=1, max_size=4))
@@ -79,15 +71,6 @@ def test_counts_before_are_what_is_shown_before(recipe: Any, position: int) -> N
 def test_shares_are_those_of_the_new_blend() -> None:
     order = BlendOrder([leaf_order(2), leaf_order(4)], [3.0, 1.0], key=1).rebased(Rebase(10_001, (5000, 0)))
     assert order.counts_before(10_001 + 4096).tolist() == [5000 + 3072, 1024]
-
-
-def test_a_stage_keeps_its_place_in_the_run() -> None:
-    stages = [WeightStage(0, (1, 0)), WeightStage(4096, (0, 1))]
-    order = BlendOrder([leaf_order(2), leaf_order(4)], stages, key=1).rebased(Rebase(4000, (4000, 0)))
-    assert order.lookup(np.arange(4000, 5000)).leaf.tolist() == [0] * 96 + [1] * 904
-    slope = [WeightStage(0, (2.0, 0.0), last=(0.0, 4.0)), WeightStage(8, (0.0, 1.0))]
-    assert stages_from(slope, 2) == [WeightStage(0, (0.75, 0.25), last=(0.0, 4.0)), WeightStage(6, (0.0, 1.0))]
-    assert stages_from(slope, 8) == stages_from(slope, 99) == [WeightStage(0, (0.0, 1.0))]
 
 
 def test_positions_before_are_refused() -> None:

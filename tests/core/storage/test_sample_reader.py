@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import MissingShardError
-from energon_lite.storage.read import run_reader, sample_reader
+from energon_lite.storage.read import runs, sample_reader
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
 from tests.testing import examples
@@ -135,13 +135,13 @@ def test_the_runs_of_a_window_are_kept_and_no_more(folder: Path, monkeypatch: py
 def test_where_others_want_most_of_each_run_samples_are_read_one_by_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_reader, "_WORTH", 2000)  # as if samples were large
+    monkeypatch.setattr(runs, "_WORTH", 2000)  # as if samples were large
     reader = SampleReader(opened(folder, Runs(2, 5)), None)
     plain = opened(folder, None)
     for index in [*range(0, 45, 2)] * 6:  # one sample of each run, again and again
         assert reader.sample(index) == SampleReader(plain).sample(index)
     assert reader._runs is None and not reader._kept
-    monkeypatch.setattr(run_reader, "_WORTH", 1 << 20)
+    monkeypatch.setattr(runs, "_WORTH", 1 << 20)
     reader = SampleReader(opened(folder, Runs(2, 5)), None)
     for index in [*range(0, 45)] * 6:
         assert reader.sample(index) == SampleReader(plain).sample(index)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.config.leaf_spec import AuxReference, LeafSpec, Step, Subset, WeightUnit
-from energon_lite.config.weight_schedule import Segment
 from energon_lite.extras.blends.leaf_table import LeafRecords
+from energon_lite.extras.blends.weight_schedule import Schedule, Segment
 from tests.testing import examples
 
 _NUMBERS = st.floats(1e-300, 1.0)
@@ -32,7 +32,10 @@ _SPECS = st.builds(
     path=st.text(max_size=9).map("/data/".__add__),
     split_part=st.sampled_from(["train", "val"]),
     weight=_NUMBERS,
-    segments=st.lists(st.builds(Segment, st.integers(0, 2**62), _NUMBERS, _NUMBERS), max_size=2).map(tuple),
+    schedule=st.none()
+    | st.lists(st.builds(Segment, st.integers(0, 2**62), _NUMBERS, _NUMBERS), min_size=1, max_size=2).map(
+        lambda segments: Schedule(tuple(segments))
+    ),
     repetitions=st.none() | _NUMBERS,
     subset=st.none() | _SUBSETS,
     subflavors=st.dictionaries(st.text(max_size=3), _PLAIN, max_size=2),

@@ -7,6 +7,7 @@ import shutil
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
@@ -20,14 +21,15 @@ from hypothesis import strategies as st
 from energon_lite import get_savable_loader, get_train_dataset, get_val_dataset
 from energon_lite.config.leaf_spec import LeafSpec, WeightUnit
 from energon_lite.config.metadataset import load_metadataset
-from energon_lite.config.weight_schedule import blend_shares, constant, schedule, values_at
 from energon_lite.errors import ConfigError, DataIndexError, DatasetError
 from energon_lite.extras.blends import token_weights
+from energon_lite.extras.blends.weight_schedule import Schedule, schedule, share_of, values_at
 from energon_lite.loading.blend_weights import by_samples
 from energon_lite.order import BlendOrder
 from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.shuffle import LeafOrder, Leaves
 from energon_lite.storage.index.columns import write_column
+from tests.extras.blends.test_weight_schedule import normal_shares, spec
 from tests.testing import ALONE, examples, invoke
 
 #: Leaves of so many samples, with so many tokens each.
@@ -131,7 +133,7 @@ def test_tokens_of_a_run(measured: Path) -> None:
 
 def test_steps_along_the_run(measured: Path) -> None:
     weights = {"a": {0: 1, 8192: 0}, "c": {0: 1, 8192: 3}}
-    stages = loader(document(measured, weights)).dataset.stages
+    stages = loader(document(measured, weights)).dataset.identity.stages  # type: ignore[attr-defined]
     assert [stage.start for stage in stages] == [0, 8192] and stages[1].weights == (0.0, 1.0)
     assert stages[0].weights == pytest.approx((200 / 204, 4 / 204))
 
@@ -139,9 +141,7 @@ def test_steps_along_the_run(measured: Path) -> None:
 def weighted(shares: Sequence[Any], lengths: Sequence[np.ndarray]) -> list[Any]:
     """Leaves of one blend with weights in tokens, as shares of samples."""
     specs = [
-        LeafSpec(
-            str(number), "train", weight=share[0].first, segments=share, units=(WeightUnit("tokens", 0, number, ""),)
-        )
+        replace(spec(share), path=str(number), units=(WeightUnit("tokens", 0, number, ""),))
         for number, share in enumerate(shares)
     ]
     return by_samples(specs, [Sized(own) for own in lengths])
@@ -159,14 +159,15 @@ def test_slopes_follow_the_weights_in_tokens(
 ) -> None:
     """Shares of samples along a slope of shares of tokens are a curve, which straight pieces follow."""
     knots = [0, *accumulate(gaps)]
-    asked = blend_shares(
-        [schedule(list(zip(knots, column, strict=False)), linear=True) for column in zip(*points, strict=True)]
-    )
+    columns = [schedule(list(zip(knots, column, strict=False)), linear=True) for column in zip(*points, strict=True)]
+    asked = normal_shares([Schedule(column) for column in columns])
     found = weighted(asked, [np.array([mean]) for mean in means])
-    starts = [segment.start for segment in found[0].share]
+    starts = [segment.start for segment in found[0].schedule.segments]
     for position in [*knots, *(int(place * knots[-1]) for place in places)]:
-        wanted = [values_at(share, position)[1] for share in asked]
-        tokens = [values_at(spec.share, position)[1] * mean for spec, mean in zip(found, means, strict=True)]
+        wanted = [values_at(share_of(share), position)[1] for share in asked]
+        tokens = [
+            values_at(spec.schedule.segments, position)[1] * mean for spec, mean in zip(found, means, strict=True)
+        ]
         piece = bisect_right(starts, position)
         is_short = piece < len(starts) and starts[piece] - starts[piece - 1] < 2 * BLOCK and position not in starts
         bound = 1.0 if is_short else 1e-9 if position in knots else 0.0012
@@ -191,7 +192,7 @@ def test_a_thousand_sources_keep_to_their_shares_of_tokens(seed: int, position: 
     choose, count = np.random.default_rng(seed), 1000
     lengths = [choose.integers(10, 10 ** choose.integers(2, 6), choose.integers(1, 300)) for _ in range(count)]
     weights = 10 ** choose.uniform(-6, 0, count)
-    found = weighted([constant(weight) for weight in weights], lengths)
+    found = weighted(weights.tolist(), lengths)
     orders = [LeafOrder(length=len(own), key=number) for number, own in enumerate(lengths)]
     order = BlendOrder(orders, [spec.weight for spec in found], key=seed)
     tokens, bounds = np.zeros(count), np.zeros(count)

@@ -14,8 +14,12 @@ from PIL import Image
 from energon_lite.errors import DataIndexError, EmptyDatasetError, MissingEntryError, ShardChangedError, UsageError
 from energon_lite.extras.media import AVMetadata, ImageMetadata, MediaFilterConfig, media_scan
 from energon_lite.extras.media.media_scan import prepare_media
-from energon_lite.extras.media.metadata import MediaMetadataType, deserialize_media_metadata, serialize_media_metadata
-from energon_lite.extras.media.stores.media_table import MediaTable
+from energon_lite.extras.media.metadata import (
+    MediaMetadataType,
+    MediaTable,
+    deserialize_media_metadata,
+    serialize_media_metadata,
+)
 from energon_lite.storage.files.shard_store import shared_store
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.sharded_job.ranks import Ranks

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite.extras.media.stores.media_table import MediaTable
+from energon_lite.extras.media.metadata import MediaTable
 from tests.media_files import film, sound
 from tests.testing import command
 

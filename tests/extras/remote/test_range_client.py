@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from energon_lite.errors import FatalStorageError
+from energon_lite.extras.remote import remote_files
 from energon_lite.extras.remote.direct_ranges import DirectRanges
 from energon_lite.extras.remote.range_client import RangeClient, StatusError, UnusualAnswer
-from energon_lite.storage.files import remote_files
-from energon_lite.storage.files.retries import kind_of
+from energon_lite.extras.remote.store_tries import kind_of
 
 BODY = bytes(range(256)) * 400
 HEAD = b"GET /a HTTP/1.1\r\nHost: here\r\n"

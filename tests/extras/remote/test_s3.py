@@ -21,8 +21,8 @@ import pytest
 
 import energon_lite as lib
 from energon_lite.errors import DatasetError, FatalStorageError, ShardChangedError
+from energon_lite.extras.remote import remote_files
 from energon_lite.extras.remote.direct_ranges import DirectRanges, direct_ranges
-from energon_lite.storage.files import remote_files
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.read.sample_reader import SampleReader
 from energon_lite.storage.read.webdataset import WebdatasetSource

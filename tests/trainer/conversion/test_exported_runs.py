@@ -24,8 +24,8 @@ from energon_lite.trainer import (
     register_norm,
 )
 from energon_lite.trainer.checkpointing.checkpoint import save_checkpoint
-from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
-from energon_lite.trainer.conversion.tokenizer_files import byte_tokenizer_files
+from energon_lite.trainer.conversion.export import native_to_huggingface
+from energon_lite.trainer.conversion.huggingface_folder import byte_tokenizer_files
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh

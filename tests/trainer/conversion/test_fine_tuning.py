@@ -27,7 +27,7 @@ from energon_lite.trainer.conversion.from_huggingface import huggingface_to_nati
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training.starting_weights import load_starting_weights
+from energon_lite.trainer.training.loop import load_starting_weights
 from examples.toy_data import chat, write_lines, write_model, write_tokenizer
 from tests.testing import invoke
 from tests.trainer.conversion.small_models import SCALING, SaveModel, change_config

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from energon_lite.errors import ConfigError, StateError
 from energon_lite.trainer.conversion.language_config import ARCHITECTURES, huggingface_config, model_config
-from energon_lite.trainer.models.config import ModelConfig, RopeScaling
-from energon_lite.trainer.models.presets import model_preset
-from energon_lite.trainer.training.starting_weights import model_changes
+from energon_lite.trainer.models.config import ModelConfig, RopeScaling, model_preset
+from energon_lite.trainer.training.loop import model_changes
 
 LLAMA_2: dict[str, Any] = {
     "_name_or_path": "meta-llama/Llama-2-70b-hf",

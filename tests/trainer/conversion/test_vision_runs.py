@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from energon_lite.trainer import Trainer, config_from_dict
+from energon_lite.trainer.conversion.export import native_to_huggingface
 from energon_lite.trainer.conversion.from_huggingface import huggingface_to_native
-from energon_lite.trainer.conversion.to_huggingface import native_to_huggingface
 from tests.trainer.conversion.small_models import SaveModel
 from tests.trainer.conversion.small_vision_models import IMAGE, make_encoder, make_llava
 from tests.trainer.parallel.rank_processes import RunRanks

@@ -9,7 +9,7 @@ import pytest
 from energon_lite.errors import ConfigError
 from energon_lite.trainer import config_from_dict
 from energon_lite.trainer.conversion.tensor_names import model_shapes
-from energon_lite.trainer.models.presets import PRESETS, model_preset
+from energon_lite.trainer.models.config import PRESETS, model_preset
 
 #: In millions, as the makers' papers and model cards state them; tied tables once.
 STATED = {

@@ -10,7 +10,7 @@ import torch
 
 from energon_lite.errors import StateMismatchError
 from energon_lite.trainer.checkpointing import checkpoint
-from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint, read_state
+from energon_lite.trainer.checkpointing.checkpoint import latest_checkpoint
 from tests.testing import nightly_but
 from tests.trainer.parallel.late_collectives import watched_collectives
 from tests.trainer.parallel.rank_processes import RunRanks
@@ -30,7 +30,7 @@ LAYOUTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saved", nightly_but({0, 4, 6}, LAYOUTS), ids=str)
+@pytest.mark.parametrize("saved", nightly_but({4, 6}, LAYOUTS), ids=str)
 def test_each_layout_reads_others(run_ranks: RunRanks, tmp_path: Path, saved: Layout) -> None:
     # The next in a ring; each layout writes or reads. Itself: bit for bit, in a test below.
     read_by_others(run_ranks, tmp_path, saved, [LAYOUTS[(LAYOUTS.index(saved) + 1) % len(LAYOUTS)]])
@@ -72,7 +72,9 @@ def read_by_others(run_ranks: RunRanks, tmp_path: Path, saved: Layout, others: l
             torch.testing.assert_close(continued, losses, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("layout", [Layout(dp=2, tp=2), Layout(dp=2, pp=2, virtual=2), Layout(cp=2, pp=2)], ids=str)
+@pytest.mark.parametrize(
+    "layout", nightly_but({1}, [Layout(dp=2, tp=2), Layout(dp=2, pp=2, virtual=2), Layout(cp=2, pp=2)]), ids=str
+)
 def test_same_layout_goes_on_bit_for_bit_in_float32(run_ranks: RunRanks, tmp_path: Path, layout: Layout) -> None:
     def straight(rank: int) -> list[tuple[float, float]]:
         part = Part(layout, dtype="float32")
@@ -102,22 +104,6 @@ def test_random_state_comes_back_in_the_same_layout(run_ranks: RunRanks, tmp_pat
 
     drawn = run_ranks(2, save)
     assert drawn[0] != drawn[1] and run_ranks(2, load) == drawn
-
-
-def test_reading_state_needs_no_model(run_ranks: RunRanks, tmp_path: Path) -> None:
-    run_ranks(2, lambda rank: Part(Layout(tp=2)).save(tmp_path, 7))
-    assert read_state(tmp_path / "step-00000007") == STATE
-
-
-def test_the_newest_are_kept(run_ranks: RunRanks, tmp_path: Path) -> None:
-    def save(rank: int) -> None:
-        part = Part(Layout())
-        for step in (1, 2, 3, 10):
-            part.save(tmp_path, step, keep=2)
-
-    run_ranks(1, save)
-    assert sorted(p.name for p in tmp_path.glob("[!r]*")) == ["latest", "step-00000003", "step-00000010"]
-    assert (tmp_path / "latest").read_text() == "step-00000010\n"
 
 
 def test_a_model_of_another_shape_is_refused(run_ranks: RunRanks, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_rows_of_all_kinds_make_few_graphs(run_ranks: RunRanks, recompute: str) 
     run_ranks(1, check)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rows_that_are_cut_over_ranks_make_one_graph(run_ranks: RunRanks) -> None:
     """The keys that a rank's queries see end in the middle of the row."""
 

@@ -10,8 +10,8 @@ import torch
 
 from energon_lite.errors import ConfigError
 from energon_lite.trainer.checkpointing.checkpoint import load_checkpoint, save_checkpoint
+from energon_lite.trainer.optimizer.buckets import orthogonalize
 from energon_lite.trainer.optimizer.config import OptimizerConfig, ParameterGroup
-from energon_lite.trainer.optimizer.muon import orthogonalize
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
 from energon_lite.trainer.parallel.mesh import build_mesh
 from tests.trainer.parallel.foreign_nets import CONFIG, Found, make_net, run_steps, serial, train, unlike

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ from energon_lite.hooks import HookContext, hook_context
 from energon_lite.trainer import MultimodalBatch, MultimodalTaskEncoder, TrainerConfig
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.config import learning_rate
-from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
 from energon_lite.trainer.training.pipeline import run_pipeline
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
-from tests.trainer.parallel.small_runs import BATCHING, make_config, metrics, send, train
+from tests.trainer.parallel.small_runs import BATCHING, make_config, metrics, train
 from tests.trainer.parallel.test_parity import BASE, Layout, gathered
 
 CONFIG = dataclasses.replace(BASE, vocab_size=259, vocab_multiple=64)
@@ -90,21 +88,6 @@ def test_packed_and_padded_have_one_loss_and_one_gradient(run_ranks: RunRanks, l
                 torch.testing.assert_close(gradient, whole[name], rtol=1e-9, atol=1e-10, msg=name)
 
 
-def test_documents_are_what_makes_the_difference(run_ranks: RunRanks) -> None:
-    """Without them a packed row has another loss: the test above can fail."""
-
-    def losses(rank: int) -> tuple[float, float]:
-        model = LlamaModel(CONFIG, build_mesh(), seed=5)
-        batch = collated("packed", samples(1))
-        with torch.no_grad():
-            right = run_pipeline(model, [batch], backward=False)
-            wrong = run_pipeline(model, [dataclasses.replace(batch, documents=None)], backward=False)
-            return right.item(), wrong.item()
-
-    right, wrong = run_ranks(1, losses)[0]
-    assert abs(right - wrong) > 1e-3 * right
-
-
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
@@ -156,19 +139,6 @@ def test_each_layout_makes_the_run_of_one_process(
         )
         for key in mine.keys() - {"digest"}:
             assert mine[key] == pytest.approx(its[key], rel=1e-4 if key == "grad_norm" else 1e-5)
-
-
-@pytest.mark.slow
-def test_a_packed_run_moves_between_layouts(run_ranks: RunRanks, measured: Path, tmp_path: Path) -> None:
-    straight = token_config(measured, tmp_path / "straight", BATCHING["best_fit"], save_every=0)
-    assert run_ranks(1, lambda rank: train(straight)) == [6]
-    for world, mesh, stop in ((4, {"pp": 2}, 2), (2, {"tp": 2}, 4), (4, {"cp": 2}, None)):
-        config = token_config(measured, tmp_path / "moving", BATCHING["best_fit"], mesh=mesh, save_every=0)
-        disturb = None if stop is None else send(signal.SIGTERM, to_rank=0, at=stop)
-        assert run_ranks(world, lambda rank, c=config, d=disturb: train(c, d)) == [stop or 6] * world
-    for mine, its in zip(metrics(tmp_path / "moving"), metrics(tmp_path / "straight"), strict=True):
-        assert mine["tokens"] == its["tokens"]
-        assert mine["loss"] == pytest.approx(its["loss"], rel=1e-5)
 
 
 def test_a_strategy_that_cannot_be_is_refused(run_ranks: RunRanks, measured: Path, tmp_path: Path) -> None:

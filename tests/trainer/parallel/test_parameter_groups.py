@@ -9,7 +9,7 @@ import pytest
 
 from energon_lite.errors import ConfigError, UsageError
 from energon_lite.trainer import TrainerConfig
-from energon_lite.trainer.training.config_file import config_from_dict, config_to_dict
+from energon_lite.trainer.training.config import config_from_dict, config_to_dict
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.small_runs import make_config, metrics, train
 

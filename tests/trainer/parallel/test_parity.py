@@ -1,16 +1,21 @@
-"""Every layout of ranks makes the run that one plain process makes."""
+"""Every layout of ranks makes the run that one plain process makes, whatever the model and the optimizer are told.
+
+Six layouts are tried each time, with each value of each setting; all pairs of values at night.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
+import random
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from energon_lite.trainer.models.config import ModelConfig
+from energon_lite.trainer.models.config import ModelConfig, RopeScaling
 from energon_lite.trainer.models.llama import LlamaModel
 from energon_lite.trainer.optimizer.config import learning_rate
 from energon_lite.trainer.optimizer.overlapped_optimizer import OverlappedDistributedOptimizer
@@ -18,7 +23,6 @@ from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.parallel.parameters import layout_of
 from energon_lite.trainer.training.config import OptimizerConfig
 from energon_lite.trainer.training.step import train_step
-from tests.testing import nightly_but
 from tests.trainer.parallel import plain_llama
 from tests.trainer.parallel.plain_llama import PlainRun, Rows, Shape, Weights
 from tests.trainer.parallel.rank_processes import RunRanks
@@ -67,29 +71,6 @@ class Layout:
     def __str__(self) -> str:
         sizes = [f"{name}{getattr(self, name)}" for name in ("tp", "pp", "cp", "dp") if getattr(self, name) > 1]
         return " ".join([*sizes, *["sp"] * self.sp, *[f"virtual{self.virtual}"] * (self.virtual > 1)]) or "one process"
-
-
-LAYOUTS = [
-    Layout(),
-    Layout(dp=4),
-    Layout(tp=4),
-    Layout(tp=2, dp=2),
-    Layout(tp=2, dp=2, sp=True),
-    Layout(cp=2, dp=2),
-    Layout(cp=4),
-    Layout(tp=2, cp=2),
-    Layout(tp=2, cp=2, sp=True),
-    Layout(pp=4),
-    Layout(pp=2, dp=2),
-    Layout(pp=2, virtual=2),
-    Layout(pp=2, virtual=2, tp=2, sp=True),
-    Layout(tp=2, pp=2),
-    Layout(cp=2, pp=2),
-    Layout(tp=2, pp=2, dp=2),
-    Layout(tp=2, pp=2, cp=2),
-    Layout(pp=2, cp=2, dp=2, virtual=2),
-]
-ALL_KINDS = ("mixed", "text", "image", "nothing", "packed", "packed image", "several", "empty")
 
 
 def make_rows(generator: torch.Generator, kind: str) -> Rows:
@@ -235,73 +216,96 @@ def assert_same(runs: list[Run], plain: PlainRun, tolerance: float, of_weights: 
         assert all(torch.equal(run.end[name], runs[0].end[name]) for name in run.end)
 
 
-#: Whether embeddings are tied, optimizer. Untied ones, and other settings: test_long_runs.
-VARIANTS = {"tied, reduced every time": (True, EVERY), "one bucket": (False, OPTIMIZER)}
-
-
-@pytest.mark.parametrize(
-    ("layout", "variant"),
-    # Most layouts once, every fourth of them with one bucket.
-    nightly_but(
-        {2 * place + (place % 4 == 2) for place in range(len(LAYOUTS)) if place not in (3, 13, 14, 15)},
-        itertools.product(LAYOUTS, VARIANTS),
+#: The settings of a run, with the values that each may have. Kinds of micro-batches; names of parameters that stay.
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    "layout": (
+        *(Layout(tp=2, pp=2, virtual=2, sp=True), Layout(tp=2, cp=2, sp=True), Layout(cp=2, dp=2), Layout(tp=2, dp=2)),
+        *(Layout(pp=2, dp=2, virtual=2), Layout(pp=2, cp=2), Layout(), Layout(dp=4), Layout(tp=4), Layout(cp=4)),
+        *(Layout(pp=4), Layout(pp=3), Layout(tp=2, cp=2), Layout(tp=2, pp=2), Layout(tp=2, pp=2, dp=2)),
+        *(Layout(tp=2, pp=2, cp=2), Layout(pp=2, cp=2, dp=2, virtual=2), Layout(tp=2, dp=2, sp=True)),
     ),
-    ids=str,
-)
-def test_layout_makes_the_plain_run(
-    run_ranks: RunRanks, layout: Layout, variant: str, plain_runs: dict[ModelConfig, tuple[Weights, PlainRun]]
-) -> None:
-    tied, settings = VARIANTS[variant]
-    config = dataclasses.replace(BASE, tie_embeddings=tied)
-    steps = make_steps()
-    runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, settings=settings))
-    if config not in plain_runs:
-        start = run_ranks(1, lambda rank: train_on(config, [], Layout()))[0].start
-        plain_runs[config] = start, plain_run_in_child(run_ranks, config, start, steps)
-    start, plain = plain_runs[config]
+    "kinds": (
+        ("mixed", "text", "nothing", "packed image"),
+        ("image", "text", "empty", "packed"),
+        ("several", "empty", "mixed", "text", "empty", "packed"),
+        ("text", "text", "nothing", "packed"),
+    ),
+    "frozen": (
+        (),
+        ("embed_tokens.weight", "layers.1.mlp.up_proj.weight"),
+        ("layers.0.self_attn.k_proj.weight", "norm.weight", "lm_head.weight"),
+    ),
+    "steps": (2, 5),
+    "reduce": ("last", "every"),
+    "bucket_size": (1, 400, 1500, None),
+    "algorithm": ("adamw", "sgd"),
+    "tie_embeddings": (False, True),
+    "num_kv_heads": (4, 8),
+    "head_dim": (None, 6),
+    "qkv_bias": (False, True),
+    "qk_norm": (True, False),
+    "sliding_window": (None, 3, 30),
+    "rope_scaling": (None, RopeScaling(4.0, 0.1, 1.5, 6)),
+    "recompute": ("none", "selective", "full"),
+    "fuse_projections": (False, True),
+    "attention": ("sdpa", "varlen"),
+    "loss_chunk": (0, 1, 5, 1000),
+}
+Case = dict[str, Any]
+
+
+def daily() -> list[Case]:
+    """A case for each of the first six layouts, in which each value of each other setting comes at least once."""
+    draw = random.Random(0)
+    columns = [draw.sample((values * 6)[:6], 6) for values in SETTINGS.values()]
+    columns[0] = list(SETTINGS["layout"][:6])
+    return [dict(zip(SETTINGS, case, strict=True)) for case in zip(*columns, strict=True)]
+
+
+@functools.cache
+def pairwise() -> list[Case]:
+    """Cases that have each pair of values of two settings: of some drawn ones, that with the most new pairs is next."""
+    draw, names = random.Random(0), list(SETTINGS)
+
+    def pairs(case: tuple[int, ...]) -> set[tuple[int, int, int, int]]:
+        return {(i, case[i], j, case[j]) for i in range(len(case)) for j in range(i)}
+
+    sizes = [len(values) for values in SETTINGS.values()]
+    left = {(i, a, j, b) for i in range(len(sizes)) for j in range(i) for a in range(sizes[i]) for b in range(sizes[j])}
+    cases = []
+    while left:
+        i, a, j, b = min(left)  # each new case has this pair
+        drawn = [[draw.randrange(size) for size in sizes] for _ in range(40)]
+        tried = [tuple(a if n == i else b if n == j else value for n, value in enumerate(case)) for case in drawn]
+        best = max(tried, key=lambda case: len(pairs(case) & left))
+        left -= pairs(best)
+        cases.append({name: SETTINGS[name][value] for name, value in zip(names, best, strict=True)})
+    return cases
+
+
+@pytest.mark.parametrize("case", daily(), ids=lambda case: str(case["layout"]))
+def test_six_layouts_make_the_plain_run(run_ranks: RunRanks, case: Case) -> None:
+    check(run_ranks, case)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("share", range(18))
+def test_all_pairs_of_settings_make_the_plain_run(run_ranks: RunRanks, share: int) -> None:
+    for case in pairwise()[share::18]:
+        check(run_ranks, case)
+
+
+def check(run_ranks: RunRanks, case: Case) -> None:
+    told, layout, frozen = dict(case), case["layout"], case["frozen"]
+    steps = make_steps(case["kinds"], steps=case["steps"])
+    settings = dataclasses.replace(OPTIMIZER, **{name: told[name] for name in ("reduce", "bucket_size", "algorithm")})
+    config = dataclasses.replace(BASE, **{name: told[name] for name in told if hasattr(BASE, name)})
+    start = {name: p.detach() for name, p in LlamaModel(config, ParallelMesh(), seed=5).named_parameters()}
+    runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, frozen, settings))
     assert all(torch.equal(weight, start[name]) for name, weight in runs[0].start.items()), "another start than alone"
-    assert_same(runs, plain, 1e-12)
+    assert_same(runs, plain_run_in_child(run_ranks, config, start, steps, frozen, settings), 1e-12)
     assert runs[0].tokens == [sum(int(rows.loss_mask.sum()) for rows in step) for step in steps]
     assert max(runs[0].norms) > OPTIMIZER.clip > 0, "clipping was not tested"
-
-
-@pytest.fixture(scope="module")
-def plain_runs() -> dict[ModelConfig, tuple[Weights, PlainRun]]:
-    """One plain run is enough for all layouts with one number of layers: they start from its weights."""
-    return {}
-
-
-@pytest.mark.parametrize(
-    ("layout", "settings"),
-    nightly_but(
-        {2, 4},
-        [
-            (Layout(), LAST),
-            (Layout(tp=2, dp=2), EVERY),
-            (Layout(dp=4), LAST),
-            (Layout(tp=2, cp=2, sp=True), EVERY),
-            (Layout(pp=2, virtual=2, dp=2), EVERY),
-        ],
-    ),
-    ids=str,
-)
-def test_same_layout_gives_the_same_bits(run_ranks: RunRanks, layout: Layout, settings: OptimizerConfig) -> None:
-    config = dataclasses.replace(BASE, dtype="float32")
-
-    def run() -> Run:
-        found: Run = run_ranks(layout.world, lambda rank: train_on(config, make_steps(), layout, (), settings))[0]
-        return found
-
-    one, two = run(), run()
-    assert one.losses == two.losses and one.norms == two.norms
-    assert all(torch.equal(weight, two.end[name]) for name, weight in one.end.items())
-
-
-def test_text_only_model(run_ranks: RunRanks) -> None:
-    config = dataclasses.replace(BASE, image_size=0, num_kv_heads=None, tie_embeddings=True)
-    steps = make_steps(("text",) * MICRO_BATCHES)
-    runs = run_ranks(4, lambda rank: train_on(config, steps, Layout(dp=2, tp=2)))
-    assert_same(runs, plain_run_in_child(run_ranks, config, runs[0].start, steps), 1e-12)
 
 
 def plain_run_in_child(
@@ -327,11 +331,10 @@ def test_a_step_without_any_token_changes_no_weight_but_by_decay(run_ranks: RunR
             torch.testing.assert_close(weight, run.start[name] * factor, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("settings", nightly_but({1}, [LAST, EVERY]), ids=["last", "every"])
-def test_all_axes_at_once(run_ranks: RunRanks, settings: OptimizerConfig) -> None:
+def test_all_axes_at_once(run_ranks: RunRanks) -> None:
     """Sixteen ranks; each replica of the model has its empty micro-batches at other places."""
     config = dataclasses.replace(BASE, tie_embeddings=True)
     layout = Layout(tp=2, cp=2, dp=2, pp=2, sp=True)
     steps = make_steps(("mixed", "text", "empty", "packed image", "text", "empty"))[:2]
-    runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, settings=settings))
+    runs = run_ranks(layout.world, lambda rank: train_on(config, steps, layout, settings=EVERY))
     assert_same(runs, plain_run_in_child(run_ranks, config, runs[0].start, steps), 1e-12)

@@ -13,8 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 
 from energon_lite.trainer.models.llama import LlamaModel, Stream
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
-from energon_lite.trainer.training.pipeline import run_pipeline
-from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_order
+from energon_lite.trainer.training.pipeline import Action, pipeline_order, run_pipeline
 from energon_lite.trainer.training.step import evaluate
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
@@ -132,33 +131,24 @@ def test_evaluation_is_the_mean_over_all_tokens(run_ranks: RunRanks, layout: Lay
     assert loss == pytest.approx(plain.losses[0], abs=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("count", "pp", "virtual"),
-    nightly_but(
-        {0, 2, 4, 6, 9, 10},
-        ((count, *shape) for count in (0, 1, 2, 5) for shape in ((4, 1), (2, 2), (3, 1))),
-    ),
-)
-def test_any_number_of_micro_batches(run_ranks: RunRanks, pp: int, virtual: int, count: int) -> None:
+@pytest.mark.parametrize(("pp", "virtual"), [(4, 1), (2, 2), (3, 1)])
+def test_any_number_of_micro_batches(run_ranks: RunRanks, pp: int, virtual: int) -> None:
     """Fewer than stages, not a multiple of them, none at all: all come back, and nothing hangs."""
 
-    def check(rank: int) -> tuple[float, int]:
+    def check(rank: int) -> None:
         mesh = build_mesh(pp=pp, virtual=virtual)
         model = LlamaModel(BASE, mesh, seed=5)
-        done: list[Action] = []
-        back: list[int] = []
-        batches = [make_rows(torch.Generator().manual_seed(n), "mixed") for n in range(count)]
-        loss = run_pipeline(
-            model,
-            own(batches, mesh),
-            after_backward=back.append,
-            record=lambda action, began, ended: done.append(action),
-        )
-        assert sorted(back) == sorted(list(range(virtual)) * count) and len(done) == 2 * count * virtual
-        return loss.item()
+        for count in (0, 1, 2, 5):
+            done: list[Action] = []
+            back: list[int] = []
+            batches = own([make_rows(torch.Generator().manual_seed(n), "mixed") for n in range(count)], mesh)
+            loss = run_pipeline(
+                model, batches, after_backward=back.append, record=lambda action, *_, done=done: done.append(action)
+            )
+            assert sorted(back) == sorted(list(range(virtual)) * count) and len(done) == 2 * count * virtual
+            assert (loss.item() > 0) == (count > 0 and mesh.is_last_stage)
 
-    losses = run_ranks(pp, check)
-    assert (losses[-1] > 0) == (count > 0) and losses[:-1] == [0.0] * (pp - 1)
+    run_ranks(pp, check)
 
 
 @pytest.mark.parametrize("virtual", nightly_but({1}, [1, 2]))

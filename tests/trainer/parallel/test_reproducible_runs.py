@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import random
-import signal
 import subprocess
 import sys
 import textwrap
@@ -17,28 +15,11 @@ import pytest
 from energon_lite.trainer import TrainerConfig
 from tests.testing import nightly_but
 from tests.trainer.parallel.rank_processes import RunRanks
-from tests.trainer.parallel.small_runs import BATCHING, make_config, metrics, send, train
-
-#: World size and mesh. All share two micro-batches and more; four layers fit two stages with two chunks.
-LAYOUTS: list[tuple[int, dict[str, Any]]] = [
-    (1, {}),
-    (2, {}),
-    (4, {}),
-    (2, {"tp": 2, "sequence_parallel": True}),
-    (2, {"pp": 2}),
-    (2, {"pp": 2, "virtual": 2}),
-    (2, {"cp": 2}),
-    (4, {"tp": 2}),
-    (4, {"tp": 2, "cp": 2}),
-    (4, {"pp": 4}),
-    (4, {"pp": 2, "cp": 2, "order": "cp-pp"}),
-    (8, {"tp": 2, "pp": 2}),
-]
-STEPS = 16
+from tests.trainer.parallel.small_runs import BATCHING, make_config, metrics, train
 
 
 def run_config(path: Path, output: Path, mesh: dict[str, Any], *, packed: bool = False, **train: Any) -> TrainerConfig:
-    config = make_config(path, output, mesh=mesh, **({"steps": STEPS, "save_every": 0} | train))
+    config = make_config(path, output, mesh=mesh, **train)
     model = dataclasses.replace(config.model, num_layers=4, dtype="float64")
     data = dataclasses.replace(config.data, batching=BATCHING["best_fit"] if packed else None)
     return dataclasses.replace(config, model=model, data=data)
@@ -66,41 +47,6 @@ def test_two_runs_of_one_configuration_write_the_same(
         found.append(metrics(tmp_path / name))
     assert found[0] == found[1] and len(found[0]) == 5
     assert "eval_loss" in found[0][1]
-
-
-def interrupted(run_ranks: RunRanks, path: Path, folder: Path, *, stops: int, seed: int, packed: bool) -> None:
-    """Compare a run that is stopped at random steps, each time to go on in another layout, with one that is not."""
-    choice = random.Random(seed)
-    straight = run_config(path, folder / "straight", {}, packed=packed)
-    assert run_ranks(1, lambda rank: train(straight)) == [STEPS]
-    ends: list[int | None] = [*sorted(choice.sample(range(1, STEPS), stops)), None]
-    last: tuple[int, dict[str, Any]] | None = None
-    for stop in ends:
-        last = choice.choice([layout for layout in LAYOUTS if layout is not last])
-        world, mesh = last
-        config = run_config(path, folder / "moving", mesh, packed=packed)
-        # One rank alone gets the signal; all stop behind the same step, with a checkpoint of it.
-        disturb = None if stop is None else send(signal.SIGTERM, to_rank=choice.randrange(world), at=stop)
-        assert run_ranks(world, lambda rank, c=config, d=disturb: train(c, d)) == [stop or STEPS] * world
-    one, two = metrics(folder / "straight"), metrics(folder / "moving")
-    assert [entry["step"] for entry in two] == [*range(1, STEPS + 1)]
-    for mine, its in zip(one, two, strict=True):
-        assert (mine["tokens"], mine["lr"]) == (its["tokens"], its["lr"])
-        assert its["loss"] == pytest.approx(mine["loss"], abs=1e-5), (seed, mine["step"])
-    assert one[-1]["loss"] < one[0]["loss"] - 0.5, "a curve that stays where it is proves little"
-
-
-@pytest.mark.nightly
-def test_a_run_stopped_at_random_steps_follows_the_curve(run_ranks: RunRanks, measured: Path, tmp_path: Path) -> None:
-    interrupted(run_ranks, measured, tmp_path, stops=2, seed=1, packed=True)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(10, 14))
-def test_a_run_stopped_ten_times_follows_the_curve(
-    run_ranks: RunRanks, measured: Path, tmp_path: Path, seed: int
-) -> None:
-    interrupted(run_ranks, measured, tmp_path, stops=10, seed=seed, packed=seed % 2 == 1)
 
 
 @pytest.mark.nightly

@@ -16,6 +16,7 @@ from energon_lite.trainer.models.vision_transformer import VisionTransformer
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.parallel.mesh import ParallelMesh, build_mesh
 from energon_lite.trainer.training.pipeline import run_pipeline
+from tests.testing import nightly_but
 from tests.trainer.parallel.plain_llama import PlainRun
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.test_parity import BASE, EVERY, LAST, OPTIMIZER, Layout, Run, assert_same
@@ -56,7 +57,7 @@ def alone() -> dict[str, Run]:
 
 @pytest.mark.parametrize(
     ("name", "layout", "optimizer"),
-    [pytest.param(*case, marks=[pytest.mark.slow] * (number in (1, 4))) for number, case in enumerate(CASES)],
+    nightly_but({2, 3, 4}, CASES),
     ids=[f"{name} {layout}" for name, layout, _ in CASES],
 )
 def test_whoever_encodes_the_images_the_run_is_that_of_one_rank(

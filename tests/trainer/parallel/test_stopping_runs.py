@@ -15,12 +15,12 @@ import pytest
 
 from energon_lite.trainer import Trainer, TrainerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training import requests
-from energon_lite.trainer.training.requests import Requests
+from energon_lite.trainer.training import process
+from energon_lite.trainer.training.process import Requests
 from tests.testing import nightly_but
-from tests.trainer.parallel.rank_processes import RankFailure, RunRanks
+from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.small_runs import TRAIN_SAMPLES, line, make_config, metrics, send, train
-from tests.trainer.parallel.test_nonfinite_runs import EACH_LAYOUT, saved, spoil_gradients
+from tests.trainer.parallel.test_nonfinite_runs import LAYOUTS, saved
 
 WriteDataset = Callable[..., Path]
 
@@ -81,7 +81,7 @@ def test_who_listens_to_a_signal_already_keeps_it(run_ranks: RunRanks, blend: Pa
     assert run_ranks(1, job) == [(3, [signal.SIGUSR1], True)]
 
 
-@EACH_LAYOUT
+@pytest.mark.parametrize(("world", "mesh"), nightly_but({1}, LAYOUTS), ids=str)
 def test_a_run_is_over_before_its_time_limit(
     run_ranks: RunRanks, blend: Path, tmp_path: Path, world: int, mesh: dict[str, int]
 ) -> None:
@@ -110,7 +110,7 @@ def test_ranks_whose_clocks_differ_save_once_to_know_how_long_that_takes(run_ran
     def job(rank: int) -> int:
         now, saves = 0.0, 0
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(requests.time, "monotonic", lambda: now)
+            patch.setattr(process.time, "monotonic", lambda: now)
             asked, why = Requests(100.0, build_mesh()), ""
             now = 1.5 * rank  # the last rank is half of the time ahead some steps before the first
             with asked.listening():
@@ -182,20 +182,3 @@ def test_a_run_that_was_stopped_before_the_end_of_its_data_sees_the_rest(
         assert saved(tmp_path / name)[-1] == 4
         losses.append([entry["loss"] for entry in metrics(tmp_path / name)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and len(losses[1]) == 4
-
-
-def test_a_nan_in_step_3_of_30_ends_the_run_with_the_last_good_checkpoint_intact(
-    run_ranks: RunRanks, blend: Path, tmp_path: Path
-) -> None:
-    """From then on all is NaN. What is left is good: it goes on to where a run without the NaN gets to."""
-    limit = 4
-    config = make_config(blend, tmp_path / "run", steps=30, save_every=1, nonfinite_limit=limit)
-    with pytest.raises(RankFailure, match="NonFiniteError"):
-        run_ranks(2, lambda rank: train(config, spoil_gradients(*range(3, 31))))
-    assert saved(tmp_path / "run") == [1, 2] and len(metrics(tmp_path / "run")) == 2 + limit
-    good = make_config(blend, tmp_path / "good", steps=30, save_every=1)
-    stop = send(signal.SIGTERM, to_rank=0, at=5)
-    for output in ("good", "run"):
-        resumed = dataclasses.replace(good, output=str(tmp_path / output))
-        assert run_ranks(2, lambda rank, c=resumed: train(c, stop)) == [5, 5]  # type: ignore[misc]
-    assert metrics(tmp_path / "run") == metrics(tmp_path / "good")

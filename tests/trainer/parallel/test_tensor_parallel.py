@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,9 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from energon_lite.errors import TopologyError
-from energon_lite.trainer.models.attention import Attention
 from energon_lite.trainer.models.config import ModelConfig
 from energon_lite.trainer.models.cross_entropy import vocab_parallel_cross_entropy
-from energon_lite.trainer.models.llama import LlamaModel
+from energon_lite.trainer.models.llama import Attention, LlamaModel
 from energon_lite.trainer.models.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -28,10 +28,6 @@ from tests.trainer.parallel.test_parity import BASE, make_steps
 
 X = torch.linspace(-1, 1, 3 * 8, dtype=torch.float64).view(3, 8)
 F64: Any = {"dtype": torch.float64, "std": 0.5}
-
-
-def on_ranks(tp: int, check: Callable[[ParallelMesh], None]) -> Callable[[int], None]:
-    return lambda rank: check(build_mesh(tp=tp))
 
 
 def whole(module: torch.nn.Module, make: Callable[[ParallelMesh], torch.nn.Module]) -> dict[str, torch.Tensor]:
@@ -48,103 +44,82 @@ def assert_gradients(module: torch.nn.Module, weights: dict[str, torch.Tensor], 
         torch.testing.assert_close(p.grad, layout_of(p).local_part(full, mesh), rtol=1e-12, atol=1e-12)
 
 
+def check_layer(mesh: ParallelMesh, make: Callable[[ParallelMesh], Any], expect: Callable[[Any, Any], Any]) -> None:
+    """Output, and gradients of input and weights, of a cut module and of torch's function of the uncut weights."""
+    module = make(mesh)
+    initialize_parameters(module, seed=3, mesh=mesh)
+    weights, x, y = whole(module, make), X.clone().requires_grad_(), X.clone().requires_grad_()
+    out, expected = module(x), expect(weights, y)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-12, atol=1e-12)
+    assert_gradients(module, weights, mesh)
+
+
+def check_embedding(mesh: ParallelMesh) -> None:
+    def make(mesh: ParallelMesh) -> VocabParallelEmbedding:
+        return VocabParallelEmbedding(8, 6, mesh, **F64)
+
+    module = make(mesh)
+    initialize_parameters(module, seed=3, mesh=mesh)
+    w, tokens = whole(module, make), torch.tensor([[0, 7, 3], [3, 3, 5]])
+    out, expected = module(tokens), F.embedding(tokens, w["weight"])
+    assert torch.equal(out, expected)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    assert_gradients(module, w, mesh)
+
+
+def check_cross_entropy(mesh: ParallelMesh, vocab: int) -> None:
+    """Torch's, over the real vocabulary."""
+    full = (torch.arange(2 * 3 * 8, dtype=torch.float64) % 7).view(2, 3, 8) * 3 - 9
+    mine = full.chunk(mesh.tp, dim=-1)[mesh.rank("tp")].clone().requires_grad_()
+    full.requires_grad_()
+    labels = torch.tensor([[0, 2, 1], [vocab - 1, 0, 2]])
+    weight = torch.tensor([[1.0, 0.0, 2.0], [0.5, 1.0, 0.0]], dtype=torch.float64)
+    loss = vocab_parallel_cross_entropy(mine, labels, mesh, vocab_size=vocab)
+    expected = F.cross_entropy(full[..., :vocab].transpose(1, 2), labels, reduction="none")
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+    (loss * weight).sum().backward()
+    (expected * weight).sum().backward()
+    assert full.grad is not None
+    here = full.grad.chunk(mesh.tp, dim=-1)[mesh.rank("tp")]
+    torch.testing.assert_close(mine.grad, here, rtol=1e-12, atol=1e-12)
+
+
+def check_half_precision(mesh: ParallelMesh) -> None:
+    logits = torch.zeros(2, 4, dtype=torch.bfloat16, requires_grad=True)
+    loss = vocab_parallel_cross_entropy(logits, torch.tensor([0, 3]), mesh)
+    loss.sum().backward()
+    assert loss.dtype == torch.float32 and logits.grad is not None and logits.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(loss, torch.full((2,), 4.0 * mesh.tp).log())
+
+
 @pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("bias", [False, True])
-def test_column_then_row_is_two_linears(run_ranks: RunRanks, tp: int, bias: bool) -> None:
-    def check(mesh: ParallelMesh) -> None:
-        def make(mesh: ParallelMesh) -> torch.nn.ModuleDict:
-            return torch.nn.ModuleDict(
-                {
-                    "column": ColumnParallelLinear(8, 12, mesh, bias=bias, **F64),
-                    "row": RowParallelLinear(12, 8, mesh, bias=bias, **F64),
-                }
+def test_cut_layers_and_losses_are_torchs_whole_ones(run_ranks: RunRanks, tp: int) -> None:
+    def two(mesh: ParallelMesh, bias: bool) -> torch.nn.Sequential:
+        column = ColumnParallelLinear(8, 12, mesh, bias=bias, **F64)
+        return torch.nn.Sequential(column, torch.nn.Tanh(), RowParallelLinear(12, 8, mesh, bias=bias, **F64))
+
+    def check(rank: int) -> None:
+        mesh = build_mesh(tp=tp)
+        for bias in (False, True):
+            check_layer(
+                mesh,
+                lambda mesh, bias=bias: two(mesh, bias),  # type: ignore[misc]
+                lambda w, x: F.linear(
+                    torch.tanh(F.linear(x, w["0.weight"], w.get("0.bias"))), w["2.weight"], w.get("2.bias")
+                ),
             )
+        gathered = functools.partial(ColumnParallelLinear, 8, 12, gather_output=True, **F64)
+        check_layer(mesh, gathered, lambda w, x: F.linear(x, w["weight"]))
+        check_embedding(mesh)
+        for vocab in (8, 5, 3):  # full; padded; a rank of padding only
+            check_cross_entropy(mesh, vocab)
+        check_half_precision(mesh)
 
-        module = make(mesh)
-        initialize_parameters(module, seed=3, mesh=mesh)
-        w = whole(module, make)
-        x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
-        out = module["row"](torch.tanh(module["column"](x)))
-        expected = F.linear(
-            torch.tanh(F.linear(y, w["column.weight"], w.get("column.bias"))), w["row.weight"], w.get("row.bias")
-        )
-        torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
-        out.square().sum().backward()
-        expected.square().sum().backward()
-        torch.testing.assert_close(x.grad, y.grad, rtol=1e-12, atol=1e-12)
-        assert_gradients(module, w, mesh)
-
-    run_ranks(tp, on_ranks(tp, check))
-
-
-def test_gathered_output_is_the_whole_one(run_ranks: RunRanks) -> None:
-    def check(mesh: ParallelMesh) -> None:
-        def make(mesh: ParallelMesh) -> ColumnParallelLinear:
-            return ColumnParallelLinear(8, 12, mesh, gather_output=True, **F64)
-
-        module = make(mesh)
-        initialize_parameters(module, seed=3, mesh=mesh)
-        w = whole(module, make)
-        x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
-        out, expected = module(x), F.linear(y, w["weight"])
-        torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
-        out.square().sum().backward()
-        expected.square().sum().backward()
-        torch.testing.assert_close(x.grad, y.grad, rtol=1e-12, atol=1e-12)
-        assert_gradients(module, w, mesh)
-
-    run_ranks(2, on_ranks(2, check))
-
-
-@pytest.mark.parametrize("tp", [1, 2, 4])
-def test_embedding_is_the_whole_table(run_ranks: RunRanks, tp: int) -> None:
-    def check(mesh: ParallelMesh) -> None:
-        def make(mesh: ParallelMesh) -> VocabParallelEmbedding:
-            return VocabParallelEmbedding(8, 6, mesh, **F64)
-
-        module = make(mesh)
-        initialize_parameters(module, seed=3, mesh=mesh)
-        w = whole(module, make)
-        tokens = torch.tensor([[0, 7, 3], [3, 3, 5]])
-        out, expected = module(tokens), F.embedding(tokens, w["weight"])
-        assert torch.equal(out, expected)
-        out.square().sum().backward()
-        expected.square().sum().backward()
-        assert_gradients(module, w, mesh)
-
-    run_ranks(tp, on_ranks(tp, check))
-
-
-@pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("vocab", [8, 5, 3], ids=["full", "padded", "a rank of padding only"])
-def test_cross_entropy_is_torchs_over_the_real_vocabulary(run_ranks: RunRanks, tp: int, vocab: int) -> None:
-    def check(mesh: ParallelMesh) -> None:
-        full = (torch.arange(2 * 3 * 8, dtype=torch.float64) % 7).view(2, 3, 8) * 3 - 9
-        mine = full.chunk(mesh.tp, dim=-1)[mesh.rank("tp")].clone().requires_grad_()
-        full.requires_grad_()
-        labels = torch.tensor([[0, 2, 1], [vocab - 1, 0, 2]])
-        weight = torch.tensor([[1.0, 0.0, 2.0], [0.5, 1.0, 0.0]], dtype=torch.float64)
-        loss = vocab_parallel_cross_entropy(mine, labels, mesh, vocab_size=vocab)
-        expected = F.cross_entropy(full[..., :vocab].transpose(1, 2), labels, reduction="none")
-        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
-        (loss * weight).sum().backward()
-        (expected * weight).sum().backward()
-        assert full.grad is not None
-        here = full.grad.chunk(mesh.tp, dim=-1)[mesh.rank("tp")]
-        torch.testing.assert_close(mine.grad, here, rtol=1e-12, atol=1e-12)
-
-    run_ranks(tp, on_ranks(tp, check))
-
-
-def test_cross_entropy_of_half_precision_logits_is_float32(run_ranks: RunRanks) -> None:
-    def check(mesh: ParallelMesh) -> None:
-        logits = torch.zeros(2, 4, dtype=torch.bfloat16, requires_grad=True)
-        loss = vocab_parallel_cross_entropy(logits, torch.tensor([0, 3]), mesh)
-        loss.sum().backward()
-        assert loss.dtype == torch.float32 and logits.grad is not None and logits.grad.dtype == torch.bfloat16
-        torch.testing.assert_close(loss, torch.full((2,), 8.0).log())
-
-    run_ranks(2, on_ranks(2, check))
+    run_ranks(tp, check)
 
 
 def test_no_rank_holds_a_row_of_all_logits(run_ranks: RunRanks) -> None:

@@ -54,25 +54,6 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     assert metrics(tmp_path / "killed") == straight
 
 
-@pytest.mark.slow
-def test_a_terminated_run_saves_and_goes_on_in_other_layouts(
-    run_ranks: RunRanks, blend: Path, tmp_path: Path, straight: list[dict[str, Any]]
-) -> None:
-    output = tmp_path / "moving"
-    # One rank alone gets the signal; all stop after the same step, with a checkpoint of it.
-    for tp, world, stop in ((2, 4, 1), (1, 4, 3), (4, 4, 5), (1, 1, None)):
-        config = make_config(blend, output, tp=tp, save_every=0)
-        disturb = None if stop is None else send(signal.SIGTERM, to_rank=world - 1, at=stop)
-        done = run_ranks(world, lambda rank, c=config, d=disturb: train(c, d))  # type: ignore[misc]
-        assert done == [stop or 6] * world
-    found = metrics(output)
-    assert [entry["tokens"] for entry in found] == [entry["tokens"] for entry in straight]
-    assert found[0] == straight[0]
-    for mine, its in zip(found, straight, strict=True):
-        assert mine["loss"] == pytest.approx(its["loss"], rel=1e-5)
-        assert mine["grad_norm"] == pytest.approx(its["grad_norm"], rel=1e-4)
-
-
 @pytest.fixture(scope="module")
 def alone() -> list[dict[str, Any]]:
     """The run of one process, filled by the first test that needs it: it does not depend on where the data is."""
@@ -167,15 +148,7 @@ def test_a_pattern_that_fits_nothing_is_refused(run_ranks: RunRanks, blend: Path
     assert all("no parameter is named like 'head.*'" in text for text in run_ranks(2, message))
 
 
-def test_a_finished_run_does_nothing_more(run_ranks: RunRanks, blend: Path, tmp_path: Path) -> None:
-    config = make_config(blend, tmp_path / "run", steps=2)
-    assert run_ranks(1, lambda rank: train(config)) == [2]
-    before = metrics(tmp_path / "run")
-    assert run_ranks(1, lambda rank: train(config)) == [2]
-    assert metrics(tmp_path / "run") == before
-
-
-@pytest.mark.parametrize(("world", "tp"), [(1, 1), (2, 1), (4, 2), (4, 1)])
+@pytest.mark.parametrize(("world", "tp"), nightly_but({0, 2}, [(1, 1), (2, 1), (4, 2), (4, 1)]))
 def test_evaluation_sees_the_whole_split_once(
     run_ranks: RunRanks, blend: Path, tmp_path: Path, world: int, tp: int
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from energon_lite.trainer.training.config_file import config_to_dict
+from energon_lite.trainer.training.config import config_to_dict
 from tests.trainer.parallel.rank_processes import RunRanks
 from tests.trainer.parallel.small_runs import make_config, metrics, train
 

@@ -119,25 +119,6 @@ def test_ranks_make_the_same_bytes(
     assert _bytes(tmp_path) == reference
 
 
-def test_killed_again_and_again_it_ends_with_the_same_bytes(
-    chats: Path, tokenizer_folder: Path, tmp_path: Path, reference: dict[str, str]
-) -> None:
-    draw = random.Random(1)
-    context = multiprocessing.get_context("fork")
-    kills = 0
-    while True:
-        process = context.Process(target=_make, args=(chats, tokenizer_folder, tmp_path))
-        process.start()
-        process.join(draw.uniform(0.005, 0.04) if kills < 20 else 60)
-        if process.exitcode is not None:
-            break
-        os.kill(process.pid or 0, signal.SIGKILL)
-        process.join()
-        kills += 1
-    assert process.exitcode == 0 and kills >= 3, kills
-    assert _bytes(tmp_path) == reference
-
-
 @pytest.mark.usefixtures("quick_disk")
 @pytest.mark.slow
 def test_killed_at_every_step_it_goes_on_to_the_same_end(

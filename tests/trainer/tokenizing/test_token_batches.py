@@ -118,7 +118,7 @@ def test_the_plan_counts_the_positions_of_rows(chats: Path, document: dict[str, 
 
 def test_rows_that_were_measured_are_planned_as_they_are(chats: Path, tmp_path: Path) -> None:
     data = shutil.copytree(chats, tmp_path / "data")
-    encoder = "energon_lite.trainer.tokenizing.task_encoder:TokenizedTaskEncoder"
+    encoder = "energon_lite.trainer.data.task_encoder:TokenizedTaskEncoder"
     made = run("measure", data, "--task-encoder", encoder, "--num-workers", 1)
     assert made.exit_code == 0, made.output
     assert (column_of(data, "train")[:] == column_of(chats, "train")[:] - 1).all()
@@ -146,7 +146,7 @@ def test_plan_reads_the_column(chats: Path) -> None:
 
 def test_a_single_token_is_nothing_to_learn() -> None:
     from energon_lite import SkipSample
-    from energon_lite.trainer.tokenizing.task_encoder import TokenizedSample
+    from energon_lite.trainer.data.task_encoder import TokenizedSample
 
     sample = TokenizedSample(__key__="a", __restore_key__=(), tokens=torch.tensor([5]))
     with pytest.raises(SkipSample, match="fewer than two tokens"):

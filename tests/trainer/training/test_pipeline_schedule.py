@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_lite.trainer.training.pipeline_schedule import Action, pipeline_order, pipeline_schedule
+from energon_lite.trainer.training.pipeline import Action, pipeline_order, pipeline_schedule
 
 sizes = {"stages": st.integers(1, 6), "micro_batches": st.integers(0, 13), "chunks": st.integers(1, 3)}
 Messages = dict[tuple[int, int, str], list[tuple[int, int]]]

@@ -14,7 +14,7 @@ from energon_lite.errors import ConfigError, UsageError
 from energon_lite.extras.inspect import ProfileWindow
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.training import process
-from energon_lite.trainer.training.config_file import config_from_dict
+from energon_lite.trainer.training.config import config_from_dict
 from energon_lite.trainer.training.process import garbage_collection, prepare_attention, prepare_process
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_lite.trainer.parallel.mesh import build_mesh
-from energon_lite.trainer.training import requests
-from energon_lite.trainer.training.requests import Requests
+from energon_lite.trainer.training import process
+from energon_lite.trainer.training.process import Requests
 
 
 @given(
@@ -27,7 +27,7 @@ def test_what_is_left_is_enough_for_the_running_step_and_two_checkpoints(
     now = began = 100.0
     saves = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(requests.time, "monotonic", lambda: now)
+        patch.setattr(process.time, "monotonic", lambda: now)
         asked, why = Requests(limit, build_mesh()), ""
         with asked.listening():
             for seconds in itertools.chain([3.0], itertools.cycle(steps)):
@@ -45,7 +45,7 @@ def test_what_is_left_is_enough_for_the_running_step_and_two_checkpoints(
 
 def test_a_checkpoint_is_saved_early_while_nobody_knows_how_long_one_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     now, known, saved = 0.0, 0.0, []
-    monkeypatch.setattr(requests.time, "monotonic", lambda: now)
+    monkeypatch.setattr(process.time, "monotonic", lambda: now)
     asked, why = Requests(100.0, build_mesh()), ""
     with asked.listening():
         while not why:

@@ -24,14 +24,11 @@ from energon_lite import (
 from energon_lite.batching import TokenSequence
 from energon_lite.errors import ConfigError, FatalSampleError, SampleError, UsageError
 from energon_lite.hooks import HookContext, hook_context
-from energon_lite.trainer.data.config import DataConfig
-from energon_lite.trainer.data.loaders import make_task_encoder
-from energon_lite.trainer.data.records import cook_record
+from energon_lite.trainer.data.loaders import DataConfig, make_task_encoder
 from energon_lite.trainer.data.rows import RowsTaskEncoder, rows_of
-from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder
+from energon_lite.trainer.data.task_encoder import MultimodalTaskEncoder, TokenizedSample, cook_record
 from energon_lite.trainer.models.batch import MultimodalBatch
 from energon_lite.trainer.models.config import ModelConfig
-from energon_lite.trainer.tokenizing.task_encoder import TokenizedSample
 from energon_lite.trainer.tokenizing.tokenizer import ByteTokenizer
 from tests.testing import examples
 

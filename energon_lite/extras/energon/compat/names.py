@@ -42,13 +42,18 @@ class Name(NamedTuple):
 
 
 def _here(name: str, verdict: Verdict = "same", note: str = "") -> Name:
-    """Return the counterpart in ``energon_lite`` itself."""
-    return Name(f"energon_lite.extras.energon:{name}", verdict, note)
+    """Return the counterpart in this package."""
+    return Name(f"{_ROOM}:{name}", verdict, note)
 
 
 def _compat(name: str, verdict: Verdict = "same", note: str = "") -> Name:
-    """Return the counterpart in ``energon_lite.extras.energon``, for names that only code for Energon needs."""
-    return Name(f"energon_lite.extras.energon.compat.{name}", verdict, note)
+    """Return the counterpart in ``compat``, for names that only code for Energon needs."""
+    return Name(f"{_ROOM}.compat.{name}", verdict, note)
+
+
+def _same(module: str, names: str) -> dict[str, Name]:
+    """Return the counterparts that a module has under the same names, with the same meanings."""
+    return {name: Name(f"{module}:{name}") for name in names.split()}
 
 
 def _command(module: str) -> Name:
@@ -61,211 +66,141 @@ def _absent(why: str) -> Name:
     return Name(None, "other", why)
 
 
+_ROOM = "energon_lite.extras.energon"
 _TYPED = "deprecated in Energon; in dataset.yaml StandardWebdatasetFactory with this sample type"
-_NO_STREAM = "items are planned, not pulled through a chain of iterators: it has no state of its own"
+_PLAIN = "states are plain dicts"
+_SAME_ITEMS = "the same items"
+_NO_KEY = "the sample is returned unchanged; the loader makes keys"
+_PREVIEW = Name("energon_lite.extras.inspect.preview.command:in_terminal")
 
 NAMES: dict[str, Name] = {
+    # -- the same things in other places
+    **_same(
+        f"{_ROOM}.compat.hooks",
+        """basic_sample_keys batch_list batch_pad_stack batch_stack log_exception reraise_exception get_stateless
+        get_failure_tolerance get_cooker_need_cache get_cooker_need_primary get_sample_restore_key legacy_handler
+        add_source_info get_source_info default_get_batch_keys format_sample_compact format_sample_detailed
+        SYSTEM_EXCEPTIONS handle_restore_errors""",
+    ),
+    **_same(
+        f"{_ROOM}.compat.loaders",
+        "get_val_datasets BasicDataLoader get_loader get_savable_loader SystemRng SystemRngState",
+    ),
+    **_same(
+        f"{_ROOM}.compat.documents",
+        """field_access split_field_access to_json_object prepare_filesystem_dataset MAIN_FOLDER_NAME AVProbeIndex
+        INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME SPLIT_YAML_FILENAME
+        DEFAULT_DECODER AVDecoderType ImageDecoderType AV_DECODE_AVAILABLE""",
+    ),
+    **_same(
+        f"{_ROOM}.factories.loaders",
+        """DatasetBlendMode LoadedDataset LoadedDatasetList TraversedDatasetReference DatasetSubset
+        get_dataset_from_config""",
+    ),
+    **_same(
+        f"{_ROOM}.factories.kinds",
+        """EnergonDatasetType WebdatasetMeta get_dataset_type ShardInfo WebdatasetInfo WebdatasetSplits
+        check_dataset_info_present get_dataset_info get_info_shard_files""",
+    ),
+    **_same(f"{_ROOM}.factories.webdataset", "WebdatasetPreparator"),
+    **_same(f"{_ROOM}.epath", "DEFAULT_PROFILE_NAME"),
+    **_same("energon_lite.errors", "SampleException FatalSampleError EmptyDatasetError FieldAccessError"),
+    **_same("energon_lite.storage.stores", "FileStoreWrapper"),
+    **_same(
+        "energon_lite.extras.media",
+        """MediaFilterConfig MediaFilterStrategy AVDecoder AVData AVWebdatasetDecoder get_clips_uniform
+        get_single_frames_uniform AVMetadata ImageMetadata MediaMetadataBase MediaMetadataType JsonlFileStore
+        serialize_media_metadata deserialize_media_metadata WebdatasetFileStore""",
+    ),
+    **_same("energon_lite.extras.tools.transforms", MODULES["transforms"]),
     # -- task encoder and collation
     "TaskEncoder": _compat(
-        "hooks:TaskEncoder",
-        "better",
-        "with `padding = 0`; random numbers are seeded for each sample",
+        "hooks:TaskEncoder", "better", "with `padding = 0`; random numbers are seeded for each sample"
     ),
     "DefaultTaskEncoder": _compat("hooks:DefaultTaskEncoder", "same", "with `padding = 0`"),
-    "basic_sample_keys": _compat("hooks:basic_sample_keys"),
-    "batch_list": _compat("hooks:batch_list"),
-    "batch_pad_stack": _compat("hooks:batch_pad_stack"),
-    "batch_stack": _compat("hooks:batch_stack"),
-    "log_exception": _compat("hooks:log_exception"),
-    "reraise_exception": _compat("hooks:reraise_exception"),
     "generic_batch": _compat("hooks:generic_batch", "same", "with `padding=0`"),
     "stateless": _here("stateless", "better", "seeded from the sample"),
-    "get_stateless": _compat("hooks:get_stateless"),
-    "get_failure_tolerance": _compat("hooks:get_failure_tolerance"),
-    "get_cooker_need_cache": _compat("hooks:get_cooker_need_cache"),
-    "get_cooker_need_primary": _compat("hooks:get_cooker_need_primary"),
-    # -- data sets and loaders
+    "ErrorContext": _compat("hooks:ErrorContext", "same", "hooks need none"),
+    # -- data sets, loaders and their states
     "get_train_dataset": _compat(
         "loaders:get_train_dataset",
         "better",
         "exact blends; equal leaves have different seeds; the task encoder's decoder is not changed",
     ),
     "get_val_dataset": _compat("loaders:get_val_dataset", "better", "equal numbers of steps on all ranks"),
-    "get_val_datasets": _compat("loaders:get_val_datasets", "same"),
     "SavableDataLoader": _compat(
-        "loaders:SavableDataLoader",
-        "better",
-        "states are small dicts, for any ranks and workers",
+        "loaders:SavableDataLoader", "better", "states are small dicts, for any ranks and workers"
     ),
-    "BasicDataLoader": _compat("loaders:BasicDataLoader"),
-    "get_loader": _compat("loaders:get_loader"),
-    "get_savable_loader": _compat("loaders:get_savable_loader"),
     "SavableDataLoaderState": _compat(
         "loaders:SavableDataLoaderState", "better", "a plain dict, loadable with `weights_only=True`"
     ),
-    "FlexState": _compat("loaders:FlexState", "other", "states are plain dicts"),
-    "State": _compat("loaders:FlexState", "other", "states are plain dicts"),
+    **dict.fromkeys(
+        ("FlexState", "State", "SavableCheckpoint", "SavableDatasetCheckpoint", "SavableDatasetState"),
+        _compat("loaders:FlexState", "other", _PLAIN),
+    ),
     "Savable": _compat("loaders:Savable", "other", "a base class; unused here"),
     "SavableDataset": _here(
-        "SavableDataset",
-        "other",
-        "immutable; for a format of your own write an `energon_lite.storage.Source`",
+        "SavableDataset", "other", "immutable; for a format of your own write an `energon_lite.storage.Source`"
     ),
-    "BaseWrapperDataset": _here(
-        "WrapperDataset",
-        "other",
-        "write an `energon_lite.storage.Source`, or hooks",
-    ),
+    "BaseWrapperDataset": _here("WrapperDataset", "other", "write an `energon_lite.storage.Source`, or hooks"),
     "WorkerConfig": _here("WorkerConfig", "better", "with `from_mesh`"),
+    "WorkerRng": _compat("loaders:WorkerRng", "other", "hooks use `self.rng`"),
     # -- wrappers
-    "BatchDataset": _here("BatchDataset"),
     "BlendDataset": _here("BlendDataset", "better", "exact within one item at each block's end"),
-    "ConcatDataset": _here("ConcatDataset"),
     "EpochizeDataset": _here("EpochizeDataset", "better", "restarts a data set that has ended"),
     "FilterDataset": _here(
-        "FilterDataset",
-        "other",
-        "a place left out has a replacement in training, None in validation",
+        "FilterDataset", "other", "a place left out has a replacement in training, None in validation"
     ),
-    "GcDataset": _here("GcDataset", "other", "the same items"),
+    "GcDataset": _here("GcDataset", "other", _SAME_ITEMS),
     "GroupBatchDataset": _here("GroupBatchDataset", "same", "around a data set of single samples"),
-    "IterMapDataset": _here(
-        "IterMapDataset",
-        "other",
-        "refused; write a generator as `encode_sample`",
-    ),
+    "IterMapDataset": _here("IterMapDataset", "other", "refused; write a generator as `encode_sample`"),
     "LimitDataset": _here("LimitDataset", "same", "each pass repeats the first"),
     "LogSampleDataset": _here("LogSampleDataset", "other", "the same items; use the loader's `trace=`"),
-    "MapDataset": _here(
-        "MapDataset",
-        "other",
-        "generators are refused: write hooks; skipped items keep their place",
-    ),
-    "MixBatchDataset": _here("MixBatchDataset"),
+    "MapDataset": _here("MapDataset", "other", "generators are refused: write hooks; skipped items keep their place"),
     "PackingDataset": _here("PackingDataset", "same", "around a data set of single samples"),
     "RepeatDataset": _here("RepeatDataset", "better", "fractions of `repeats` are exact over all ranks"),
     "ShuffleBufferDataset": _here("ShuffleBufferDataset", "better", "a window in closed form"),
     "WatchdogDataset": _compat("loaders:WatchdogDataset", "other", "the same items; use `watchdog_timeout_seconds`"),
+    "SimpleSavableDatasetWrapper": _compat("loaders:SimpleSavableDatasetWrapper", "other", _SAME_ITEMS),
     "GcFreezeError": _compat("loaders:GcFreezeError", "other", "never raised"),
     "gc_init_worker": _compat("loaders:gc_init_worker", "other", "does nothing"),
     "Bucket": _compat("loaders:Bucket", "other", "unused: groups are lanes"),
     "SampleIndex": _absent("the loader has the position"),
-    "get_sample_restore_key": _compat("hooks:get_sample_restore_key"),
-    **dict.fromkeys(
-        ("SavableCheckpoint", "SavableDatasetCheckpoint", "SavableDatasetState"),
-        _compat("loaders:FlexState", "other", "states are plain dicts"),
-    ),
     "SavableDatasetWrapper": _absent("the loader has the state"),
-    "SimpleSavableDatasetWrapper": _compat("loaders:SimpleSavableDatasetWrapper", "other", "the same items"),
-    # -- samples and their sources
+    # -- samples
     "PinMemoryMixin": _compat("hooks:PinMemoryMixin", "same", "base of every Sample and Batch"),
     "ExtendableDataclassMixin": _compat("hooks:ExtendableDataclassMixin", "same", "base of every Sample and Batch"),
-    "add_sample_restore_key": _compat(
-        "hooks:set_sample_restore_key", "other", "the sample is returned unchanged; the loader makes keys"
-    ),
-    "legacy_handler": _compat("hooks:legacy_handler"),
-    "set_sample_restore_key": _compat(
-        "hooks:set_sample_restore_key", "other", "the sample is returned unchanged; the loader makes keys"
-    ),
-    "add_source_info": _compat("hooks:add_source_info"),
-    "get_source_info": _compat("hooks:get_source_info"),
-    "default_get_batch_keys": _compat("hooks:default_get_batch_keys"),
-    "format_sample_compact": _compat("hooks:format_sample_compact"),
-    "format_sample_detailed": _compat("hooks:format_sample_detailed"),
-    # -- errors
-    "SampleException": Name("energon_lite.errors:SampleException"),
-    "FatalSampleError": Name("energon_lite.errors:FatalSampleError"),
-    "EmptyDatasetError": Name("energon_lite.errors:EmptyDatasetError"),
-    "FieldAccessError": Name("energon_lite.errors:FieldAccessError"),
-    "SYSTEM_EXCEPTIONS": _compat("hooks:SYSTEM_EXCEPTIONS"),
-    "ErrorContext": _compat("hooks:ErrorContext", "same", "hooks need none"),
-    "handle_restore_errors": _compat("hooks:handle_restore_errors"),
-    # -- documents
-    "EPath": Name(
-        "energon_lite.extras.energon.epath:EPath", "other", "over fsspec; `msc://` needs multi-storage-client"
-    ),
-    "DEFAULT_PROFILE_NAME": Name("energon_lite.extras.energon.epath:DEFAULT_PROFILE_NAME"),
-    "NVDATASET_CACHE_DIR": _compat("documents:NVDATASET_CACHE_DIR", "other", "read only; set the environment variable"),
-    "DatasetBlendMode": Name("energon_lite.extras.energon.factories.loaders:DatasetBlendMode"),
-    "LoadedDataset": Name("energon_lite.extras.energon.factories.loaders:LoadedDataset"),
-    "LoadedDatasetList": Name("energon_lite.extras.energon.factories.loaders:LoadedDatasetList"),
-    "TraversedDatasetReference": Name("energon_lite.extras.energon.factories.loaders:TraversedDatasetReference"),
-    "DatasetSubset": Name("energon_lite.extras.energon.factories.loaders:DatasetSubset"),
     "FilteredSample": _compat("hooks:FilteredSample", "same", "the argument of `load_sample`"),
-    "EnergonDatasetType": Name("energon_lite.extras.energon.factories.kinds:EnergonDatasetType"),
-    "WebdatasetMeta": Name("energon_lite.extras.energon.factories.kinds:WebdatasetMeta"),
-    "get_dataset_type": Name("energon_lite.extras.energon.factories.kinds:get_dataset_type"),
-    "get_dataset_from_config": Name("energon_lite.extras.energon.factories.loaders:get_dataset_from_config"),
+    **dict.fromkeys(
+        ("add_sample_restore_key", "set_sample_restore_key"),
+        _compat("hooks:set_sample_restore_key", "other", _NO_KEY),
+    ),
+    # -- documents and files
+    "EPath": Name(f"{_ROOM}.epath:EPath", "other", "over fsspec; `msc://` needs multi-storage-client"),
+    "NVDATASET_CACHE_DIR": _compat("documents:NVDATASET_CACHE_DIR", "other", "read only; set the environment variable"),
     "load_config": _compat("documents:load_config", "other", "imports no class"),
-    "WebdatasetPreparator": Name("energon_lite.extras.energon.factories.webdataset:WebdatasetPreparator"),
+    "JsonParser": _compat("documents:JsonParser", "other", "imports no class; no `override`"),
+    "JsonValueError": Name("energon_lite.errors:ConfigError"),
     "MockJsonParser": _absent("use yaml"),
     "AVIndexMode": _absent("seeking depends on the container"),
     "CacheFileLazy": _absent("use `cache.get_lazy`"),
     "GuessingHandlerWrapper": _absent("use `SampleDecoder(guess_content=True)`"),
-    **dict.fromkeys(
-        NODES,
-        Name("energon_lite.extras.energon.factories.kinds:MetadatasetNode", "same", "the dict of the YAML document"),
-    ),
-    "ShardInfo": Name("energon_lite.extras.energon.factories.kinds:ShardInfo"),
-    "WebdatasetInfo": Name("energon_lite.extras.energon.factories.kinds:WebdatasetInfo"),
-    "WebdatasetSplits": Name("energon_lite.extras.energon.factories.kinds:WebdatasetSplits"),
-    "check_dataset_info_present": Name("energon_lite.extras.energon.factories.kinds:check_dataset_info_present"),
-    "get_dataset_info": Name("energon_lite.extras.energon.factories.kinds:get_dataset_info"),
-    "get_info_shard_files": Name("energon_lite.extras.energon.factories.kinds:get_info_shard_files"),
-    "field_access": _compat("documents:field_access"),
-    "split_field_access": _compat("documents:split_field_access"),
-    "JsonParser": _compat("documents:JsonParser", "other", "imports no class; no `override`"),
-    "JsonValueError": Name("energon_lite.errors:ConfigError"),
-    "to_json_object": _compat("documents:to_json_object"),
-    "SystemRng": _compat("loaders:SystemRng"),
-    "SystemRngState": _compat("loaders:SystemRngState"),
-    "WorkerRng": _compat("loaders:WorkerRng", "other", "hooks use `self.rng`"),
-    # -- commands, which have the names of their modules
-    **{f"{module}.command": _command(module) for module in COMMANDS},
-    "tools.preview.command": Name("energon_lite.extras.inspect.preview.command:in_terminal"),
-    "main": Name("energon_lite.cli.main:main", "better", "commands of `energon-lite`"),
-    **{f"{module.removeprefix('tools.')}_command": _command(module) for module in COMMANDS},
-    "preview_command": Name("energon_lite.extras.inspect.preview.command:in_terminal"),
-    "MediaFilterConfig": Name("energon_lite.extras.media:MediaFilterConfig"),
-    "MediaFilterStrategy": Name("energon_lite.extras.media:MediaFilterStrategy"),
-    "prepare_filesystem_dataset": _compat("documents:prepare_filesystem_dataset"),
-    "command_info": Name("energon_lite.cli.checkpoint:info"),
-    "command_redist": Name(
-        "energon_lite.cli.checkpoint:redist", "same", "rarely needed: any number of ranks can resume"
-    ),
-    # -- constants
-    "MAIN_FOLDER_NAME": _compat("documents:MAIN_FOLDER_NAME"),
-    "INDEX_SQLITE_FILENAME": _compat("documents:INDEX_SQLITE_FILENAME"),
-    "INDEX_UUID_FILENAME": _compat("documents:INDEX_UUID_FILENAME"),
-    "INFO_JSON_FILENAME": _compat("documents:INFO_JSON_FILENAME"),
-    "INFO_YAML_FILENAME": _compat("documents:INFO_YAML_FILENAME"),
-    "SPLIT_YAML_FILENAME": _compat("documents:SPLIT_YAML_FILENAME"),
-    "DEFAULT_DECODER": _compat("documents:DEFAULT_DECODER"),
-    "AVDecoderType": _compat("documents:AVDecoderType"),
-    "ImageDecoderType": _compat("documents:ImageDecoderType"),
-    "AV_DECODE_AVAILABLE": _compat("documents:AV_DECODE_AVAILABLE"),
-    # -- audio, video, media, stores
-    "AVDecoder": Name("energon_lite.extras.media:AVDecoder"),
-    "AVData": Name("energon_lite.extras.media:AVData"),
-    "AVProbeIndex": _compat("documents:AVProbeIndex"),
-    "AVWebdatasetDecoder": Name("energon_lite.extras.media:AVWebdatasetDecoder"),
-    "get_clips_uniform": Name("energon_lite.extras.media:get_clips_uniform"),
-    "get_single_frames_uniform": Name("energon_lite.extras.media:get_single_frames_uniform"),
-    "AVMetadata": Name("energon_lite.extras.media:AVMetadata"),
-    "ImageMetadata": Name("energon_lite.extras.media:ImageMetadata"),
-    "MediaMetadataBase": Name("energon_lite.extras.media:MediaMetadataBase"),
-    "MediaMetadataType": Name("energon_lite.extras.media:MediaMetadataType"),
-    "serialize_media_metadata": Name("energon_lite.extras.media:serialize_media_metadata"),
-    "deserialize_media_metadata": Name("energon_lite.extras.media:deserialize_media_metadata"),
-    "FileStoreWrapper": Name("energon_lite.storage.stores:FileStoreWrapper"),
-    "JsonlFileStore": Name("energon_lite.extras.media:JsonlFileStore"),
-    "WebdatasetFileStore": Name("energon_lite.extras.media:WebdatasetFileStore"),
+    **dict.fromkeys(NODES, Name(f"{_ROOM}.factories.kinds:MetadatasetNode", "same", "the dict of the YAML document")),
     **{
         name: _here(name, "other", _TYPED)
         for name in MODULES["flavors"].split()
         if name.endswith("Webdataset") and name != "CrudeWebdataset"
     },
-    **{name: Name(f"energon_lite.extras.tools.transforms:{name}") for name in MODULES["transforms"].split()},
+    # -- commands, which have the names of their modules
+    **{f"{module}.command": _command(module) for module in COMMANDS},
+    **{f"{module.removeprefix('tools.')}_command": _command(module) for module in COMMANDS},
+    "tools.preview.command": _PREVIEW,
+    "preview_command": _PREVIEW,
+    "main": Name("energon_lite.cli.main:main", "better", "commands of `energon-lite`"),
+    "command_info": Name("energon_lite.cli.checkpoint:info"),
+    "command_redist": Name(
+        "energon_lite.cli.checkpoint:redist", "same", "rarely needed: any number of ranks can resume"
+    ),
 }
 
 

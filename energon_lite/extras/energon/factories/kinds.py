@@ -13,9 +13,9 @@ from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config
 from energon_lite.errors import DatasetError, NotPreparedError, ShardFormatError
 from energon_lite.extras.energon.epath import EPath
+from energon_lite.storage.index.index_cache import local_meta
 from energon_lite.storage.index.jsonl import BOM, PART, is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, read_info
-from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.tar.tar_scan import split_member_name
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -57,10 +57,15 @@ class BatchDataset(WrapperDataset):
         failure_tolerance: int = 100,
         worker_config: WorkerConfig | None = None,
     ):
-        super().__init__(dataset, worker_config=worker_config)
-        self._set("batch_size", batch_size)
-        self._set("batcher", ItemFunction(batcher, function_name(batcher), tolerance=failure_tolerance))
-        self._set("leaves_out_last", drop_last)
+        function = ItemFunction(batcher, function_name(batcher), tolerance=failure_tolerance)
+        super().__init__(
+            dataset,
+            worker_config=worker_config,
+            text=f", {batch_size}, {function.name}" + (", drop_last" if drop_last else ""),
+            batch_size=batch_size,
+            batcher=function,
+            leaves_out_last=drop_last,
+        )
 
     batch_size: int
     batcher: ItemFunction
@@ -68,16 +73,12 @@ class BatchDataset(WrapperDataset):
 
     @cached_property
     def resolved(self) -> ItemsDataset:
-        inner = parts_of(self.dataset, type(self).__name__)
+        inner = super().parts()
         return self.planned(inner, batch_size=self.batch_size, batcher=self.batcher, drop_last=self.leaves_out_last)
 
     def parts(self) -> Parts:
-        batches = self.resolved
-        inner = parts_of(self.dataset, type(self).__name__)
-        return Parts(PlanStream(batches.plan.count(0)), (Branch(batches),), depends_on_ranks=inner.depends_on_ranks)
-
-    def _arguments(self) -> str:
-        return f", {self.batch_size}, {self.batcher.name}" + (", drop_last" if self.leaves_out_last else "")
+        batches, depends = self.resolved, super().parts().depends_on_ranks
+        return Parts(PlanStream(batches.plan.count(0)), (Branch(batches),), depends_on_ranks=depends)
 
 
 class MixBatchDataset(BatchDataset):
@@ -173,34 +174,36 @@ class _PackingLate(_Packing):
 class _ByContent(WrapperDataset):
     """A data set of single samples, wrapped by hooks that make the batches content-decided."""
 
-    def _in_chunks(self, encoder: TaskEncoder, batch_size: int | None, chunking: Chunking) -> SavableDataset:
-        inner = self.dataset.resolved
+    around: Callable[[TaskEncoder], TaskEncoder]
+    batch_size: int | None
+    chunking: Chunking
+
+    @cached_property
+    def resolved(self) -> SavableDataset:
+        inner, name = self.dataset.resolved, type(self).__name__
         plan = inner.plan
         if not isinstance(inner, PlannedDataset) or isinstance(inner, ItemsDataset) or not isinstance(plan, FixedPlan):
-            name = type(self).__name__
             raise UsageError(
                 f"{name} of a {type(inner).__name__} that is no data set of single samples",
                 fix="give what get_train_dataset(..., batch_size=None) returned, or use the hooks of its task encoder",
             )
         if inner.batched:
-            raise UsageError(f"{type(self).__name__} of a data set of batches", fix="give it batch_size=None")
+            raise UsageError(f"{name} of a data set of batches", fix="give it batch_size=None")
         if inner.limit is not None or inner.loop_length:
             raise UsageError(
-                f"{type(self).__name__} of a data set that counts single samples (limit or virtual_epoch_length)",
-                fix=f"count batches: LimitDataset, or EpochizeDataset, of the {type(self).__name__}",
+                f"{name} of a data set that counts single samples (limit or virtual_epoch_length)",
+                fix=f"count batches: LimitDataset, or EpochizeDataset, of the {name}",
             )
-        common = {
-            name: getattr(inner, name) for name in ("leaves", "weights", "worker_config", "repetitions", "stages")
-        }
+        common = ("leaves", "weights", "worker_config", "repetitions", "stages")
         return assembled(
             plan.order,
             inner.identity,
-            chunking,
+            self.chunking,
             None,
-            batch_size=batch_size,
+            batch_size=self.batch_size,
             refill=inner.refill,
-            task_encoder=encoder,
-            **common,
+            task_encoder=self.around(self.dataset.task_encoder),
+            **{field: getattr(inner, field) for field in common},
         )
 
     def parts(self) -> Parts:
@@ -232,16 +235,13 @@ class GroupBatchDataset(_ByContent):
         failure_tolerance: int = 100,
         worker_config: WorkerConfig | None = None,
     ):
-        super().__init__(dataset, worker_config=worker_config)
-        self._set("call", (fixed_batch_size, sample_group_key, batcher, drop_last))
-
-    call: tuple[Any, ...]
-
-    @cached_property
-    def resolved(self) -> SavableDataset:
-        size, key, batcher, drop_last = self.call
-        encoder = _Grouping(self.dataset.task_encoder, key, batcher)
-        return self._in_chunks(encoder, size, Chunking(drop_last=drop_last))
+        super().__init__(
+            dataset,
+            worker_config=worker_config,
+            around=partial(_Grouping, key=sample_group_key, batcher=batcher),
+            batch_size=fixed_batch_size,
+            chunking=Chunking(drop_last=drop_last),
+        )
 
 
 class PackingDataset(_ByContent):
@@ -272,17 +272,14 @@ class PackingDataset(_ByContent):
         sample_encoder_failure_tolerance: int = 100,
         worker_config: WorkerConfig | None = None,
     ):
-        super().__init__(dataset, worker_config=worker_config)
-        self._set("call", (buffer_size, pre_packer, final_packer, sample_encoder))
-
-    call: tuple[Any, ...]
-
-    @cached_property
-    def resolved(self) -> SavableDataset:
-        size, select, pack, encode = self.call
-        inner = self.dataset.task_encoder
-        encoder = _Packing(inner, select, pack) if encode is None else _PackingLate(inner, select, pack, encode)
-        return self._in_chunks(encoder, None, Chunking(packing_buffer_size=size))
+        encoder = _Packing if sample_encoder is None else partial(_PackingLate, encode=sample_encoder)
+        super().__init__(
+            dataset,
+            worker_config=worker_config,
+            around=partial(encoder, select=pre_packer, pack=final_packer),
+            batch_size=None,
+            chunking=Chunking(packing_buffer_size=buffer_size),
+        )
 
 
 def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -70,19 +70,19 @@ class RepeatDataset(WrapperDataset):
         restart: bool = True,
         worker_config: WorkerConfig | None = None,
     ):
-        super().__init__(dataset, worker_config=worker_config)
+        text = "" if repeats is None else f", repeats={repeats}"
+        super().__init__(dataset, worker_config=worker_config, text=text, repeats=repeats)
         if repeats is not None and repeats <= 0:
             raise UsageError(f"repeats is {repeats}", fix="give more than 0, or None for without end")
         if not restart:
             raise UsageError(
                 "RepeatDataset(restart=False): a second loop would yield nothing", fix="go through the loader once"
             )
-        self._set("repeats", repeats)
 
     repeats: float | None
 
     def parts(self) -> Parts:
-        inner = parts_of(self.dataset, "RepeatDataset")
+        inner = super().parts()
         return replace(inner, stream=RepeatStream(inner.stream, self.repeats))
 
     @cached_property
@@ -97,9 +97,6 @@ class RepeatDataset(WrapperDataset):
                 fix="give a whole number, or LimitDataset(RepeatDataset(...), length)",
             )
         return looped(self, Loop("repeat", times))
-
-    def _arguments(self) -> str:
-        return "" if self.repeats is None else f", repeats={self.repeats}"
 
 
 class LimitDataset(WrapperDataset):
@@ -123,15 +120,14 @@ class LimitDataset(WrapperDataset):
         reset_after_epoch: bool = False,
         worker_config: WorkerConfig | None = None,
     ):
-        super().__init__(dataset, worker_config=worker_config)
+        super().__init__(dataset, worker_config=worker_config, text=f", {length}", length=length)
         if length < 1:
             raise UsageError(f"LimitDataset(length={length})", fix="give at least 1 item for each rank")
-        self._set("length", length)
 
     length: int
 
     def parts(self) -> Parts:
-        inner = parts_of(self.dataset, "LimitDataset")
+        inner = super().parts()
         limit = LimitStream(inner.stream, self.length * self.worker_config.world_size)
         return replace(inner, stream=limit, depends_on_ranks=True)
 
@@ -139,13 +135,10 @@ class LimitDataset(WrapperDataset):
     def resolved(self) -> SavableDataset:
         if is_by_content(self.dataset):
             return looped(self, Loop("limit", self.length))
-        inner = parts_of(self.dataset, "LimitDataset")
+        inner = super().parts()
         # All passes are equal to the first one.
         stream = LimitStream(inner.stream, _FOREVER if inner.stream.per_pass is None else inner.stream.per_pass)
         return self.planned(replace(inner, stream=stream), limit=self.length)
-
-    def _arguments(self) -> str:
-        return f", {self.length}"
 
 
 class EpochizeDataset(WrapperDataset):
@@ -158,15 +151,14 @@ class EpochizeDataset(WrapperDataset):
     """
 
     def __init__(self, dataset: SavableDataset, length: int, worker_config: WorkerConfig | None = None):
-        super().__init__(dataset, worker_config=worker_config)
+        super().__init__(dataset, worker_config=worker_config, text=f", {length}", length=length)
         if length < 1:
             raise UsageError(f"EpochizeDataset(length={length})", fix="give at least 1 item for each rank")
-        self._set("length", length)
 
     length: int
 
     def parts(self) -> Parts:
-        inner = parts_of(self.dataset, "EpochizeDataset")
+        inner = super().parts()
         length = self.length * self.worker_config.world_size
         return replace(inner, stream=LimitStream(inner.stream, length, goes_on=True), depends_on_ranks=True)
 
@@ -174,11 +166,8 @@ class EpochizeDataset(WrapperDataset):
     def resolved(self) -> SavableDataset:
         if is_by_content(self.dataset):
             return looped(self, Loop("epoch", self.length))
-        inner = parts_of(self.dataset, "EpochizeDataset")
+        inner = super().parts()
         return self.planned(replace(inner, stream=RepeatStream(inner.stream)), loop_length=self.length)
-
-    def _arguments(self) -> str:
-        return f", {self.length}"
 
 
 #: Mixing of a blend.
@@ -214,13 +203,17 @@ class BlendDataset(WrapperDataset):
     """
 
     def __init__(self, *dataset_weights: tuple[SavableDataset, float], worker_config: WorkerConfig | None = None):
-        super().__init__([dataset for dataset, _ in dataset_weights], worker_config=worker_config)
-        weights = tuple(weight for _, weight in dataset_weights)
-        for weight in weights:
+        shares = [weight for _, weight in dataset_weights]
+        super().__init__(
+            [dataset for dataset, _ in dataset_weights],
+            worker_config=worker_config,
+            text=f", weights={shares}",
+            dataset_weights=dataset_weights,
+            shares=tuple(shares),
+        )
+        for weight in shares:
             if not 0 < weight < float("inf"):
                 raise UsageError(f"a weight of a BlendDataset is {weight}", fix="give a number above 0")
-        self._set("dataset_weights", tuple(dataset_weights))
-        self._set("shares", weights)
 
     dataset_weights: tuple[tuple[SavableDataset, float], ...]
     shares: tuple[float, ...]
@@ -228,9 +221,6 @@ class BlendDataset(WrapperDataset):
     def parts(self) -> Parts:
         key = hash_ints(self.worker_config.seed_offset, _BLEND)
         return _joined(self, lambda streams: BlendStream(streams, self.shares, key))
-
-    def _arguments(self) -> str:
-        return f", weights={list(self.shares)}"
 
 
 def _joined(wrapper: WrapperDataset, join: Callable[[Sequence[ItemStream]], ItemStream]) -> Parts:
@@ -249,20 +239,16 @@ class ShuffleBufferDataset(WrapperDataset):
     """
 
     def __init__(self, dataset: SavableDataset, size: int, *, worker_config: WorkerConfig | None = None):
-        super().__init__(dataset, worker_config=worker_config)
+        super().__init__(dataset, worker_config=worker_config, text=f", {size}", size=size)
         if size < 1:
             raise UsageError(f"ShuffleBufferDataset(size={size})", fix="give at least 1")
-        self._set("size", size)
 
     size: int
 
     def parts(self) -> Parts:
-        inner = parts_of(self.dataset, "ShuffleBufferDataset")
+        inner = super().parts()
         key = hash_ints(self.worker_config.seed_offset, _SHUFFLE)
         return replace(inner, stream=ShuffleStream(inner.stream, self.size, key))
-
-    def _arguments(self) -> str:
-        return f", {self.size}"
 
 
 logger = logging.getLogger(__name__)
@@ -294,24 +280,22 @@ class MapDataset(WrapperDataset):
         failure_tolerance: int = 100,
         worker_config: WorkerConfig | None = None,
     ):
-        super().__init__(dataset, worker_config=worker_config)
+        function = ItemFunction(map_fn, function_name(map_fn), tolerance=failure_tolerance)
+        super().__init__(
+            dataset, worker_config=worker_config, text=f", {function.name}", map_fn=map_fn, function=function
+        )
         if inspect.isgeneratorfunction(map_fn):
             raise UsageError(
-                f"MapDataset with the generator {function_name(map_fn)}: how many items there are would not be known",
+                f"MapDataset with the generator {function.name}: how many items there are would not be known",
                 fix="write it as encode_sample, or encode_batch, of the task encoder, which may be generators",
             )
-        self._set("map_fn", map_fn)
-        self._set("function", ItemFunction(map_fn, function_name(map_fn), tolerance=failure_tolerance))
 
     function: ItemFunction
 
     def parts(self) -> Parts:
-        inner = parts_of(self.dataset, type(self).__name__)
+        inner = super().parts()
         branches = tuple(replace(branch, functions=(*branch.functions, self.function)) for branch in inner.branches)
         return replace(inner, branches=branches)
-
-    def _arguments(self) -> str:
-        return f", {self.function.name}"
 
 
 class FilterDataset(MapDataset):
@@ -334,7 +318,7 @@ class FilterDataset(MapDataset):
         worker_config: WorkerConfig | None = None,
     ):
         super().__init__(dataset, filter_fn, worker_config=worker_config)
-        self._set("function", replace(self.function, keeps=True))
+        vars(self)["function"] = replace(self.function, keeps=True)
 
 
 class IterMapDataset(WrapperDataset):
@@ -356,18 +340,8 @@ class IterMapDataset(WrapperDataset):
             "(select_samples_to_pack, pack_selected_samples) or batch",
         )
 
-    def parts(self) -> Parts:
-        raise NotImplementedError
 
-
-class _Unchanged(WrapperDataset):
-    """Wrapper without any effect on the items."""
-
-    def parts(self) -> Parts:
-        return parts_of(self.dataset, type(self).__name__)
-
-
-class LogSampleDataset(_Unchanged):
+class LogSampleDataset(WrapperDataset):
     """The same items. The loader writes the samples of each batch to a file: ``get_loader(dataset, trace=...)``."""
 
     def __init__(
@@ -381,7 +355,7 @@ class LogSampleDataset(_Unchanged):
         logger.info("LogSampleDataset has no effect: give the loader trace=, a file, and see `energon-lite trace`")
 
 
-class GcDataset(_Unchanged):
+class GcDataset(WrapperDataset):
     """The same items: workers need no garbage collection."""
 
     def __init__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
@@ -53,13 +52,20 @@ class WrapperDataset(SavableDataset):
     Args:
         datasets: the inner data sets.
         worker_config: the same as theirs; may be left out.
+        text: further arguments, in the description of this data set.
+        own: attributes of the wrapper.
 
     Raises:
         UsageError: it differs from theirs, or an argument is not a data set.
     """
 
     def __init__(
-        self, datasets: SavableDataset | Iterable[SavableDataset], *, worker_config: WorkerConfig | None = None
+        self,
+        datasets: SavableDataset | Iterable[SavableDataset],
+        *,
+        worker_config: WorkerConfig | None = None,
+        text: str = "",
+        **own: Any,
     ):
         given = (datasets,) if isinstance(datasets, SavableDataset) else tuple(datasets)
         name = type(self).__name__
@@ -73,13 +79,9 @@ class WrapperDataset(SavableDataset):
         for inner in given:
             if inner.worker_config != (worker_config or given[0].worker_config):
                 raise UsageError(f"{name} has another worker_config than a data set in it", fix="give both the same")
-        self._set("datasets", given)
-        for field in fields(SavableDataset):  # attributes that loaders and callers read
-            if field.name not in ("plan", "leaves", "identity"):
-                self._set(field.name, getattr(given[0], field.name))
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # the base is frozen
+        read = {field.name for field in fields(SavableDataset)} - {"plan", "leaves", "identity"}  # by loaders, callers
+        attributes = {name: getattr(given[0], name) for name in read}
+        vars(self).update(attributes, datasets=given, _text=text, **own)  # the base is frozen
 
     @property
     def dataset(self) -> SavableDataset:
@@ -89,10 +91,11 @@ class WrapperDataset(SavableDataset):
         return self.datasets[0]
 
     datasets: tuple[SavableDataset, ...]
+    _text: str
 
-    @abstractmethod
     def parts(self) -> Parts:
-        """Return the items of this data set, for a wrapper around it."""
+        """Return the items of this data set, for a wrapper around it; here those of the inner one."""
+        return parts_of(self.dataset, type(self).__name__)
 
     @cached_property
     def resolved(self) -> SavableDataset:
@@ -192,12 +195,8 @@ class WrapperDataset(SavableDataset):
         return length
 
     def __str__(self) -> str:
-        inside = ", ".join(f"{name_of(dataset)}" for dataset in self.datasets)
-        return f"{type(self).__name__}({inside}{self._arguments()})"
-
-    def _arguments(self) -> str:
-        """Return the part of the description after the data sets."""
-        return ""
+        inside = ", ".join(name_of(dataset) for dataset in self.datasets)
+        return f"{type(self).__name__}({inside}{self._text})"
 
     # frozen dataclasses compare and hash by identity here, as their base does
     __eq__ = object.__eq__

@@ -22,11 +22,10 @@ from energon_lite.errors import ConfigError, DatasetError, EmptyDatasetError, En
 from energon_lite.extras.inspect.linting.run import LintReport, lint
 from energon_lite.extras.inspect.linting.work import Problem, Target
 from energon_lite.loading.leaves import find_leaves, open_source
-from energon_lite.storage.index.index_cache import open_index
+from energon_lite.storage.index.index_cache import local_meta, open_index
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import META_FOLDER, read_info
 from energon_lite.storage.prepare.odd_samples import usual_parts
-from energon_lite.storage.read.remote import local_meta
 from energon_lite.storage.read.source import source_opener
 from energon_lite.storage.sharded_job.ranks import Ranks
 

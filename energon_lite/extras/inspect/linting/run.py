@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.extras.inspect.linting.work import Findings, LintWork, Problem, Span, Target
-from energon_lite.storage.files.remote_files import is_remote
+from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.index_cache import cache_folder, first_writable, index_places
 from energon_lite.storage.index.nv_meta import meta_path
 from energon_lite.storage.sharded_job.job import Progress, ShardedJob

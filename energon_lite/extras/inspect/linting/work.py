@@ -22,8 +22,8 @@ from energon_lite.extras.inspect.linting.checks import SampleExaminer, ShardStat
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder
 from energon_lite.loading.leaves import open_source, open_whole
 from energon_lite.storage.files.open_file import open_file
-from energon_lite.storage.files.remote_files import is_remote
 from energon_lite.storage.files.shard_store import head_checksum
+from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.index_cache import find_index
 from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.index.nv_meta import shard_index_path

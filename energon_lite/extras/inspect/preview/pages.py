@@ -249,7 +249,7 @@ def _row(
     if part[0].spec.repetitions is not None:
         cells.append(element("td", f"{part[0].spec.repetitions:g}×" if number is not None else "", class_="number"))
     if staged:
-        ends = [sum(leaf.stages[k][side] for leaf in part) for k in range(len(part[0].stages)) for side in (0, 1)]
+        ends = [sum(leaf.stages[k][side] for leaf in part) for k in range(len(part[0].stages)) for side in (1, 2)]
         cells.append(element("td", f"{_percent(ends[0])} → {_percent(ends[-1])}", class_="number"))
     if pictures:
         known = None if number is None else pictures.get(number)

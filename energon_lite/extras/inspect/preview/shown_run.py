@@ -213,7 +213,7 @@ class ShownRun:
         lengths = [len(source) for source in sources]
         if options.reads_once:  # all samples are read once, whatever the weights
             counts = zip(specs, lengths, strict=True)
-            specs = [replace(spec, weight=float(count), segments=(), repetitions=None) for spec, count in counts]
+            specs = [replace(spec, weight=float(count), schedule=None, repetitions=None) for spec, count in counts]
         else:
             specs = by_samples(specs, sources)
         name = None if encoder is None else f"{type(encoder).__module__}:{type(encoder).__qualname__}"

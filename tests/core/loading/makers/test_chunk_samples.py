@@ -18,8 +18,8 @@ from energon_lite import (
     get_savable_loader,
     get_train_dataset,
 )
+from energon_lite.extras.remote import range_cache
 from energon_lite.storage.files.shard_store import ShardStore
-from energon_lite.storage.read import range_cache
 from tests.testing import ALONE
 
 

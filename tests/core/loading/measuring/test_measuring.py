@@ -20,7 +20,7 @@ from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.errors import DatasetError, FatalSampleError, UsageError, WorkerError
 from energon_lite.loading.leaves import open_whole
 from energon_lite.loading.makers.sample_length import SampleLength
-from energon_lite.loading.measuring import chunks
+from energon_lite.loading.measuring import run as measuring_run
 from energon_lite.loading.measuring.measured_columns import Maker, MeasureReport
 from energon_lite.loading.measuring.run import measure
 from energon_lite.loading.measuring.runner import MeasuringRunner
@@ -284,7 +284,7 @@ class TestTrouble:
 @pytest.mark.parametrize(("workers", "kills"), [(0, 12), (2, 4)])
 @pytest.mark.slow
 def test_killed_many_times(data: Path, monkeypatch: pytest.MonkeyPatch, workers: int, kills: int) -> None:
-    monkeypatch.setattr(chunks, "CHUNK", 16)
+    monkeypatch.setattr(measuring_run, "CHUNK", 16)
     run(data)
     expected, moments = columns(data), random.Random(workers)
     folder = data / ".nv-meta/energon_lite.columns"
@@ -317,7 +317,7 @@ def test_killed_many_times(data: Path, monkeypatch: pytest.MonkeyPatch, workers:
 @pytest.mark.nightly
 def test_killed_at_every_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over columns of another measurement, which stay whole until the new ones are."""
-    monkeypatch.setattr(chunks, "CHUNK", 16)
+    monkeypatch.setattr(measuring_run, "CHUNK", 16)
     run(data)
     expected = columns(data)
     folder = data / ".nv-meta/energon_lite.columns"

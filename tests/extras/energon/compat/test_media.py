@@ -16,7 +16,7 @@ import torch
 
 import energon_lite.extras.media
 from energon_lite.extras.media import AVDecoder, get_clips_uniform, get_single_frames_uniform
-from energon_lite.extras.media.stores.media_table import MediaTable
+from energon_lite.extras.media.metadata import MediaTable
 from energon_lite.storage import SampleDecoder
 from energon_lite.storage.samples.content import guess_extension
 from tests.media_files import CONTAINERS, RATE, SECONDS, SOUNDS, film, media

@@ -107,7 +107,7 @@ TROUBLES: dict[str, list[str]] = {
         "core/laws/test_repetitions.py::test_each_pass_is_an_epoch_exact_with_fractions_and_in_step",
     ],
     "a changed mixture loses samples or repeats them": [
-        "core/laws/test_schedules.py::test_a_run_goes_on_with_other_stages_ahead",
+        "extras/blends/test_schedules.py::test_a_run_goes_on_with_other_stages_ahead",
     ],
     "a loss that is averaged over micro-batches of different sizes": ["trainer/parallel/test_parity.py::"],
     "which samples were in a step cannot be found out": [

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon_lite.extras.blends.staged_run import Stages
+from energon_lite.extras.blends.stages import WeightStage
 from energon_lite.extras.inspect.occurrences import Occurrences, StreamPlaces, pass_at
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, Rebase
 from energon_lite.order.shuffle import LeafOrder, Leaves
-from energon_lite.order.stages import WeightStage
 from tests.testing import examples
 
 #: Positions that are gone through.
@@ -43,12 +44,12 @@ def orders(draw: st.DrawFn) -> tuple[Order, int, list[LeafOrder]]:
         order = EpochBlendOrder(leaves, times, 9, repeat=kind == "repetitions", **arguments)
     elif kind == "stages":
         share = draw(st.sampled_from([0.0, 0.2]))
-        stages = [
+        stages = (
             WeightStage(0, (1.0, *(0.5 for _ in leaves[1:]))),
             WeightStage(draw(st.sampled_from([100, 4096])), (*(share for _ in leaves[1:]), 1.0), (1.0,) * len(leaves)),
             WeightStage(12_000, (1.0,) * len(leaves)),
-        ]
-        order = BlendOrder(leaves, stages, 5, **arguments)
+        )
+        order = BlendOrder(leaves, Stages(stages), 5, **arguments)
     else:
         order = BlendOrder(leaves, [draw(st.floats(0.001, 1)) for _ in leaves], 5, **arguments)
     if kind != "passes" and draw(st.booleans()):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import UsageError
-from energon_lite.extras.media.stores.cache_folder import CacheFolder
+from energon_lite.extras.media.cache_folder import CacheFolder
 from tests.testing import examples
 
 MOST = 100

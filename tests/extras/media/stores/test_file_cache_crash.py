@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_lite.extras.media import FileStoreCachePool
-from energon_lite.extras.media.stores.cache_folder import CacheFolder
+from energon_lite.extras.media.cache_folder import CacheFolder
 from tests.extras.media.stores.numbered_store import NumberedStore, value_of
 
 PROCESSES, LIMIT, LARGEST = 8, 400_000, 60_000

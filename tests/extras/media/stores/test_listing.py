@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from energon_lite.errors import MissingEntryError
-from energon_lite.extras.media import JsonlFileStore, WebdatasetFileStore
-from energon_lite.extras.media.stores import webdataset_store
+from energon_lite.extras.media import JsonlFileStore, WebdatasetFileStore, webdataset_store
 from energon_lite.storage.prepare.prepare import prepare_dataset, prepare_jsonl
 
 

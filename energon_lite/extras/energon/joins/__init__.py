@@ -1,1 +1,0 @@
-"""Joined data sets."""

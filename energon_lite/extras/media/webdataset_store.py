@@ -1,0 +1,259 @@
+"""A prepared data set, or a JSONL file, as a store: parts of samples by key and part name."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energon_lite.errors import DatasetError, MissingEntryError
+from energon_lite.extras.media.metadata import MediaTable
+from energon_lite.samples import SourceInfo
+from energon_lite.storage.index.jsonl import PART
+from energon_lite.storage.index.key_index import KeyIndex
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.stores.file_store import FileStore
+from energon_lite.storage.tar.tar_scan import split_member_name
+
+__all__ = ["JsonlFileStore", "WebdatasetFileStore"]
+
+#: Samples whose index rows are in memory at a time while samples are listed.
+_LISTED = 1 << 16
+
+
+class _Place(NamedTuple):
+    """Place of a part: numbers of its sample, of the part in it, and of the shard; its name, offset and size."""
+
+    sample: int
+    part: int
+    name: str
+    shard: int
+    offset: int
+    size: int
+
+
+class WebdatasetFileStore(FileStore[bytes]):
+    """The parts of all samples of a prepared data set, in all splits; keys are the names of members of its tars,
+    ``<key of the sample>.<part>``.
+
+    Args:
+        dataset_path: the folder, or its URL.
+
+    Raises:
+        NotPreparedError: there is no data set, or it was not prepared.
+        DatasetError: as :meth:`~energon_lite.storage.read.webdataset.WebdatasetSource.open`.
+
+    Example:
+        >>> data, source = WebdatasetFileStore("data/coco")["000412.jpg"]
+        >>> source.shard_name
+        's001.tar'
+    """
+
+    def __init__(self, dataset_path: str | os.PathLike[str]):
+        path = os.fspath(dataset_path) if hasattr(dataset_path, "__fspath__") else str(dataset_path)
+        self._source = WebdatasetSource.open(path)
+        self._media = MediaTable(self._source.path)
+        self._keys: KeyIndex | None = None
+        self._lock = threading.Lock()
+        _known[_name_of(type(self), self._source)] = self
+
+    def __reduce__(self) -> Any:
+        return _again, (type(self), self._source, self._media)
+
+    def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
+        place, source = self._place(key)
+        choice = self._source.choice
+        data = self._source.store.read(*choice.shards[place.shard], place.offset, place.size)
+        choice.verify(np.array([place.sample]), [place.part], [place.name], [[data]])
+        return data, source
+
+    def locate(self, key: str) -> tuple[int, SourceInfo]:
+        place, source = self._place(key)
+        return place.size, source
+
+    def _place(self, key: str) -> tuple[_Place, SourceInfo]:
+        """The place of the part with a key, and its source."""
+        sample, part = self._located(key)
+        index, shard = self._source.index, self._shard_of(sample)
+        _, rows = index.key_and_part_rows(sample)
+        rows_of_part = [at for at in range(0, len(rows), 3) if index.part_names[rows[at + 2]] == part]
+        if not rows_of_part:
+            raise MissingEntryError(f"sample {key.rpartition('.')[0]!r} has no part {part!r}", where=self.get_path())
+        offset, size, _ = rows[rows_of_part[-1] : rows_of_part[-1] + 3]  # of two parts with one name the last counts
+        place = _Place(sample, rows_of_part[-1] // 3, part, shard, offset, size)
+        return place, self._source_of(sample, key, index.shard_names[shard])
+
+    def get_path(self) -> str:
+        return self._source.path
+
+    def get_media_metadata(self, key: str) -> Any:
+        return self._media.get(key)
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self._source.index)
+
+    def list_all_samples(self) -> Iterator[tuple[str, int, int]]:
+        """Iterate over the samples: key, bytes in its shard (headers and padding included), and number of the shard.
+        Only the index is read, in the order of the shards.
+
+        Example:
+            >>> next(WebdatasetFileStore("data/coco").list_all_samples())
+            ('000000', 154112, 0)
+        """
+        index = self._source.index
+        for shard, first, sizes in self._stretches():
+            for sample, size in enumerate(sizes, first):
+                yield index.key(sample), size, shard
+
+    def list_all_sample_parts(self) -> Iterator[tuple[str, int, int]]:
+        """Iterate over all parts of all samples: key of the part in this store, bytes, and number of the shard.
+
+        Example:
+            >>> next(WebdatasetFileStore("data/coco").list_all_sample_parts())
+            ('000000.jpg', 152310, 0)
+        """
+        for shard, first, sizes in self._stretches():
+            for sample in range(first, first + len(sizes)):
+                key, parts = self._parts_of(sample)
+                yield from ((f"{key}.{name}", size, shard) for name, size in parts)
+
+    def list_sample_parts(self, sample_key: str, slow_mode: bool = False) -> Iterator[tuple[str, int, int]]:
+        """Iterate over the parts of one sample: name without the key, bytes, and number of the shard.
+
+        Args:
+            sample_key: key of the sample.
+            slow_mode: ignored; in Energon it reads the shard if the index lacks the parts, which this index has.
+
+        Raises:
+            MissingEntryError: there is no such sample; raised at the first part.
+        """
+        sample = self._sample(str(sample_key))
+        shard = self._shard_of(sample)
+        yield from ((name, size, shard) for name, size in self._parts_of(sample)[1])
+
+    def get_total_size(self) -> int:
+        """Bytes of all samples in their shards, headers and padding included."""
+        return sum(sum(sizes) for _, _, sizes in self._stretches())
+
+    def close(self) -> None:
+        """Do nothing: open files belong to the process, and are shared. Energon's stores have this method."""
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({self.get_path()})"
+
+    def _located(self, key: str) -> tuple[int, str]:
+        """The number of the sample, and the name of the part, for a key."""
+        split = split_member_name(key)
+        if split is None:
+            raise MissingEntryError(
+                f"{key!r} is no name of a part", where=self.get_path(), fix="write the sample's key, a dot, the part"
+            )
+        return self._sample(split[0]), split[1]
+
+    def _sample(self, key: str) -> int:
+        """The number of the sample with a key."""
+        if self._keys is None:
+            with self._lock:
+                self._keys = self._keys or KeyIndex(self._source.index)
+        samples = self._keys.find(key)
+        if not samples:
+            raise MissingEntryError(f"there is no sample {key!r}", where=self.get_path())
+        if len(samples) > 1:
+            raise DatasetError(
+                f"{len(samples)} samples have the key {key!r}",
+                where=self.get_path(),
+                fix="give each of them a key of its own, or put them into data sets of their own",
+            )
+        return samples[0]
+
+    def _shard_of(self, sample: int) -> int:
+        return int(self._source.index.shards[:, 3].searchsorted(sample, "right")) - 1
+
+    def _parts_of(self, sample: int) -> tuple[str, list[tuple[str, int]]]:
+        """The key of a sample, and name and size of each of its parts."""
+        index = self._source.index
+        key, rows = index.key_and_part_rows(sample)
+        return key, [(index.part_names[rows[at + 2]], rows[at + 1]) for at in range(0, len(rows), 3)]
+
+    def _stretches(self) -> Iterator[tuple[int, int, list[int]]]:
+        """All samples in stretches: number of the shard, number of the first sample, and the bytes of each sample."""
+        index = self._source.index
+        for shard, (_, _, end, first, _) in enumerate(index.shards[:-1].tolist()):
+            stop = int(index.shards[shard + 1, 3])
+            for begin in range(first, stop, _LISTED):
+                last = min(begin + _LISTED, stop)
+                headers = index.samples[begin : last + 1][:, 2].copy()
+                if last == stop:
+                    headers[-1] = end  # the row after the last sample belongs to the next shard
+                yield shard, begin, np.diff(headers).tolist()
+
+    def _source_of(self, sample: int, key: str, shard: str) -> SourceInfo:
+        return SourceInfo(dataset_path=self.get_path(), index=key, shard_name=shard, file_names=(key,))
+
+
+class JsonlFileStore(WebdatasetFileStore):
+    """The lines of a JSONL file; keys are ``<number>.json``, counted from 0.
+
+    Args:
+        jsonl_path: the file.
+
+    Example:
+        >>> JsonlFileStore("chats.jsonl").get("7.json")
+        b'{"text": "a red bicycle"}'
+    """
+
+    def __init__(self, jsonl_path: str | os.PathLike[str]):
+        super().__init__(jsonl_path)
+
+    def list_sample_parts(self, sample_key: str, slow_mode: bool = False) -> Iterator[tuple[str, int, int]]:
+        """The line with a number: its key in this store, its bytes with the line end, and 0; as in Energon."""
+        sample = self._sample(str(sample_key))
+        for _, first, sizes in self._stretches():
+            if sample < first + len(sizes):
+                yield f"{sample}.{PART}", sizes[sample - first], 0
+                return
+
+    def list_all_sample_parts(self) -> Iterator[tuple[str, int, int]]:
+        """Iterate over the lines: key in this store, bytes with the line end, and 0."""
+        return ((f"{key}.{PART}", size, shard) for key, size, shard in self.list_all_samples())
+
+    def _located(self, key: str) -> tuple[int, str]:
+        return self._sample(str(key).removesuffix(f".{PART}")), PART
+
+    def _sample(self, key: str) -> int:
+        if not key.isdecimal() or int(key) >= len(self):
+            raise MissingEntryError(
+                f"there is no line {key!r} in {len(self)}", where=self.get_path(), fix="give <number>.json, from 0"
+            )
+        return int(key)
+
+    def _source_of(self, sample: int, key: str, shard: str) -> SourceInfo:
+        names = (f"{sample}.{PART}",)
+        return SourceInfo(dataset_path=self.get_path(), index=sample, shard_name=shard, file_names=names)
+
+
+_Name = tuple[type["WebdatasetFileStore"], str, tuple[str, tuple[int, ...]]]
+_known: weakref.WeakValueDictionary[_Name, WebdatasetFileStore] = weakref.WeakValueDictionary()
+
+
+def _name_of(kind: type[WebdatasetFileStore], source: WebdatasetSource) -> _Name:
+    return kind, source.path, source.version
+
+
+def _again(kind: type[WebdatasetFileStore], source: WebdatasetSource, media: MediaTable) -> WebdatasetFileStore:
+    """Return the copy of a store in another process, which opens the index at the first request. An existing copy is
+    reused, because each pickled lazy value brings its store along."""
+    store = _known.get(_name_of(kind, source))
+    if store is not None:
+        return store
+    store = _known[_name_of(kind, source)] = kind.__new__(kind)
+    store._source = source
+    store._media = media
+    store._keys = None
+    store._lock = threading.Lock()
+    return store

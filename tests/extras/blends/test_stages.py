@@ -1,0 +1,244 @@
+"""Blends with stages: within one sample of the integral, streams without gaps, and a past that no future changes."""
+
+from __future__ import annotations
+
+import hashlib
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.errors import UsageError
+from energon_lite.extras.blends.staged_run import Stages
+from energon_lite.extras.blends.stages import StagedBlend, last_position
+from energon_lite.extras.blends.stages import WeightStage as Stage
+from energon_lite.order import BlendOrder
+from energon_lite.order.blend import BLOCK, Blend
+from energon_lite.order.shuffle import LeafOrder
+
+RAMP = (Stage(0, (0.9, 0.1), last=(0.1, 0.9)), Stage(10**6, (0.1, 0.9)))
+
+weight = st.one_of(st.floats(1e-9, 1.0), st.floats(0.1, 1.0), st.integers(1, 10).map(float))
+lengths = st.one_of(st.integers(1, 3), st.integers(1, 9000), st.integers(1, 3).map(lambda blocks: blocks * BLOCK))
+
+
+@st.composite
+def staged(draw: st.DrawFn) -> tuple[Stage, ...]:
+    """Stages in which each leaf comes in once and leaves once, or stays all the time; the first one always stays."""
+    count, number = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    there = [(0, number)] + [
+        sorted((draw(st.integers(0, number)), draw(st.integers(0, number)))) for _ in range(count - 1)
+    ]
+
+    def weights(stage: int) -> tuple[float, ...]:
+        return tuple(draw(weight) if first <= stage <= last else 0.0 for first, last in there)
+
+    starts = np.cumsum([0, *(draw(lengths) for _ in range(number))]).tolist()
+    return tuple(
+        Stage(start, weights(stage), weights(stage) if stage < number and draw(st.booleans()) else None)
+        for stage, start in enumerate(starts)
+    )
+
+
+def integrals(stages: tuple[Stage, ...], position: int) -> list[Fraction]:
+    """By fractions, from the definition."""
+    total = [Fraction(0)] * len(stages[0].weights)
+    for stage, stop in zip(stages, [*(following.start for following in stages[1:]), None], strict=True):
+        if stage.start >= position:
+            break
+        x = min(position, position if stop is None else stop) - stage.start
+        a, b = (
+            [Fraction(one) / sum(map(Fraction, weights)) for one in weights]
+            for weights in (stage.weights, stage.last or stage.weights)
+        )
+        bend = Fraction(0) if stop is None else Fraction(x * x, 2 * (stop - stage.start))
+        total = [done + one * x + (other - one) * bend for done, one, other in zip(total, a, b, strict=True)]
+    return total
+
+
+def error(counts: np.ndarray, expected: list[Fraction]) -> float:
+    return max(abs(float(int(count) - value)) for count, value in zip(counts, expected, strict=True))
+
+
+# -- counts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_ramp() -> None:
+    """0.9 and 0.1 to 0.1 and 0.9 over a million positions."""
+    leaf, position = StagedBlend(RAMP, key=1).lookup(np.arange(1_100_000))
+    seconds = np.r_[0, np.cumsum(leaf)]
+    for end in [*range(0, 1_100_000, BLOCK), 10**6]:
+        x = min(end, 10**6)
+        integral = Fraction(x, 10) + Fraction(8, 10) * Fraction(x * x, 2 * 10**6) + Fraction(9, 10) * (end - x)
+        assert abs(float(int(seconds[end]) - integral)) <= 1
+    for number in range(2):
+        assert np.array_equal(position[leaf == number], np.arange(np.count_nonzero(leaf == number)))
+    assert abs(np.bincount(leaf[500_000 - BLOCK : 500_000 + BLOCK])[0] - BLOCK) < 30  # half and half in the middle
+
+
+@given(stages=staged(), key=st.integers(0, 2**64 - 1))
+def test_counts_follow_the_integral_and_streams_go_on(stages: tuple[Stage, ...], key: int) -> None:
+    end = stages[-1].start + 2 * BLOCK + 5
+    leaf, position = StagedBlend(stages, key).lookup(np.arange(end))
+    leaves = len(stages[0].weights)
+    for number in range(leaves):
+        assert np.array_equal(position[leaf == number], np.arange(np.count_nonzero(leaf == number)))
+    for edge in {*range(0, end, BLOCK), *(stage.start for stage in stages)}:
+        assert error(np.bincount(leaf[:edge], minlength=leaves), integrals(stages, edge)) <= 1
+    for stage, stop in zip(stages, [*(following.start for following in stages[1:]), end], strict=True):
+        there = np.bincount(leaf[stage.start : stop], minlength=leaves)
+        assert not any(
+            there[number]
+            for number in range(leaves)
+            if not stage.weights[number] and not (stage.last or [0] * leaves)[number]
+        )
+
+
+@given(stages=staged(), data=st.data())
+def test_leaves_that_come_and_go_at_will(stages: tuple[Stage, ...], data: st.DataObject) -> None:
+    """What those who are away should have had is a fraction for each of them; the others cannot make up for it."""
+    leaves = len(stages[0].weights)
+    flags = st.lists(st.booleans(), min_size=leaves, max_size=leaves)
+    stages = tuple(
+        Stage(stage.start, tuple(w * on for w, on in zip(stage.weights, data.draw(flags), strict=True)), stage.last)
+        for stage in stages
+    )
+    stages = tuple(stage if any(stage.weights) else Stage(stage.start, (1.0,) * leaves, stage.last) for stage in stages)
+    blend = StagedBlend(stages, key=2)
+    for edge in [*range(0, stages[-1].start + BLOCK, BLOCK), stages[-1].start + 10**9 // BLOCK * BLOCK]:
+        assert error(blend.counts_before(edge), integrals(stages, edge)) <= 2
+
+
+@pytest.mark.parametrize("count", [2, 1000, 5000])
+def test_many_leaves_over_nine_orders_of_magnitude_far_out(count: int) -> None:
+    rng = np.random.default_rng(count)
+    one, other, third = (tuple((10 ** rng.uniform(-9, 0, count)).tolist()) for _ in range(3))
+    blend = StagedBlend((Stage(0, one), Stage(10**6 + 7, one, other), Stage(10**15 + 3, third)), key=2)
+    for position in (
+        BLOCK,
+        10**6 + 7,
+        10**12 // BLOCK * BLOCK,
+        10**15 // BLOCK * BLOCK,
+        10**15 + 3,
+        10**16 // BLOCK * BLOCK,
+    ):
+        counts, ideal = blend.counts_before(position), blend.ideal_before(position)
+        assert int(counts.sum()) == position
+        assert np.abs((counts - ideal.whole) - ideal.fraction * 2.0**-62).max() <= 1
+    if count == 2:  # the ideal itself; shares are rounded to 2**-62
+        assert error(blend.ideal_before(10**15).whole, integrals(blend._stages, 10**15)) <= 1.001
+
+
+# -- the same, however it is asked for ------------------------------------------------------------------------------
+
+
+@given(stages=staged(), data=st.data())
+def test_random_access(stages: tuple[Stage, ...], data: st.DataObject) -> None:
+    end = stages[-1].start + BLOCK
+    used = StagedBlend(stages, key=4)
+    leaf, position = used.lookup(np.arange(end))
+    wanted = np.array(data.draw(st.lists(st.integers(0, end - 1), min_size=1, max_size=30)))
+    for blend in (used, StagedBlend(stages, key=4)):
+        again = blend.lookup(wanted)
+        assert again[0].tolist() == leaf[wanted].tolist()
+        assert again[1].tolist() == position[wanted].tolist()
+    at = int(wanted[0])
+    assert np.array_equal(used.counts_before(at), np.bincount(leaf[:at], minlength=len(stages[0].weights)))
+
+
+@given(weights=st.lists(st.floats(1e-9, 1.0), min_size=2, max_size=12), start=st.integers(0, 2**61))
+def test_a_single_stage_is_a_plain_blend(weights: list[float], start: int) -> None:
+    positions = start + np.arange(3000)
+    for one, other in zip(
+        Blend(weights, key=5).lookup(positions),
+        StagedBlend([Stage(0, tuple(weights))], key=5).lookup(positions),
+        strict=True,
+    ):
+        assert np.array_equal(one, other)
+
+
+@given(stages=staged(), future=staged(), data=st.data())
+def test_the_future_does_not_change_the_past(
+    stages: tuple[Stage, ...], future: tuple[Stage, ...], data: st.DataObject
+) -> None:
+    """Stages from some place on are replaced; then the last constant one is cut off somewhere."""
+    leaves, keep = len(stages[0].weights), data.draw(st.integers(1, len(stages)))
+    cut = stages[keep].start if keep < len(stages) else stages[-1].start + data.draw(st.integers(1, 3 * BLOCK))
+    tail = [
+        Stage(
+            cut + stage.start,
+            *(None if w is None else (*w, *([1.0] * leaves))[:leaves] for w in (stage.weights, stage.last)),
+        )
+        for stage in future
+    ]
+    tail = [s if any(s.weights) and any(s.last or [1]) else Stage(s.start, (1.0,) * leaves) for s in tail]
+    tail[-1] = Stage(tail[-1].start, tail[-1].weights)
+    same = np.arange(last_position(cut))
+    for one, other in zip(
+        StagedBlend(stages, key=6).lookup(same), StagedBlend((*stages[:keep], *tail), key=6).lookup(same), strict=True
+    ):
+        assert np.array_equal(one, other)
+
+
+def test_all_positions_before_a_stage_stay_when_it_is_edited() -> None:
+    """The stage began there before, too, and nobody leaves: then up to its very first position."""
+    same = np.arange(10_000)
+    found = [
+        StagedBlend((Stage(0, (3, 1, 2), last=(1, 1, 1)), Stage(10_000, weights)), key=7).lookup(same)
+        for weights in ((1, 1, 1), (5, 1, 1e-6))
+    ]
+    assert np.array_equal(found[0], found[1])
+
+
+def test_more_positions_or_stages_than_there_are() -> None:
+    with pytest.raises(UsageError, match="the order ends before this position"):
+        StagedBlend(RAMP, key=0).lookup(np.array([2**62]))
+
+
+def test_in_an_order() -> None:
+    leaves = [LeafOrder(1000, key=1), LeafOrder(70, key=2)]
+    order, blend = BlendOrder(leaves, Stages(RAMP), key=3), BlendOrder(leaves, Stages((Stage(0, (3, 1)),)), key=3)
+    found = order.lookup(np.arange(990_000, 1_010_000))
+    assert abs(np.bincount(found.leaf)[1] - 18_000) < 100
+    seconds = np.flatnonzero(found.leaf == 1)[:140]
+    assert len({(int(found.index[i]), int(found.epoch[i])) for i in seconds}) == 140
+    plain = BlendOrder(leaves, [3, 1], key=3)
+    assert blend.lookup(np.arange(9000)).rows() == plain.lookup(np.arange(9000)).rows()
+    assert BlendOrder(leaves[:1], Stages((Stage(0, (3.0,)),)), key=3).blend is None
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([], "a blend without a stage"),
+        ([Stage(5, (1, 1))], "the first stage starts at 5"),
+        ([Stage(0, (1, 1)), Stage(0, (1, 1))], "a stage that starts at 0 after one that starts at 0"),
+        ([Stage(0, (1, 1)), Stage(9, (1, 1)), Stage(4, (1, 1))], "a stage that starts at 4 after one that starts at 9"),
+        ([Stage(0, (1, 1)), Stage(2**62, (1, 1))], "a stage starts at 4611686018427387904"),
+        ([Stage(0, (1, 1), (1, 2))], "slopes for ever"),
+        ([Stage(0, (1, 1)), Stage(9, (1,))], "2 leaves, but 1 weights in the stage from 9 on"),
+        ([Stage(0, (1, 1), (1,)), Stage(9, (1, 1))], "2 leaves, but 1 weights in the stage from 0 on"),
+        ([Stage(0, (1, 1)), Stage(9, (0, 0))], "all weights are zero in the stage from 9 on"),
+        ([Stage(0, (1, -1))], "weight 1 of the stage from 0 on is -1"),
+        ([Stage(0, (1, 1)), Stage(9, (1, float("nan")))], "weight 1 of the stage from 9 on is nan"),
+    ],
+)
+def test_bad_stages_are_named(stages: list[Stage], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        StagedBlend(stages, key=0)
+    assert caught.value.fix
+
+
+def test_stages_of_other_leaves_are_refused() -> None:
+    with pytest.raises(UsageError, match="2 leaves, but 3 weights"):
+        BlendOrder([LeafOrder(4, key=1)] * 2, Stages((Stage(0, (1, 1, 1)),)), key=0)
+
+
+def test_golden() -> None:
+    """Values for ever. If this changes, so must ORDER_VERSION."""
+    stages = (Stage(0, (5, 3, 0)), Stage(5000, (1, 1, 0), (0, 1, 1)), Stage(10**15, (0.2, 0.3, 0.5)))
+    positions = np.r_[np.arange(9000), 10**9 + np.arange(9000), 10**15 - 4000 + np.arange(9000)]
+    found = np.stack(StagedBlend(stages, 42).lookup(positions)).astype("<i8")
+    assert hashlib.sha256(found.tobytes()).hexdigest()[:16] == "27be26863bd62b1d"

@@ -1,0 +1,161 @@
+"""The cache folder hands out the bytes of the shard, whatever has happened to its files, and touches nothing else."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_lite.errors import DatasetError, ShardChangedError, UsageError
+from energon_lite.extras.remote.range_cache import RangeCache
+from energon_lite.storage.files.shard_store import ShardIdentity, ShardRange, ShardStore, head_checksum
+from energon_lite.storage.read.read_ahead import ReadAhead
+from tests.testing import damaged
+
+
+@pytest.fixture
+def wanted(tmp_path: Path) -> ShardRange:
+    data = bytes(range(256)) * 40
+    (tmp_path / "a.tar").write_bytes(data)
+    return ShardRange((str(tmp_path / "a.tar"), ShardIdentity(len(data), head_checksum(data))), 100, 2900)
+
+
+def right(one: ShardRange) -> bytes:
+    return Path(one.shard[0]).read_bytes()[one.offset :][: one.size]
+
+
+def cache_in(folder: Path) -> RangeCache:
+    return RangeCache(ReadAhead(folder=str(folder)))
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+@given(st.data())
+def test_a_damaged_range_is_fetched_again(tmp_path: Path, wanted: ShardRange, data: st.DataObject) -> None:
+    folder = tmp_path / "cache"
+    assert bytes(cache_in(folder).get(wanted)) == right(wanted)
+    (path,) = files_in(folder)
+    whole = path.read_bytes()
+    path.write_bytes(damaged(data, whole))
+    for _ in range(2):
+        assert bytes(cache_in(folder).get(wanted)) == right(wanted)
+    assert path.read_bytes() == whole
+
+
+def test_it_is_counted_and_told_once(tmp_path: Path, wanted: ShardRange, caplog: pytest.LogCaptureFixture) -> None:
+    cache = cache_in(tmp_path / "cache")
+    ranges = [wanted._replace(size=size) for size in (1900, 2900, 3900)]
+    cache.load(ranges)
+    for path in files_in(tmp_path / "cache"):
+        path.write_bytes(bytes(path.stat().st_size))  # as a power cut may leave it
+    cache._kept, cache._held = {}, {}
+    assert [bytes(cache.get(one)) for one in ranges] == [right(one) for one in ranges]
+    assert cache._folder is not None and cache._folder.damaged == 3
+    assert caplog.text.count("is damaged, it is fetched again") == 1
+
+
+def test_a_range_under_the_name_of_another(tmp_path: Path, wanted: ShardRange) -> None:
+    folder, other = tmp_path / "cache", wanted._replace(offset=200)
+    cache_in(folder).load([wanted, other])
+    one, two = files_in(folder)
+    whole = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(whole)
+    assert [bytes(cache_in(folder).get(range_)) for range_ in (wanted, other)] == [right(wanted), right(other)]
+
+
+def test_only_the_owner_may_look(tmp_path: Path, wanted: ShardRange) -> None:
+    old = os.umask(0)
+    try:
+        cache_in(tmp_path / "cache").get(wanted)
+    finally:
+        os.umask(old)
+    for path in (tmp_path / "cache", *(tmp_path / "cache").rglob("*")):
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_others_have_put_there_is_not_read(tmp_path: Path, wanted: ShardRange) -> None:
+    folder = tmp_path / "cache"
+    cache_in(folder).get(wanted)
+    (path,) = files_in(folder)
+    os.chown(path, 12345, 12345)
+    os.truncate(wanted.shard[0], 10)
+    with pytest.raises(DatasetError):
+        RangeCache(ReadAhead(folder=str(folder))).get(wanted)
+
+
+def test_links_are_not_followed(tmp_path: Path, wanted: ShardRange) -> None:
+    folder, victim = tmp_path / "cache", tmp_path / "victim"
+    cache_in(folder).get(wanted)
+    (path,) = files_in(folder)
+    victim.write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to(victim)
+    before = victim.stat().st_mtime_ns
+    assert bytes(cache_in(folder).get(wanted)) == right(wanted)
+    assert not path.is_symlink() and victim.stat().st_mtime_ns == before
+    for lock in range(256):
+        (folder / f"{lock:03d}.lock").symlink_to(tmp_path / "made")
+    path.unlink()
+    assert bytes(cache_in(folder).get(wanted)) == right(wanted)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_folder_of_links(tmp_path: Path, wanted: ShardRange) -> None:
+    folder, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder.mkdir()
+    for number in range(256):
+        (folder / f"{number:02x}").symlink_to(elsewhere)
+    assert bytes(cache_in(folder).get(wanted)) == right(wanted)
+    assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_folder_that_is_none(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"the folder cannot be used[\s\S]*file"):
+        cache_in(tmp_path / place)
+
+
+class Counting(ShardStore):
+    """Notes what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def read(self, path: str, identity: ShardIdentity, offset: int, size: int) -> bytes:
+        self.asked.append(offset)
+        return super().read(path, identity, offset, size)
+
+
+def test_what_is_prefetched_is_fetched_once(wanted: ShardRange) -> None:
+    store = Counting()
+    cache = RangeCache(ReadAhead(memory_bytes=8000), store)
+    ranges = [wanted._replace(offset=offset, size=1000) for offset in range(0, 9000, 1000)]
+    cache.prefetch([ranges[0], *ranges])
+    cache.prefetch(ranges)  # there is room for half of the memory
+    cache.load(ranges[:3])
+    assert sorted(store.asked)[:3] == [0, 1000, 2000] and len(store.asked) <= 4
+    cache.load(ranges)
+    assert [bytes(cache.get(one)) for one in ranges] == [right(one) for one in ranges]
+    assert sorted(set(store.asked)) == list(range(0, 9000, 1000))
+
+
+def test_what_fails_fails_for_those_who_ask(wanted: ShardRange) -> None:
+    cache = RangeCache(ReadAhead(), ShardStore())
+    beyond = wanted._replace(offset=10_000, size=1000)
+    cache.prefetch([wanted, beyond])
+    cache.load([wanted, beyond])
+    assert bytes(cache.get(wanted)) == right(wanted)
+    for _ in range(2):
+        with pytest.raises(ShardChangedError):
+            cache.get(beyond)

@@ -1,0 +1,208 @@
+"""An object that is replaced while a run reads it, by one of the same size and first block, ends the run."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import itertools
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import energon_lite as lib
+from energon_lite.errors import ShardChangedError
+from energon_lite.extras.remote import file_versions, range_cache, remote_files
+from energon_lite.extras.remote.remote_files import read_range
+from energon_lite.storage.files.byte_ranges import read_bytes, size_of
+from energon_lite.storage.prepare.prepare import prepare_dataset
+
+SHARDS, EACH = 3, 20
+SAMPLES = SHARDS * EACH
+
+
+class Versioned(http.server.SimpleHTTPRequestHandler):
+    """Ranges of files, with the validators that ``named`` lists, as nginx makes them."""
+
+    named: tuple[str, ...] = ("ETag", "Last-Modified")
+    in_ranges = True
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def end_headers(self) -> None:
+        path = self.translate_path(self.path)
+        if os.path.isfile(path) and self.names_versions:
+            status = os.stat(path)
+            if "ETag" in self.named:
+                self.send_header("ETag", f'"{status.st_mtime_ns:x}-{status.st_size:x}"')
+            if "Last-Modified" in self.named:
+                super().send_header("Last-Modified", self.date_time_string(status.st_mtime))
+        super().end_headers()
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if keyword != "Last-Modified":  # the server's own, added above
+            super().send_header(keyword, value)
+
+    def do_HEAD(self) -> None:
+        self.names_versions = True
+        super().do_HEAD()
+
+    def do_GET(self) -> None:
+        path, wanted = self.translate_path(self.path), re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        self.names_versions = self.in_ranges
+        if wanted is None or not os.path.isfile(path):
+            return super().do_GET()
+        data = Path(path).read_bytes()
+        start, stop = int(wanted[1]), int(wanted[2]) + 1
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(data[start:stop])))
+        self.end_headers()
+        self.wfile.write(data[start:stop])
+
+
+@pytest.fixture
+def serve(make_tar: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote_files, "_file_systems", {})
+    monkeypatch.setattr(remote_files, "_opened", {})
+    monkeypatch.setattr("energon_lite.extras.remote.direct_ranges._known", {})
+    write(make_tar, "data", "old")
+    prepare_dataset(tmp_path / "data", split_ratio="1,0,0", sample_type="TextSample", field_map={"text": "txt"})
+    servers: list[http.server.ThreadingHTTPServer] = []
+
+    def start(**how: Any) -> str:
+        handler = functools.partial(type("Answers", (Versioned,), how), directory=str(tmp_path))
+        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        servers.append(made)
+        return f"http://127.0.0.1:{made.server_port}/data"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def write(make_tar: Any, folder: str, text: str) -> None:
+    for shard in range(SHARDS):
+        numbers = range(shard * EACH, (shard + 1) * EACH)
+        # The first sample is the same, and all have the same size.
+        members = [(f"{n:02d}.txt", b"the first" if n % EACH == 0 else f"{text} {n:02d}".encode()) for n in numbers]
+        make_tar(f"{folder}/{shard}.tar", members)
+
+
+def replace(make_tar: Any, tmp_path: Path, shard: int = 1) -> None:
+    write(make_tar, "new", "new")
+    path = tmp_path / "data" / f"{shard}.tar"
+    before = path.stat()
+    os.replace(tmp_path / "new" / f"{shard}.tar", path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 5_000_000_000))
+    assert path.stat().st_size == before.st_size
+
+
+def loader_of(url: str, workers: int, **reading: Any) -> Any:
+    dataset = lib.get_train_dataset(
+        url,
+        batch_size=5,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        virtual_epoch_length=SAMPLES // 5,
+        worker_config=lib.WorkerConfig(rank=0, world_size=1, num_workers=workers),
+        reading=lib.Reading(read_ahead=lib.ReadAhead(**reading)),
+    )
+    return lib.get_savable_loader(dataset, start_method="fork")
+
+
+CLIENTS = pytest.mark.parametrize("client", ["ours", "fsspec"])
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
+SERVERS = pytest.mark.parametrize(
+    "how",
+    [{}, {"named": ("Last-Modified",)}, {"in_ranges": False}],
+    ids=["etag", "last modified", "only in the record"],
+)
+
+
+@SERVERS
+@CLIENTS
+@WORKERS
+def test_a_shard_that_is_replaced_ends_the_run(
+    serve: Callable[..., str],
+    make_tar: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+    client: str,
+    how: dict[str, Any],
+) -> None:
+    if client == "fsspec":
+        monkeypatch.setattr(remote_files, "direct_ranges", lambda fs: None)
+    if not how.get("in_ranges", True):
+        monkeypatch.setattr(file_versions, "_RECHECK", 0.0)
+        monkeypatch.setattr(file_versions, "_spare", [64.0])
+    url, texts = serve(**how), list[str]()
+    with loader_of(url, workers, memory_bytes=1) as loader:
+        batches = iter(loader)
+        texts += next(batches).text
+        replace(make_tar, tmp_path)
+        with pytest.raises(ShardChangedError, match=r"was replaced while[\s\S]*1\.tar") as caught:
+            for batch in itertools.islice(batches, 3 * SAMPLES // 5):
+                texts += batch.text
+    assert "new" not in " ".join(texts) and "start the run again" in str(caught.value)
+
+
+@pytest.mark.parametrize("named", [("ETag",), ()], ids=["versions", "no versions"])
+def test_the_cache_folder_has_no_ranges_of_an_earlier_object(
+    serve: Callable[..., str], make_tar: Any, tmp_path: Path, named: tuple[str, ...]
+) -> None:
+    """Of a store without versions nothing is kept in the folder."""
+    url, found = serve(named=named), list[list[str]]()
+    for _ in range(2):
+        with loader_of(url, 0, folder=str(tmp_path / "ranges")) as loader:
+            found.append([text for batch in loader for text in batch.text])
+        range_cache._shared.clear()  # as in another process
+        for shard in range(SHARDS):
+            replace(make_tar, tmp_path, shard)
+    assert [sum(text.startswith(word) for text in texts) for texts in found for word in ("old", "new")] == [
+        *(SAMPLES - SHARDS, 0),
+        *(0, SAMPLES - SHARDS),
+    ]
+
+
+def test_files_that_are_no_shards(serve: Callable[..., str], make_tar: Any, tmp_path: Path) -> None:
+    """Tables, and streams of single files, expect the version of which they were opened; then the newest one."""
+    path = f"{serve()}/1.tar"
+    for _ in range(2):
+        size = size_of(path)
+        assert read_bytes(path, 0, size) == (tmp_path / "data/1.tar").read_bytes()
+        replace(make_tar, tmp_path)
+        with pytest.raises(ShardChangedError, match=r"was replaced while[\s\S]*1\.tar"):
+            read_bytes(path, 0, size)
+
+
+def test_a_store_without_versions_in_its_answers(
+    make_tar: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as fsspec's in memory: its record is compared, for few reads of many."""
+    url, fs, asked = "memory://bucket/replaced", fsspec.filesystem("memory"), list[str]()
+    fs.pipe_file("/bucket/replaced", b"x" * 1000)
+    info = type(fs).info
+    monkeypatch.setattr(type(fs), "info", lambda self, path: asked.append(path) or info(self, path))
+    monkeypatch.setattr(file_versions, "_RECHECK", 0.0)
+    monkeypatch.setattr(file_versions, "_spare", [2.0])
+    for _ in range(160):
+        read_range(url, 0, 10)
+    assert 10 <= len(asked) <= 13
+    fs.pipe_file("/bucket/replaced", b"y" * 1000)
+    with pytest.raises(ShardChangedError, match="was replaced while"):
+        for _ in range(17):
+            read_range(url, 0, 10)
+    with pytest.raises(ShardChangedError, match="was replaced while"):
+        read_range(url, 0, 10)

@@ -1,0 +1,217 @@
+"""Read-ahead: the same bytes with fewer requests, whatever is kept and wherever."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_lite.errors import ShardChangedError, UsageError
+from energon_lite.extras.remote import range_cache, run_reader
+from energon_lite.extras.remote.range_cache import RangeCache
+from energon_lite.extras.remote.run_reader import RunReader
+from energon_lite.storage.files.shard_store import ShardStore
+from energon_lite.storage.prepare.prepare import prepare_dataset
+from energon_lite.storage.read.read_ahead import ReadAhead
+from energon_lite.storage.read.runs import read_in_runs
+from energon_lite.storage.read.sample_reader import SampleReader, fetch_samples
+from energon_lite.storage.read.webdataset import Runs, WebdatasetSource
+from tests.testing import examples
+
+
+@pytest.fixture
+def source(ten: Path) -> WebdatasetSource:
+    prepare_dataset(ten, split_ratio="1,0,0")
+    return WebdatasetSource.open(ten)
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """What the store is asked for: shard, start, size."""
+    made: list[tuple[str, int, int]] = []
+    read = ShardStore.read
+    monkeypatch.setattr(range_cache, "_shared", {})
+
+    def counting(self: ShardStore, path: str, identity: object, offset: int, size: int) -> bytes:
+        made.append((os.path.basename(path), offset, size))
+        return read(self, path, identity, offset, size)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ShardStore, "read", counting)
+    return made
+
+
+def test_a_run_is_one_request(source: WebdatasetSource, requests: list[tuple[str, int, int]]) -> None:
+    plain = [SampleReader(source).sample(index).parts for index in range(10)]
+    requests.clear()
+    read_in_runs([source], ReadAhead(), run=4, window=8)
+    reader = SampleReader(source)
+    assert [reader.sample(index).parts for index in (2, 0, 3, 1)] == [plain[index] for index in (2, 0, 3, 1)]
+    # From the first payload (512) to the end of the last (each sample: two members of 1,024 bytes).
+    assert requests == [("a.tar", 512, 7 * 1024 + 1)]
+    assert [reader.sample(index).parts for index in range(4, 10)] == plain[4:]
+    # Samples 4-6 are in b.tar, 7 begins c.tar, 8 and 9 are the last run.
+    assert [(name, size // 1024) for name, _, size in requests[1:]] == [("b.tar", 5), ("c.tar", 1), ("c.tar", 3)]
+
+
+def test_only_wanted_parts_are_fetched(
+    make_tar: Callable[..., Path], tmp_path: Path, requests: list[tuple[str, int, int]]
+) -> None:
+    members = []
+    for key in "01":
+        members += [(f"{key}.json", b"{}"), (f"{key}.mp4", key.encode() * (1 << 19)), (f"{key}.txt", b"")]
+    make_tar("d/a.tar", members)
+    prepare_dataset(tmp_path / "d", split_ratio="1,0,0")
+    source = WebdatasetSource.open(tmp_path / "d")
+    read_in_runs([source], ReadAhead(), run=2, window=2)
+    requests.clear()
+    assert [SampleReader(source, frozenset(["json", "txt"])).sample(index).parts for index in (1, 0)] == [
+        {"json": b"{}", "txt": b""}
+    ] * 2
+    assert [size for _, _, size in requests] == [2, 2]
+    assert SampleReader(source).sample(1).parts["mp4"] == b"1" * (1 << 19)
+
+
+@settings(max_examples=examples(30))
+@given(
+    order=st.lists(st.integers(0, 9), min_size=1, max_size=30),
+    length=st.integers(1, 11),
+    memory=st.sampled_from([1, 3000, 1 << 20]),
+    largest=st.sampled_from([1, 2500, 1 << 20]),
+    folder=st.sampled_from([None, 1, 4000, 1 << 20]),
+    jobs=st.integers(1, 5),
+    by_columns=st.booleans(),
+)
+def test_the_same_bytes(
+    source: WebdatasetSource,
+    tmp_path: Path,
+    order: list[int],
+    length: int,
+    memory: int,
+    largest: int,
+    folder: int | None,
+    jobs: int,
+    by_columns: bool,
+) -> None:
+    source.read_ahead = source.runs = None
+    plain = [SampleReader(source).sample(index) for index in range(10)]
+    place = None if folder is None else str(tmp_path / f"cache-{folder}")
+    old, run_reader._LARGEST = run_reader._LARGEST, largest
+    try:
+        source.read_ahead, source.runs = ReadAhead(memory, 3, place, folder or 1), Runs(length)
+        reader = SampleReader(source)
+        for start in range(0, len(order), jobs):
+            job = order[start : start + jobs]
+            fetch_samples((reader, index) for index in job)
+            if by_columns:
+                columns = reader.read(job)
+                assert columns is not None and columns.keys == [plain[index].key for index in job]
+                assert columns.parts["txt"] == [plain[index].parts["txt"] for index in job]
+            assert [reader.sample(index) for index in job] == [plain[index] for index in job]
+    finally:
+        run_reader._LARGEST = old
+        source.read_ahead = None
+        range_cache._shared.clear()
+
+
+def test_requests_of_a_job_are_made_at_the_same_time(source: WebdatasetSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(3, timeout=30)
+    read = ShardStore.read
+
+    def waiting(self: ShardStore, *arguments: object) -> bytes:
+        together.wait()
+        return read(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ShardStore, "read", waiting)
+    monkeypatch.setattr(range_cache, "_shared", {})
+    source.read_ahead = ReadAhead(requests=3)
+    reader = SampleReader(source)
+    fetch_samples((reader, index) for index in (0, 5, 9))  # hangs if they came one after the other
+    assert [reader.sample(index).parts["txt"] for index in (0, 5, 9)] == [b"text 0", b"text 5", b"text 9"]
+
+
+def test_memory_is_bounded(source: WebdatasetSource) -> None:
+    cache = RangeCache(ReadAhead(memory_bytes=2500))
+    reader = RunReader(source, None)
+    for index in range(10):
+        (one,) = reader.ranges(index)
+        cache.get(one)
+        assert sum(data.nbytes for data in cache._kept.values()) == cache._bytes <= 2500
+    assert len(cache._kept) == 2
+
+
+def test_a_folder_is_shared_and_bounded(
+    source: WebdatasetSource, tmp_path: Path, requests: list[tuple[str, int, int]]
+) -> None:
+    chosen = ReadAhead(folder=str(tmp_path / "cache"), folder_bytes=4000)
+    ranges = [RunReader(source, None).ranges(index)[0] for index in range(10)]
+    one, other = RangeCache(chosen), RangeCache(chosen)
+    assert bytes(one.get(ranges[0])) == bytes(other.get(ranges[0])) == bytes(RangeCache(chosen).get(ranges[0]))
+    assert len(requests) == 1
+    for wanted in ranges:
+        one.get(wanted)
+    kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert len(kept) >= 2 and sum(path.stat().st_size for path in kept) <= 4000
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:-1])  # a torn file is fetched again
+    assert [bytes(RangeCache(chosen).get(wanted)) for wanted in ranges] == [bytes(one._read(w)) for w in ranges]
+
+
+def test_ranges_of_a_folder_are_mapped_without_open_files(source: WebdatasetSource, tmp_path: Path) -> None:
+    chosen = ReadAhead(folder=str(tmp_path / "cache"))
+    ranges = [RunReader(source, None).ranges(index)[0] for index in range(10)]
+    first, second = RangeCache(chosen), RangeCache(chosen)
+    fetched = [bytes(first.get(wanted)) for wanted in ranges]
+    before = len(os.listdir("/proc/self/fd"))
+    assert [bytes(second.get(wanted)) for wanted in ranges] == fetched
+    assert len(second._kept) == 10 and len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_folder_that_cannot_be_written(
+    source: WebdatasetSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = RangeCache(ReadAhead(folder=str(tmp_path / "cache")))
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(range_cache, "replacing", full)
+    (one,) = RunReader(source, None).ranges(3)
+    assert bytes(cache.get(one)).startswith(b"text 3")
+    assert caplog.text.count("No space left") == 1
+
+
+def test_a_window_that_does_not_fit_is_not_fetched_in_runs(
+    source: WebdatasetSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    read_in_runs([source], ReadAhead(memory_bytes=4000), run=4, window=8)
+    assert source.read_ahead is not None and source.runs == Runs(1)
+    assert "raise memory_bytes" in caplog.text
+    read_in_runs([source], ReadAhead(memory_bytes=4000, folder="unused"), run=4, window=8)
+    assert source.runs == Runs(4)
+
+
+def test_local_sources_are_read_directly_unless_asked(source: WebdatasetSource) -> None:
+    read_in_runs([source], None, run=4, window=8)
+    assert source.read_ahead is None
+    with pytest.raises(UsageError, match="requests is 0"):
+        ReadAhead(requests=0)
+
+
+def test_errors_come_with_the_read_and_survive_pickling(source: WebdatasetSource, ten: Path) -> None:
+    range_cache._shared.clear()
+    read_in_runs([source], ReadAhead(), run=4, window=8)
+    again = pickle.loads(pickle.dumps(source))
+    assert again.runs == Runs(4) and SampleReader(again).sample(9).parts == SampleReader(source).sample(9).parts
+    source.store.close()
+    path = ten / "a.tar"
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    fetch_samples((SampleReader(source), index) for index in (0, 5))
+    assert SampleReader(source).sample(5).parts["cls"] == b"5"
+    with pytest.raises(ShardChangedError, match=r"a\.tar"):
+        SampleReader(source).sample(0)
