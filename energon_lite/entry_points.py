@@ -66,7 +66,7 @@ _GROUP = "energon_lite"
 
 
 class Command(NamedTuple):
-    """A command of ``energon-lite``. Table ``COMMANDS``, by name.
+    """A command of ``energon-lite``. Table ``COMMANDS``, by name; ``checkpoint NAME`` is a subcommand.
 
     Args:
         target: ``module:object`` of a :class:`click.Command`; imported when the command is called.

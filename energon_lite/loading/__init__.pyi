@@ -17,5 +17,3 @@ from .recipes import get_train_dataset as get_train_dataset
 from .recipes import get_val_dataset as get_val_dataset
 from .recipes import get_val_datasets as get_val_datasets
 from .savable_loader import SavableDataLoader as SavableDataLoader
-from .states.rebase import RebaseReport as RebaseReport
-from .states.rebase import rebase_state as rebase_state
