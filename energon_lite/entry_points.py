@@ -2,8 +2,8 @@
 
 A guest is a folder of ``energon_lite/extras``, the trainer, or a module that another distribution names in its package
 metadata, in the group ``energon_lite``. Its module ``entry_points`` has one or more tables: ``COMMANDS``, ``SOURCES``,
-``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``STATE_READERS``, ``OBSERVERS``,
-``BATCH_PATHS``, ``METADATASET_KEYS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``. A guest that is deleted takes its entries
+``COLUMNS``, ``COST_MODELS``, ``DECODERS``, ``PREPARE_STEPS``, ``STATE_READERS``, ``OBSERVERS``, ``BATCH_PATHS``,
+``METADATASET_KEYS``, ``KEYWORDS``, ``BLEND_OPENERS``, ``STORAGE_GUESTS``. A guest that is deleted takes its entries
 with it.
 
 Example:
@@ -47,6 +47,7 @@ __all__ = [
     "cost_models",
     "decoders",
     "find_named",
+    "keyword_guests",
     "load",
     "metadataset_guest",
     "metadataset_keys",
@@ -171,7 +172,7 @@ def cost_models() -> dict[str, str]:
     """Return the cost models of all guests, by the name in documents. Table ``COST_MODELS``.
 
     A value is ``module:function``, called with the document's :class:`~energon_lite.documents.node.Node`, or with None
-    for a model without costs; returns a :class:`~energon_lite.batching.step_balancer.StepCostModel`.
+    for a model without costs; returns a :class:`~energon_lite.batching.steps.StepCostModel`.
     """
     return _merged("COST_MODELS")
 
@@ -247,6 +248,14 @@ def metadataset_guest(key: str, origin: str) -> Any:
         what = f"{work} by the extra {extra!r}, which is not installed"
         raise ConfigError(what, file=origin, fix=f"install energon_lite with energon_lite/extras/{extra}")
     return load(target)
+
+
+def keyword_guests() -> dict[str, str]:
+    """Return the guests that accept further keywords of functions for data sets and loaders. Table ``KEYWORDS``.
+
+    A value is ``module:object``, a :class:`~energon_lite.loading.recipes.KeywordGuest`. The first one gets all of them.
+    """
+    return _merged("KEYWORDS")
 
 
 def blend_openers() -> dict[str, str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from tests.testing import write_tar
 
 __all__ = ["FIELDS", "KINDS", "write_broken_set"]
 
@@ -33,27 +34,24 @@ def write_broken_set(
     Returns:
         The kind of what is wrong, by shard and key.
     """
-    root.mkdir(parents=True, exist_ok=True)
     image, array = io.BytesIO(), io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(image, "jpeg")
     np.save(array, np.arange(5))
     kinds, truth = list(KINDS), {}
     for shard in range(shards):
         name = f"s{shard}.tar"
-        with tarfile.open(root / name, "w", format=tarfile.USTAR_FORMAT) as tar:
-            for number in range(shard * per_shard, (shard + 1) * per_shard):
-                parts = {"jpg": image.getvalue(), "txt": b"a text", "json": json.dumps([number]).encode()}
-                parts["npy"] = array.getvalue()
-                key = f"{number:06d}"
-                if number % every == every // 2:
-                    kind = kinds[number // every % len(kinds)]
-                    key = f"{number - 20:06d}" if kind == "double key" else key
-                    truth[name, key] = kind
-                    _break(parts, kind)
-                for part, data in parts.items():
-                    info = tarfile.TarInfo(f"{key}.{part}")
-                    info.size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
+        samples = []
+        for number in range(shard * per_shard, (shard + 1) * per_shard):
+            parts = {"jpg": image.getvalue(), "txt": b"a text", "json": json.dumps([number]).encode()}
+            parts["npy"] = array.getvalue()
+            key = f"{number:06d}"
+            if number % every == every // 2:
+                kind = kinds[number // every % len(kinds)]
+                key = f"{number - 20:06d}" if kind == "double key" else key
+                truth[name, key] = kind
+                _break(parts, kind)
+            samples.append((key, parts))
+        write_tar(root / name, samples)
     return truth
 
 

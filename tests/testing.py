@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +37,11 @@ ALONE = WorkerConfig(rank=0, world_size=1)
 def alone(workers: int) -> WorkerConfig:
     """The only rank of a run, with so many workers."""
     return WorkerConfig(rank=0, world_size=1, num_workers=workers)
+
+
+def take(batches: Iterable[T], count: int) -> list[T]:
+    """The first so many of a loader's batches."""
+    return list(islice(batches, count))
 
 
 def invoke(*arguments: object, answers: str | None = None) -> Result:

@@ -16,8 +16,7 @@ from energon_lite.batching.digests import SpanList, UInt64, address_hashes, set_
 from energon_lite.batching.epochs import ONE_STRETCH, Stretches, plan_epochs
 from energon_lite.batching.micro_batches import Counts, MicroBatches
 from energon_lite.batching.plan import Place, Plan
-from energon_lite.batching.step_balancer import TOKENS, CostColumns, Lengths, StepBalancer
-from energon_lite.batching.steps import even_step, rank_slot, whole_steps
+from energon_lite.batching.steps import TOKENS, CostColumns, Lengths, StepBalancer, even_step, rank_slot, whole_steps
 from energon_lite.batching.strategy import CHUNK, Strategy, describe, packing_capacity
 from energon_lite.errors import UsageError
 from energon_lite.order import Order

@@ -25,9 +25,10 @@ STATES = click.argument("states", nargs=-1, required=True, type=ExistingPath())
 #: Arguments of ``get_train_dataset`` that are stored in a state.
 _NAMES = (
     "split_part", "batch_size", "batch_drop_last", "shuffle_buffer_size", "max_samples_per_sequence", "repeat",
-    "batching", "length_column", "plan_chunk", "micro_batches_per_step", "packing_buffer_size", "chunk_size",
-    "chunk_remainder",
+    "packing_buffer_size",
 )  # fmt: skip
+#: Fields of its option ``batching``.
+_OF_BATCHING = ("length_column", "micro_batches_per_step")
 _OPTIONS = (
     click.option("--task-encoder", metavar="MODULE:CLASS", help="The hooks; required if batches are content-decided."),
     click.option("--shuffle-over-epochs-multiplier", default="1", help="As in get_train_dataset."),
@@ -63,12 +64,13 @@ def dataset_of_state(
         path: path of the blend, or of the folder.
         batch_size: samples of a micro-batch; None: as in the state.
         task_encoder, shuffle_over_epochs_multiplier: values of the options.
-        options: further arguments of ``get_train_dataset``.
+        options: fields of :class:`~energon_lite.Reading`.
 
     Raises:
         UsageError: the state is of validation, or an option is invalid.
     """
     from energon_lite.cli.arguments import make_task_encoder
+    from energon_lite.loading.options import ByTokens, Chunks, Reading
     from energon_lite.loading.recipes import get_train_dataset
     from energon_lite.worker_config import WorkerConfig
 
@@ -86,11 +88,15 @@ def dataset_of_state(
     arguments = {name: settings[name] for name in _NAMES if name in settings}
     if batch_size is not None:
         arguments["batch_size"] = batch_size
+    if "batching" in settings:
+        given = {name: settings[name] for name in _OF_BATCHING if name in settings}
+        arguments["batching"] = ByTokens(settings["batching"], **given)
+    size = settings.get("chunk_size") or settings.get("plan_chunk")
     return get_train_dataset(
         path,
         **arguments,
-        **options,
-        lanes=state.get("lanes"),
+        reading=Reading(**options),
+        chunks=Chunks(size, settings.get("chunk_remainder"), state.get("lanes")),
         worker_config=WorkerConfig(rank=0, world_size=1, seed_offset=settings.get("seed", 0)),
         shuffle_over_epochs_multiplier=None if multiplier in ("none", "null") else int(multiplier),
         task_encoder=None if task_encoder is None else make_task_encoder(task_encoder),

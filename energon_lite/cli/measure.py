@@ -13,18 +13,15 @@ from typing import Any
 import click
 
 from energon_lite.cli.arguments import (
-    PART_OPTIONS,
-    AskedParts,
-    asked_parts,
     code_hash,
     job_options,
     json_object,
     local_dataset,
     make_task_encoder,
-    part_options,
     progress,
     show_share,
 )
+from energon_lite.cli.part_options import PART_OPTIONS, AskedParts, asked_parts, part_options
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.config.split import load_split_config

@@ -10,25 +10,23 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from energon_lite.cli.arguments import (
-    asked_parts,
     job_options,
     json_object,
     local_dataset,
-    part_options,
-    part_words,
     progress,
     show_share,
 )
-from energon_lite.cli.prepare_report import show_next_step, show_notes, show_preparation, show_scan
+from energon_lite.cli.part_options import asked_parts, part_options, part_words
+from energon_lite.cli.prepare_report import find_dialogue, show_next_step, show_notes, show_preparation, show_scan
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.documents.paths import is_url, local_path, missing_file_fix
-from energon_lite.entry_points import load, prepare_steps, storage_guests
+from energon_lite.entry_points import load, prepare_steps
 from energon_lite.errors import ConfigError, EmptyDatasetError, EnergonLiteError, UsageError, counted
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.jsonl import is_jsonl
@@ -44,39 +42,11 @@ from energon_lite.storage.prepare.sample_document import (
 )
 from energon_lite.storage.prepare.shard_scans import is_unfinished
 
-__all__ = ["PrepareDialogue", "command"]
+__all__ = ["command"]
 
 T = TypeVar("T", bound=Callable[..., object])
 #: The options of the command, by name.
 _Asked = Mapping[str, Any]
-
-
-class PrepareDialogue(Protocol):
-    """Guest that asks for missing options: entry ``prepare_dialogue`` of the table ``STORAGE_GUESTS``."""
-
-    def show_samples(self, scan: DatasetScan) -> None:
-        """Write the first samples."""
-
-    def ask_again(self, root: str) -> bool:
-        """Ask if a prepared data set is to be prepared again."""
-
-    def ask_split_ratio(self) -> str:
-        """Ask for the shares of train, val and test, as text."""
-
-    def ask_dataset_document(
-        self, scan: DatasetScan, sample_type: str | None
-    ) -> tuple[dict[str, Any] | None, dict[str, str]]:
-        """Ask for the definition of samples: the document, None if no file is wanted; and the further files that it
-        needs, by name."""
-
-    def guess_field_map(self, scan: DatasetScan, sample_type: str) -> dict[str, str]:
-        """Guess the parts of the required fields of a sample; empty if one of them cannot be guessed."""
-
-
-def _dialogue() -> PrepareDialogue | None:
-    target = storage_guests().get("prepare_dialogue")
-    dialogue: PrepareDialogue | None = None if target is None else load(target)
-    return dialogue
 
 
 def _options_of_guests(command: T) -> T:
@@ -228,7 +198,7 @@ def _prepare_folder(root: str, asked: _Asked) -> None:
     # All options are checked before shards are read, which may take long.
     patterns, fields = _check_options(asked), _parse_field_map(asked["field_map"])
     begun: dict[str, str] | None = None  # likely fields, if a file of code is written that has to be completed
-    guest = _dialogue()
+    guest = find_dialogue()
     dialogue = None if asked["non_interactive"] else guest
 
     def choose(scan: DatasetScan) -> Choice:
@@ -329,7 +299,7 @@ def _identity(spec: LeafSpec) -> tuple[Any, ...]:
 def _check_options(asked: _Asked) -> list[tuple[str, str]]:
     """Check the options without reading data, and return the patterns of the splits."""
     patterns = [parse_pattern(text) for text in asked["split_parts"]]
-    asks = not asked["non_interactive"] and _dialogue() is not None
+    asks = not asked["non_interactive"] and find_dialogue() is not None
     if patterns and (asked["split_ratio"] is not None or asked["shuffle_tars"]):
         raise UsageError("--split-parts goes together neither with --split-ratio nor with --shuffle-tars")
     if asked["split_ratio"] is not None:

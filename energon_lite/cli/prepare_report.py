@@ -1,4 +1,5 @@
-"""Output of ``energon-lite prepare``: the shards that were found, the result, and the next steps."""
+"""Output of ``energon-lite prepare``: the shards that were found, the result, and the next steps; and the door of the
+guest that asks for missing options."""
 
 from __future__ import annotations
 
@@ -7,17 +8,19 @@ import json
 import os
 import shlex
 from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import click
 
 from energon_lite.cli.text import byte_size
+from energon_lite.entry_points import load, storage_guests
 from energon_lite.errors import counted, listed
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.prepare.dataset_scan import DatasetScan
 from energon_lite.storage.prepare.prepare import PrepareReport
 from energon_lite.storage.prepare.sample_document import SAMPLE_LOADER
 
-__all__ = ["show_next_step", "show_notes", "show_preparation", "show_scan"]
+__all__ = ["PrepareDialogue", "find_dialogue", "show_next_step", "show_notes", "show_preparation", "show_scan"]
 
 
 def show_scan(scan: DatasetScan) -> None:
@@ -88,3 +91,32 @@ def show_next_step(report: PrepareReport, dataset_yaml_name: str, begun: Mapping
     click.echo("      max_samples_per_sequence=None, task_encoder=encoder,")
     click.echo("      worker_config=WorkerConfig.default_worker_config(num_workers=2))")
     click.echo("  print(next(iter(get_savable_loader(dataset))))")
+
+
+class PrepareDialogue(Protocol):
+    """Guest that asks for missing options: entry ``prepare_dialogue`` of the table ``STORAGE_GUESTS``."""
+
+    def show_samples(self, scan: DatasetScan) -> None:
+        """Write the first samples."""
+
+    def ask_again(self, root: str) -> bool:
+        """Ask if a prepared data set is to be prepared again."""
+
+    def ask_split_ratio(self) -> str:
+        """Ask for the shares of train, val and test, as text."""
+
+    def ask_dataset_document(
+        self, scan: DatasetScan, sample_type: str | None
+    ) -> tuple[dict[str, Any] | None, dict[str, str]]:
+        """Ask for the definition of samples: the document, None if no file is wanted; and the further files that it
+        needs, by name."""
+
+    def guess_field_map(self, scan: DatasetScan, sample_type: str) -> dict[str, str]:
+        """Guess the parts of the required fields of a sample; empty if one of them cannot be guessed."""
+
+
+def find_dialogue() -> PrepareDialogue | None:
+    """Return the guest that asks; None: there is none, and nothing is asked."""
+    target = storage_guests().get("prepare_dialogue")
+    dialogue: PrepareDialogue | None = None if target is None else load(target)
+    return dialogue

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from energon_lite.config.class_names import CLASS_KEYS, dataset_class, foreign_dataset_class, sample_type
-from energon_lite.documents import Node, load_yaml, read
+from energon_lite.documents import Node, read
 from energon_lite.documents.paths import missing_file_fix
 from energon_lite.errors import ConfigError, TrustError
 from energon_lite.samples import BASE_FIELDS, SAMPLE_TYPES, Sample
@@ -70,6 +70,8 @@ def load_dataset_config(path: str | os.PathLike[str], *, trust_code: bool = Fals
         >>> load_dataset_config("digits/.nv-meta/dataset.yaml").field_map
         {'image': 'png', 'caption': 'txt'}
     """
+    from energon_lite.documents import load_yaml  # PyYAML is imported when there is something to parse
+
     file = os.fspath(path)
     if not os.path.isfile(file):
         what, expected = "the data set's configuration is missing", "a YAML file that says how to load a sample"
@@ -140,6 +142,8 @@ def load_own_splits(path: str | os.PathLike[str]) -> tuple[str | None, str | Non
                 return None, None
     except (OSError, ValueError):
         return None, None  # the error is raised where the whole document is read
+    from energon_lite.documents import load_yaml
+
     entries = load_yaml(path).entries()
     config, part = entries.get("split_config"), entries.get("split_part")
     return (

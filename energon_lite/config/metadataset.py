@@ -26,7 +26,7 @@ from energon_lite.config.metadataset_document import (
     numbers_above_leaf,
     parse_metadataset,
 )
-from energon_lite.documents import Node, from_plain, load_yaml
+from energon_lite.documents import Node, from_plain
 from energon_lite.documents.paths import is_data_path, is_url, join_url, local_path, missing_file_fix
 from energon_lite.errors import ConfigError
 
@@ -119,6 +119,8 @@ class _Flattening:
 
     def document(self, path: str) -> MetadatasetDocument:
         if path not in self._documents:
+            from energon_lite.documents import load_yaml
+
             if is_url(path) and self._read_url is None:
                 what, fix = "documents behind a URL are not read here", "copy the YAML file to a local folder"
                 raise ConfigError(what, file=path, fix=fix)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from energon_lite.config.dataset import missing_meta_file
-from energon_lite.documents import Node, load_yaml, read
+from energon_lite.documents import Node, read
 from energon_lite.documents.paths import MAX_NAMES, expand_braces
 from energon_lite.errors import ConfigError
 
@@ -89,6 +89,8 @@ def load_split_config(path: str | os.PathLike[str]) -> SplitConfig:
         >>> load_split_config("digits/.nv-meta/split.yaml").shards("val")
         ('shard-000009.tar',)
     """
+    from energon_lite.documents import load_yaml
+
     file = os.fspath(path)
     if not os.path.isfile(file) and os.path.basename(file) == "split.yaml":
         alternative = os.path.join(os.path.dirname(file), "split.json")

@@ -13,21 +13,6 @@ column and path, the expected and the actual value, and the nearest valid key.
     entry = read(load_yaml("entry.yaml"), Entry)
 """
 
-from energon_lite.documents.node import Node, from_plain
-from energon_lite.documents.paths import local_path, missing_file_fix
-from energon_lite.documents.typed import Key, keys_of, located, read, read_keys
-from energon_lite.documents.yaml_reader import load_yaml, parse_yaml
+from energon_lite.lazy_exports import lazy_exports
 
-__all__ = [
-    "Key",
-    "Node",
-    "from_plain",
-    "keys_of",
-    "load_yaml",
-    "local_path",
-    "located",
-    "missing_file_fix",
-    "parse_yaml",
-    "read",
-    "read_keys",
-]
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -12,7 +12,7 @@ from energon_lite.loading.iterators.state import MAX_LANES
 from energon_lite.storage.read.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
-    from energon_lite.batching.step_balancer import StepCostModel
+    from energon_lite.batching.steps import StepCostModel
     from energon_lite.batching.strategy import Strategy
 
 __all__ = ["Batching", "ByTokens", "Chunking", "Chunks", "Reading"]

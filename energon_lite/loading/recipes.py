@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from energon_lite.config.leaf_spec import LeafSpec
-from energon_lite.errors import UsageError
+from energon_lite.entry_points import keyword_guests, load
+from energon_lite.errors import UsageError, did_you_mean
 from energon_lite.hooks import DefaultTaskEncoder, TaskEncoder
 from energon_lite.loading.assembly import DatasetRequest, find_specs
-from energon_lite.loading.energon_compat import called_as, grouped_keywords, loader_arguments, with_decoder
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.leaves import PathOrDict
 from energon_lite.loading.loader import DataLoader
@@ -20,6 +20,9 @@ from energon_lite.loading.savable_loader import SavableDataLoader
 from energon_lite.worker_config import WorkerConfig
 
 __all__ = [
+    "DatasetOptions",
+    "KeywordGuest",
+    "argument_names",
     "get_loader",
     "get_processing_dataset",
     "get_processing_datasets",
@@ -29,8 +32,99 @@ __all__ = [
     "get_val_datasets",
 ]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 #: Neighbours that are read together from slow storage in validation, where samples are in stored order.
 _VAL_RUN = 64
+
+
+class DatasetOptions(NamedTuple):
+    """Task encoder and groups of options of a call; see :func:`get_train_dataset`."""
+
+    encoder: TaskEncoder
+    batching: ByTokens | None
+    chunks: Chunks
+    reading: Reading
+
+
+class KeywordGuest(Protocol):
+    """Guest that accepts further keywords of the functions of this module: entry of the table ``KEYWORDS``."""
+
+    def of_dataset(
+        self, function: Callable[..., Any], kwargs: Mapping[str, Any], options: DatasetOptions
+    ) -> DatasetOptions:
+        """Return the options of a data set, completed by keywords.
+
+        Args:
+            function: the function that was called, for messages.
+            kwargs: keywords that are none of its parameters.
+            options: the given options.
+
+        Raises:
+            UsageError: an unknown keyword, one without effect on the given groups, or an option that is given twice.
+        """
+
+    def of_loader(
+        self, function: Callable[..., Any], kwargs: Mapping[str, Any], dataset: SavableDataset
+    ) -> dict[str, Any]:
+        """Return keywords as arguments of :class:`~energon_lite.DataLoader`; all keywords of the call are given.
+
+        Raises:
+            UsageError: an unknown keyword, or two that contradict each other.
+        """
+
+
+def argument_names(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters of a function or class, without a data set and further keywords."""
+    return [name for name in inspect.signature(function).parameters if name not in ("kwargs", "dataset")]
+
+
+def _keyword_guest(function: Callable[..., Any], kwargs: Mapping[str, Any], known: list[str]) -> KeywordGuest:
+    """Return the guest for further keywords of a function with the ``known`` parameters."""
+    for target in keyword_guests().values():
+        guest: KeywordGuest = load(target)
+        return guest
+    name = next(name for name in kwargs if name not in known)
+    fix = did_you_mean(name, known, "the arguments are: " + ", ".join(known))
+    raise UsageError(f"{function.__name__} has no argument {name!r}", fix=fix)
+
+
+def _options(
+    function: Callable[..., Any],
+    kwargs: Mapping[str, Any],
+    encoder: TaskEncoder | None,
+    batching: ByTokens | Batching | None,
+    chunks: Chunks | None,
+    reading: Reading | None,
+) -> DatasetOptions:
+    if not isinstance(batching, ByTokens) and batching is not None:
+        batching = ByTokens(batching)
+    options = DatasetOptions(
+        DefaultTaskEncoder() if encoder is None else encoder, batching, chunks or Chunks(), reading or Reading()
+    )
+    if not kwargs:
+        return options
+    return _keyword_guest(function, kwargs, argument_names(function)).of_dataset(function, kwargs, options)
+
+
+def _loader_arguments(
+    function: Callable[..., Any], kwargs: Mapping[str, Any], dataset: SavableDataset
+) -> Mapping[str, Any]:
+    known = argument_names(DataLoader)
+    if kwargs.keys() <= {*known}:
+        return kwargs
+    return _keyword_guest(function, kwargs, known).of_loader(function, kwargs, dataset)
+
+
+def called_as(function: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Give a function the parameters of another one, for type checkers, editors and ``help``."""
+
+    def declare(declared: Callable[..., T]) -> Callable[P, T]:
+        declared.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        return declared
+
+    return declare
 
 
 @short_traceback
@@ -80,8 +174,8 @@ def get_train_dataset(
             ``BestFit(Capacity(12_000))``; see :class:`~energon_lite.ByTokens`.
         chunks: the samples that are processed together; see :class:`~energon_lite.Chunks`.
         reading: settings for interpreting and reading files; see :class:`~energon_lite.Reading`.
-        kwargs: the fields of the groups may be given here directly, as ``subflavors`` in Energon. Energon's other
-            keywords are accepted if they have no effect here.
+        kwargs: with the extra ``energon``, the fields of the groups may be given here directly, as ``subflavors`` in
+            Energon. Energon's other keywords are accepted if they have no effect here.
 
     Raises:
         ConfigError, DatasetError: a file has a mistake; the message has its place and the fix.
@@ -93,10 +187,9 @@ def get_train_dataset(
         ...                             worker_config=WorkerConfig.default_worker_config())
         >>> for batch in get_savable_loader(dataset): ...
     """
-    groups = grouped_keywords(get_train_dataset, kwargs, batching, chunks, reading)
-    encoder = with_decoder(DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_train_dataset)
-    packing = _packing_buffer(encoder, packing_buffer_size, by_tokens=groups[0] is not None)
-    request = DatasetRequest(split_part, worker_config, batch_size, batch_drop_last, packing, encoder, *groups)
+    options = _options(get_train_dataset, kwargs, task_encoder, batching, chunks, reading)
+    packing = _packing_buffer(options.encoder, packing_buffer_size, by_tokens=options.batching is not None)
+    request = DatasetRequest(split_part, worker_config, batch_size, batch_drop_last, packing, *options)
     if virtual_epoch_length < 0 or (virtual_epoch_length and not repeat):
         raise UsageError(
             f"virtual_epoch_length is {virtual_epoch_length} with repeat={repeat}", fix="give 0, or repeat=True"
@@ -141,10 +234,9 @@ def get_val_dataset(
     The other arguments and errors are those of :func:`get_train_dataset`. Weights and repetitions of a blend are
     ignored; subsets apply.
     """
-    groups = grouped_keywords(get_val_dataset, kwargs, batching, chunks, reading)
-    encoder = with_decoder(DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_val_dataset)
-    packing = _packing_buffer(encoder, packing_buffer_size, by_tokens=groups[0] is not None)
-    request = DatasetRequest(split_part, worker_config, batch_size, batch_drop_last, packing, encoder, *groups)
+    options = _options(get_val_dataset, kwargs, task_encoder, batching, chunks, reading)
+    packing = _packing_buffer(options.encoder, packing_buffer_size, by_tokens=options.batching is not None)
+    request = DatasetRequest(split_part, worker_config, batch_size, batch_drop_last, packing, *options)
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}", fix="give at least 1 batch per rank, or None")
     return request.in_order("val", path, run=_VAL_RUN, limit=limit)
@@ -187,11 +279,8 @@ def get_processing_dataset(
         ...     for sample in loader:
         ...         captions.write(sample.__key__, model.describe(sample.image))
     """
-    groups = grouped_keywords(get_processing_dataset, kwargs, None, chunks, reading)
-    encoder = with_decoder(
-        DefaultTaskEncoder() if task_encoder is None else task_encoder, kwargs, get_processing_dataset
-    )
-    request = DatasetRequest(split_part, worker_config, batch_size, False, None, encoder, *groups)
+    options = _options(get_processing_dataset, kwargs, task_encoder, None, chunks, reading)
+    request = DatasetRequest(split_part, worker_config, batch_size, False, None, *options)
     # With several ranks, a sequence of neighbours would be fetched by each of them.
     run = _VAL_RUN if worker_config.world_size == 1 else None
     return request.in_order("processing", path, run=run, once=True)
@@ -207,7 +296,7 @@ def get_processing_datasets(*args: Any, **kwargs: Any) -> list[tuple[SavableData
 @short_traceback
 def get_loader(dataset: SavableDataset, **kwargs: Any) -> DataLoader:
     """Make a loader whose position cannot be saved; arguments as for :func:`get_savable_loader`."""
-    return DataLoader(dataset, **loader_arguments(dataset, kwargs, get_loader))
+    return DataLoader(dataset, **_loader_arguments(get_loader, kwargs, dataset))
 
 
 @short_traceback
@@ -225,7 +314,7 @@ def get_savable_loader(dataset: SavableDataset, **kwargs: Any) -> SavableDataLoa
         >>> loader = get_savable_loader(dataset)
         >>> state = loader.save_state_rank()
     """
-    return SavableDataLoader(dataset, **loader_arguments(dataset, kwargs, get_savable_loader))
+    return SavableDataLoader(dataset, **_loader_arguments(get_savable_loader, kwargs, dataset))
 
 
 def _packing_buffer(encoder: TaskEncoder, size: int | None, *, by_tokens: bool) -> int | None:
@@ -254,9 +343,9 @@ def _each_leaf(
     call.apply_defaults()
     given = call.arguments
     path, flat = given.pop("path"), given.pop("kwargs")
-    encoder = DefaultTaskEncoder() if given["task_encoder"] is None else given["task_encoder"]
-    given["task_encoder"] = with_decoder(encoder, flat, called)
-    names = ("batching", "chunks", "reading")
-    groups = zip(names, grouped_keywords(called, flat, *(given.get(name) for name in names)), strict=True)
-    given |= {name: group for name, group in groups if name in given}
+    options = _options(
+        called, flat, given["task_encoder"], *(given.get(name) for name in ("batching", "chunks", "reading"))
+    )
+    given |= {name: getattr(options, name) for name in ("batching", "chunks", "reading") if name in given}
+    given["task_encoder"] = options.encoder
     return [(function(spec, **given), spec) for spec in find_specs(path, given["split_part"], given["reading"])]

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from energon_lite.batching.capacity import Ints, at_least_one, checked_lengths
-from energon_lite.batching.step_balancer import IMAGES, TOKENS, CostColumns, Lengths, StepCostModel
-from energon_lite.batching.steps import STEP_VERSION
+from energon_lite.batching.steps import IMAGES, STEP_VERSION, TOKENS, CostColumns, Lengths, StepCostModel
 from energon_lite.batching.strategy import (
     CHUNK,
     PLAN_VERSION,

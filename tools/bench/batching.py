@@ -33,7 +33,7 @@ from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.steps import even_step
 from energon_lite.batching.strategy import CHUNK, plan_in_chunks, strategy_from_dict
-from energon_lite.extras.inspect.plan_metrics import PlanMetrics, even_balance, measure_plan
+from energon_lite.extras.inspect.planning import PlanMetrics, even_balance, measure_plan
 
 RANKS = 8
 

@@ -17,3 +17,4 @@ METADATASET_KEYS = {
     "filter": "energon_lite.extras.energon.sample_filters:SampleFilter",
     "join": "energon_lite.extras.energon.joined_source:JOIN",
 }
+KEYWORDS = {"energon": "energon_lite.extras.energon.keywords:KEYWORDS"}

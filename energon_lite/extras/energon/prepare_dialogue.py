@@ -78,7 +78,7 @@ _OTHER_PARTS = {
 
 
 class QuestionDialogue:
-    """Dialogue in the terminal; see :class:`~energon_lite.cli.prepare.PrepareDialogue`."""
+    """Dialogue in the terminal; see :class:`~energon_lite.cli.prepare_report.PrepareDialogue`."""
 
     def show_samples(self, scan: DatasetScan) -> None:
         """Write the first samples: their parts, sizes, and previews of their contents."""

@@ -7,6 +7,7 @@ import glob
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from energon_lite.cli import ExistingPath
 from energon_lite.errors import UsageError, counted
+from energon_lite.extras.inspect.recorded_steps import json_lines
 from energon_lite.extras.inspect.trace import is_trace, read_runs
 
 __all__ = ["HeatMap", "command"]
@@ -36,28 +38,14 @@ class HeatMap:
     """
 
     def __init__(self, samples: int, steps: int, colours: int):
-        self._cells: NDArray[np.float64] = np.zeros((2 * -(-samples // 2), 2 * -(-steps // 2), 3))
-        self._factors = [1, 1]
-        self._last = [0, 0]
+        self._most = [2 * -(-samples // 2), 2 * -(-steps // 2)]
+        self._seen: list[tuple[int, int, int]] = []
         hues = (np.arange(colours) * 0.618034) % 1.0  # far apart, for any number of colours
         self._colours = np.array([colorsys.hsv_to_rgb(hue, 0.85, 1.0) for hue in hues] if colours > 1 else [[1, 1, 1]])
 
     def add(self, sample: int, step: int, rank: int) -> None:
         """Count one sighting of a sample, by a rank in a step."""
-        for axis, place in enumerate((sample, step)):
-            while place >= self._cells.shape[axis] * self._factors[axis]:
-                self._halve(axis)
-            self._last[axis] = max(self._last[axis], place)
-        row, column = sample // self._factors[0], step // self._factors[1]
-        self._cells[row, column] += self._colours[rank % len(self._colours)]
-
-    def _halve(self, axis: int) -> None:
-        cells = np.moveaxis(self._cells, axis, 0)
-        half = len(cells) // 2
-        # The sums are complete before they are written over the first half, from which they are computed.
-        cells[:half] = cells[::2] + cells[1::2]
-        cells[half:] = 0
-        self._factors[axis] *= 2
+        self._seen.append((sample, step, rank))
 
     def save(self, path: str, gain: float) -> tuple[int, int]:
         """Write the picture.
@@ -76,15 +64,20 @@ class HeatMap:
             from PIL import Image
         except ImportError as error:
             raise UsageError("the picture needs Pillow", fix="pip install 'energon-lite[image]'") from error
-        rows, columns = (last // factor + 1 for last, factor in zip(self._last, self._factors, strict=True))
-        cells = self._cells[:rows, :columns]
+        places = np.array(self._seen, dtype=np.int64).reshape(-1, 3).T
+        last = [int(places[axis].max(initial=0)) for axis in (0, 1)]
+        for axis, most in enumerate(self._most):  # cells are halved until all places have one
+            while places[axis].max(initial=0) >= most:
+                places[axis] //= 2
+        cells: NDArray[np.float64] = np.zeros((*(places[axis].max(initial=0) + 1 for axis in (0, 1)), 3))
+        np.add.at(cells, (places[0], places[1]), self._colours[places[2] % len(self._colours)])
         bright = (cells * (gain * 255 / max(cells.max(), 1e-9))).clip(0, 255).astype(np.uint8)
         try:
             Image.fromarray(bright).save(path)
         except ValueError as error:
             fix = "give a name that ends with .png"
             raise UsageError(f"{os.path.basename(path)}: {error}", fix=fix) from error
-        return self._last[0], self._last[1]
+        return last[0], last[1]
 
 
 #: Types of the lines with batch keys in Energon's own debug files.
@@ -173,13 +166,7 @@ def _sightings(files: Sequence[str]) -> Iterator[Sighting]:
 
 def _of_energon(path: str) -> Iterator[Sighting]:
     """Yield the sightings in Energon's debug files; none for other files."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for text in file:
-            if not any(name in text for name in _ENERGON):
-                continue
-            try:
-                line = json.loads(text)
-                if line["t"] in _ENERGON:
-                    yield from ((int(line["r"]), int(line["global_idx"]), str(key)) for key in line.get("keys") or ())
-            except (ValueError, KeyError, TypeError):
-                continue  # a truncated line
+    for line in json_lines(path):
+        with suppress(ValueError, KeyError, TypeError):  # of another form
+            if line["t"] in _ENERGON:
+                yield from ((int(line["r"]), int(line["global_idx"]), str(key)) for key in line.get("keys") or ())

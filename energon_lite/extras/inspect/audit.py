@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -29,6 +30,7 @@ from energon_lite.extras.inspect.recorded_steps import (
     missing_steps,
 )
 from energon_lite.loading.makers.outcomes import Address
+from energon_lite.order.hashing import MASK64
 
 __all__ = ["command"]
 
@@ -78,7 +80,7 @@ def command(
     if keys or samples:
         histories = list(_histories(ours, keys, samples, until, most))
         lines = [line for history in histories for line in _history_lines(history)]
-        good, plain = bool(histories), [_plain_history(history) for history in histories]
+        good, plain = bool(histories), [asdict(history) for history in histories]
     elif against:
         good, lines, plain = _compared(ours, AuditedRun(expanded(against), data, states, options))
     else:
@@ -142,12 +144,6 @@ def _where(one: Appearance) -> str:
     return ", ".join([f"pass {one.pass_number}", *words])
 
 
-def _plain_history(history: SampleHistory) -> dict[str, Any]:
-    plain = {name: value for name, value in vars(history).items() if name not in ("appearances", "coming")}
-    plain["appearances"] = [vars(appearance) for appearance in history.appearances]
-    return plain | {"coming": None if history.coming is None else vars(history.coming)}
-
-
 # -- steps ----------------------------------------------------------------------------------------------------------
 
 
@@ -165,7 +161,8 @@ def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
     chain = _chain_problem(run, steps) if until is None else None
     lines += [chain] if chain else []
     chained = bool((run.checkpoint or {}).get("digest"))  # then a missing line breaks the chain
-    gaps = [] if chained or until is not None or run.state is None else missing_steps(known, _end(run.state))
+    end = None if chained or until is not None or run.state is None else run.state
+    gaps = [] if end is None else missing_steps(known, (end["pass_number"], end["position"]))
     lines += [
         f"micro-batches {first:,} to {stop - 1:,} of pass {number}: no line is about them; lines were lost, or the run "
         "passed over them (skip_steps)"
@@ -178,11 +175,6 @@ def _checked(run: AuditedRun, until: int | None) -> tuple[bool, list[str], Any]:
         lines.append("each had just the samples that were planned for it")
     plain = {"steps": len(known), "chain": chain, "missing": gaps, "faults": [_plain_fault(fault) for fault in faults]}
     return not faults and chain is None and not gaps, lines, plain
-
-
-def _end(state: dict[str, Any]) -> tuple[int, int]:
-    """Pass and micro-batch of a loader's state."""
-    return state["pass_number"], state["position"]
 
 
 def _chain_problem(run: AuditedRun, steps: list[RecordedStep]) -> str | None:
@@ -263,7 +255,7 @@ def _planned_difference(ours: AuditedRun, theirs: AuditedRun, found: StepDiffere
             yield f"{run.name}: {error.what}"
             return
         whole = _joined(steps)
-        difference = (whole.digest - planned.digest(whole)) & ((1 << 64) - 1)
+        difference = (whole.digest - planned.digest(whole)) & MASK64
         if difference:
             for line in _fault_lines(explain(planned, whole, difference), planned):
                 yield f"{run.name}: {line.strip()}"
@@ -283,7 +275,7 @@ def _planned_difference(ours: AuditedRun, theirs: AuditedRun, found: StepDiffere
 
 
 def _joined(steps: tuple[RecordedStep, ...]) -> RecordedStep:
-    digest = sum(step.digest for step in steps) & ((1 << 64) - 1)
+    digest = sum(step.digest for step in steps) & MASK64
     return RecordedStep(steps[0].step, steps[0].pass_number, steps[0].first, steps[-1].stop, digest)
 
 

@@ -19,7 +19,7 @@ from energon_lite.order.block_counts import BLOCK
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order
 from energon_lite.order.shuffle import Leaves
 
-__all__ = ["Occurrences", "StreamPlaces", "pass_at"]
+__all__ = ["Occurrences", "StreamPlaces"]
 
 Ints = NDArray[np.int64]
 
@@ -170,17 +170,3 @@ class Occurrences:
         here = leaf == self._leaf
         self._block = dict(zip(stream[here].tolist(), positions[here].tolist(), strict=True))
         return self._block[place]
-
-
-def pass_at(order: Order, position: int) -> int:
-    """Number of the pass that contains a position, in an order whose passes are consecutive."""
-    if order.bounds(0) is None or isinstance(order, ConcatOrder):
-        return 0
-    low, high = 0, 1
-    while (bounds := order.bounds(high)) is not None and bounds[0] <= position:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        bounds = order.bounds(middle)
-        low, high = (middle, high) if bounds is not None and bounds[0] <= position else (low, middle)
-    return low

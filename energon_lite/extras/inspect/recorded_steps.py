@@ -11,7 +11,15 @@ from typing import Any
 from energon_lite.errors import UsageError
 from energon_lite.order.hashing import MASK64
 
-__all__ = ["RecordedStep", "StepDifference", "first_difference", "missing_steps", "read_metrics", "read_traces"]
+__all__ = [
+    "RecordedStep",
+    "StepDifference",
+    "first_difference",
+    "json_lines",
+    "missing_steps",
+    "read_metrics",
+    "read_traces",
+]
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[RecordedStep]:
         UsageError: there are none with digests.
     """
     steps: dict[int, RecordedStep] = {}
-    for line in _lines(path):
+    for line in json_lines(path):
         if {"step", "digest", "position", "micro_batches"} <= line.keys():
             step, stop, count = (int(line[name]) for name in ("step", "position", "micro_batches"))
             steps[step] = RecordedStep(step, 0, stop - count, stop, int(line["digest"], 16))
@@ -103,7 +111,7 @@ def _of_rank(path: str | os.PathLike[str]) -> dict[tuple[tuple[int, int], int, i
     rank = 0
     world = 0
     is_new = False
-    for line in _lines(path):
+    for line in json_lines(path):
         if line.get("format") == "energon_lite.trace":
             rank = int(line["rank"])
             world = int(line.get("world_size", 0))
@@ -117,7 +125,8 @@ def _of_rank(path: str | os.PathLike[str]) -> dict[tuple[tuple[int, int], int, i
     return digests
 
 
-def _lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+def json_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """Yield the objects in a file with one in each line; other lines are passed over."""
     with open(path, encoding="utf-8", errors="replace") as file:
         for text in file:
             try:

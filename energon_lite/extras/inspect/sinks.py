@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_lite.errors import UsageError
+from energon_lite.storage.files.atomic_file import write_bytes
 
 __all__ = ["MetricsFile", "TensorBoardFolder", "WandbRun"]
 
@@ -54,13 +55,8 @@ class MetricsFile:
 
 
 def _drop_lines(path: Path, after: int) -> None:
-    kept = [f"{line}\n" for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= after]
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8") as stream:
-        stream.writelines(kept)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    write_bytes(os.fspath(path), "".join(f"{line}\n" for line in lines if _step_of(line) <= after).encode())
 
 
 def _step_of(line: str) -> float:

@@ -194,8 +194,8 @@ class _Search:
 
     def _most_workers(self, start_method: str, number: int) -> int:
         """Double the workers, from a number on, as long as it helps; then refine. Return the best number."""
-        measured = [speed for speed in self.tuning.all() if speed.setting.kind == _kind(start_method)]
-        tried = {speed.setting.workers: speed.samples for speed in measured}
+        kind = Setting(number, start_method=start_method).kind
+        tried = {speed.setting.workers: speed.samples for speed in self.tuning.all() if speed.setting.kind == kind}
         first, in_vain = number, 0
         while in_vain < 2 and not self._is_enough():
             before = max(tried.values(), default=0.0)
@@ -238,7 +238,7 @@ class _Search:
     def _again(self) -> None:
         """Measure the best settings again, because one measurement on a shared machine may be too good."""
         for _ in range(_TIMES - 1):
-            for finalist in sorted(self._fitting(), key=lambda speed: -speed.samples)[:_FINALISTS]:
+            for finalist in sorted(_fitting(self.tuning, self._bounds), key=lambda speed: -speed.samples)[:_FINALISTS]:
                 self._try(finalist.setting, again=True)
 
     def _try(self, setting: Setting, *, again: bool = False) -> Speed | None:
@@ -283,14 +283,15 @@ class _Search:
         ahead = max([1.0, *(setting.prefetch / speed.setting.prefetch for speed in with_workers)])
         return int(alone.memory + setting.workers * max([0.0, *each]) * ahead)
 
-    def _fitting(self) -> list[Speed]:
-        return _fitting(self.tuning, self._bounds)
-
     def _leader(self) -> Speed:
-        return max(self._fitting(), key=lambda speed: speed.samples, default=self.tuning.speeds[0])
+        return max(_fitting(self.tuning, self._bounds), key=lambda speed: speed.samples, default=self.tuning.speeds[0])
 
     def _of_kind(self, kind: str) -> list[Speed]:
-        return [speed for speed in self._fitting() if speed.setting.workers and speed.setting.kind == kind]
+        return [
+            speed
+            for speed in _fitting(self.tuning, self._bounds)
+            if speed.setting.workers and speed.setting.kind == kind
+        ]
 
     def _is_near(self, kind: str) -> bool:
         """Return whether workers of a kind are nearly as fast as the fastest, so that refining them may pay off."""
@@ -299,10 +300,6 @@ class _Search:
 
     def _is_enough(self) -> bool:
         return self._bounds.batches is not None and self._leader().batches >= self._bounds.batches
-
-
-def _kind(start_method: str) -> str:
-    return Setting(1, start_method=start_method).kind
 
 
 def _fitting(tuning: Tuning, bounds: Bounds) -> list[Speed]:

@@ -23,9 +23,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-import yaml
-
-from energon_lite.documents import parse_yaml
 from energon_lite.documents.paths import missing_file_fix
 from energon_lite.entry_points import load, storage_guests
 from energon_lite.errors import DataIndexError, NotPreparedError
@@ -72,6 +69,8 @@ def read_info(root: str) -> dict[str, int]:
         NotPreparedError: the folder does not exist, or was not prepared completely.
         DataIndexError: the file is damaged, or names a shard outside of the data set's folder.
     """
+    from energon_lite.documents import parse_yaml
+
     for name in (INFO_JSON, INFO_YAML):
         path = meta_path(root, name)
         try:
@@ -183,6 +182,8 @@ def write_meta(root: str, name: str, contents: Mapping[str, Any] | str) -> str:
     """Write a file of the data set ``root``: text, or a document as YAML in the order of its keys; return its path."""
     path = meta_path(root, name)
     if not isinstance(contents, str):
+        import yaml
+
         contents = yaml.safe_dump(dict(contents), sort_keys=False, allow_unicode=True)
     write_bytes(path, contents.encode())
     return path

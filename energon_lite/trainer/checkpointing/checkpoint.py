@@ -255,17 +255,28 @@ def read_tensors(reader: CheckpointReader, tensors: Mapping[str, torch.Tensor], 
     Raises:
         StateMismatchError: a tensor is missing or has another shape: it is of another model.
     """
-    for name, tensor in tensors.items():
-        saved = reader.shapes.get(name)
-        if saved != tuple(tensor.shape):
-            has = "nothing" if saved is None else f"shape {list(saved)}"
-            raise StateMismatchError(
-                f"the checkpoint has {has} for {name}, the model has shape {list(tensor.shape)}",
-                where=path,
-                fix="use the model configuration the checkpoint was made with",
-            )
+    check_shapes(tensors, reader.shapes, path, "use the model configuration the checkpoint was made with")
     with reader:
         reader.fill({name: t if isinstance(t, ChunkedTensor) else whole_box(t) for name, t in tensors.items()})
+
+
+def check_shapes(
+    tensors: Mapping[str, torch.Tensor],
+    saved: Mapping[str, tuple[int, ...]],
+    path: str | os.PathLike[str],
+    fix: str,
+    of: str = "checkpoint",
+) -> None:
+    """Check that each of a model's tensors was saved, in its shape.
+
+    Raises:
+        StateMismatchError: one was not.
+    """
+    for name, tensor in tensors.items():
+        if saved.get(name) != tuple(tensor.shape):
+            has = f"shape {list(saved[name])}" if name in saved else "nothing"
+            what = f"the {of} has {has} for {name}, the model has shape {list(tensor.shape)}"
+            raise StateMismatchError(what, where=path, fix=fix)
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:

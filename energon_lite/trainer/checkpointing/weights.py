@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -92,18 +92,22 @@ def load_weights(
     read_content(reader, checkpoint)  # checks that it is a checkpoint of this trainer
     if optimizer is not None:
         optimizer.wait_parameters()
-    tensors = dict(model_tensors(model, mesh))
-    saved = set(reader.shapes)
-    for pattern in may_lack:
-        fitting = {name for name in tensors if fnmatch.fnmatchcase(name.removeprefix("model."), pattern)}
-        if fitting and not fitting & saved:
-            logger.info("%s has no %s: they begin as new", checkpoint, pattern)
-            for name in fitting:
-                del tensors[name]
-    read_tensors(reader, tensors, checkpoint)
+    read_tensors(reader, without_new(dict(model_tensors(model, mesh)), reader.shapes, may_lack, checkpoint), checkpoint)
     for shard in optimizer.shards() if optimizer is not None else ():
         shard.take_values()
     return checkpoint
+
+
+def without_new(
+    tensors: dict[str, torch.Tensor], saved: Collection[str], may_lack: Sequence[str], place: Place
+) -> dict[str, torch.Tensor]:
+    """Return a model's tensors without those of name patterns of which nothing was saved: they begin as new."""
+    for pattern in may_lack:
+        fitting = {name for name in tensors if fnmatch.fnmatchcase(name.removeprefix("model."), pattern)}
+        if fitting and fitting.isdisjoint(saved):
+            logger.info("%s has no %s: they begin as new", place, pattern)
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in fitting}
+    return tensors
 
 
 def write_weights(root: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Place:

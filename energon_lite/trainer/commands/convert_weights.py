@@ -8,8 +8,6 @@ import click
 
 from energon_lite.cli import parse_bytes
 
-__all__ = ["command"]
-
 _SOURCE = click.argument("source", type=click.Path())
 _TARGET = click.argument("target", type=click.Path())
 _DTYPE = click.Choice(["float32", "float64", "bfloat16"])

@@ -15,8 +15,6 @@ from energon_lite.errors import counted
 if TYPE_CHECKING:
     from energon_lite.trainer.parallel.rank_grid import RankGrid
 
-__all__ = ["command", "draw_grid", "group_table", "layer_map"]
-
 _COUNT = click.IntRange(min=1)
 _TITLES = {
     ("tp",): "Tensor parallel",

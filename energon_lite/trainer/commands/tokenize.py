@@ -13,8 +13,6 @@ from energon_lite.errors import UsageError, counted
 from energon_lite.trainer.tokenizing.run import Input, TokenizeReport, tokenize_files
 from energon_lite.trainer.tokenizing.tasks import TASKS, TOO_LONG, Task
 
-__all__ = ["command", "read_metadata"]
-
 
 @click.command(name="tokenize", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("files", nargs=-1, type=click.Path(path_type=str))

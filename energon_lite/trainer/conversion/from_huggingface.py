@@ -6,7 +6,6 @@ Into a model, each rank reads its own part.
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import logging
 import math
 import os
@@ -18,9 +17,9 @@ import torch
 from torch import nn
 
 from energon_lite.errors import StateMismatchError, UsageError
-from energon_lite.trainer.checkpointing.checkpoint import Place, model_tensors
+from energon_lite.trainer.checkpointing.checkpoint import Place, check_shapes, model_tensors
 from energon_lite.trainer.checkpointing.files import CheckpointFiles
-from energon_lite.trainer.checkpointing.weights import write_weights
+from energon_lite.trainer.checkpointing.weights import without_new, write_weights
 from energon_lite.trainer.conversion.huggingface_folder import (
     CONFIG,
     VISION,
@@ -224,19 +223,11 @@ def load_huggingface(
     sources = native_tensors(HuggingFaceFolder(place), config)
     if optimizer is not None:
         optimizer.wait_parameters()
-    for name, target in model_tensors(model, mesh):
+    targets = without_new(dict(model_tensors(model, mesh)), sources, may_lack, str(place))
+    shapes = {name: tuple(source.shape) for name, source in sources.items()}
+    check_shapes(targets, shapes, place, "take the folder's own settings with model.preset=init_from", "folder")
+    for name, target in targets.items():
         assert isinstance(target, ChunkedTensor)
-        ours = name.removeprefix("model.")
-        if name not in sources and any(fnmatch.fnmatchcase(ours, pattern) for pattern in may_lack):
-            logger.info("%s has no %s: it begins as new", place, name)
-            continue
-        if name not in sources or sources[name].shape != target.shape:
-            has = f"shape {list(sources[name].shape)}" if name in sources else "nothing"
-            raise StateMismatchError(
-                f"the folder has {has} for {name}, the model has shape {list(target.shape)}",
-                where=place,
-                fix="take the folder's own settings with model.preset=init_from",
-            )
         for box in sources[name].boxes:
             copy_box(box, sources[name].read, target)
     for shard in optimizer.shards() if optimizer is not None else ():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,8 +41,7 @@ from energon_lite.trainer.models.tensor_parallel import (
     VocabParallelEmbedding,
     project,
 )
-from energon_lite.trainer.models.vision import Exchange, encode_images, make_vision, place_tokens
-from energon_lite.trainer.models.vision_transformer import Projector
+from energon_lite.trainer.models.vision import Exchange, Projector, encode_images, make_vision, place_tokens
 from energon_lite.trainer.parallel.collectives import gather_parallel, split_sequence
 from energon_lite.trainer.parallel.mesh import ParallelMesh
 from energon_lite.trainer.parallel.parameters import indivisible, initialize_parameters
@@ -82,10 +82,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
-        hidden = config.hidden_size
-        width = config.head_width
-        std = config.init_std
-        dtype = config.torch_dtype
+        hidden, width = config.hidden_size, config.head_width
         for kind, heads in (("query", config.num_heads), ("key", config.kv_heads)):
             if heads % mesh.tp:
                 raise indivisible(f"a layer of {heads} {kind} heads", heads, mesh)
@@ -95,11 +92,11 @@ class Attention(nn.Module):
         self.reads_children = self.fused or mesh.tp > 1
         queries = config.num_heads * width
         keys = config.kv_heads * width
-        bias = config.qkv_bias
-        self.q_proj = ColumnParallelLinear(hidden, queries, mesh, bias=bias, std=std, dtype=dtype)
-        self.k_proj = ColumnParallelLinear(hidden, keys, mesh, bias=bias, std=std, dtype=dtype)
-        self.v_proj = ColumnParallelLinear(hidden, keys, mesh, bias=bias, std=std, dtype=dtype)
-        self.o_proj = RowParallelLinear(queries, hidden, mesh, std=output_std, dtype=dtype)
+        make = partial(
+            ColumnParallelLinear, mesh=mesh, bias=config.qkv_bias, std=config.init_std, dtype=config.torch_dtype
+        )
+        self.q_proj, self.k_proj, self.v_proj = (make(hidden, features) for features in (queries, keys, keys))
+        self.o_proj = RowParallelLinear(queries, hidden, mesh, std=output_std, dtype=config.torch_dtype)
         self.q_norm = head_norm(config, mesh) if config.qk_norm else None
         self.k_norm = head_norm(config, mesh) if config.qk_norm else None
 
@@ -156,14 +153,11 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, *, output_std: float):
         super().__init__()
-        hidden = config.hidden_size
-        inner = config.ffn_size
-        std = config.init_std
-        dtype = config.torch_dtype
+        hidden, inner, dtype = config.hidden_size, config.ffn_size, config.torch_dtype
+        make = partial(ColumnParallelLinear, hidden, inner, mesh, std=config.init_std, dtype=dtype)
         self.fused = config.fuse_projections
         self.reads_children = self.fused or mesh.tp > 1
-        self.gate_proj = ColumnParallelLinear(hidden, inner, mesh, std=std, dtype=dtype)
-        self.up_proj = ColumnParallelLinear(hidden, inner, mesh, std=std, dtype=dtype)
+        self.gate_proj, self.up_proj = make(), make()
         self.down_proj = RowParallelLinear(inner, hidden, mesh, std=output_std, dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

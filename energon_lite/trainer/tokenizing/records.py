@@ -17,8 +17,6 @@ import numpy as np
 
 from energon_lite.errors import DatasetError, UsageError
 
-__all__ = ["Block", "Record", "find_blocks", "read_block"]
-
 #: Bytes per read.
 _CHUNK = 1 << 24
 #: Kind of a file by its suffix.

@@ -44,8 +44,6 @@ from energon_lite.trainer.tokenizing.shards import (
 from energon_lite.trainer.tokenizing.tasks import Task
 from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer, fingerprint_of
 
-__all__ = ["Input", "TokenizeReport", "tokenize_files"]
-
 #: Folder of intermediate results and settings, and the file of the settings.
 WORK_FOLDER = ".tokenize"
 SETTINGS_FILE = "settings.json"

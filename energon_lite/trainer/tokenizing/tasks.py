@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 from energon_lite.errors import UsageError
 from energon_lite.trainer.tokenizing.tokenizer import HuggingFaceTokenizer
 
-__all__ = ["TASKS", "TOO_LONG", "Example", "Task", "examples_of"]
-
 TASKS = ("sft", "pt")
 #: Fields that are searched for the text of a ``pt`` record. That of a text file is called ``content``.
 _TEXT_FIELDS = ("text", "content")

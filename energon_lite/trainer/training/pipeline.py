@@ -1,9 +1,10 @@
 """Stages of a pipeline: the order of their micro-batches, the execution of a step, and the messages between stages.
 
-With one stage, :func:`_one_stage` does everything. Otherwise a stage follows its :func:`pipeline_schedule`. Before an
-action it waits for the inputs of the action, and it never waits for its sends, so no order of messages can block it. A
-micro-batch may have any shape: the first stage broadcasts the shapes before the step, so the stages between need no
-data. It also broadcasts the costs, and all stages take the micro-batches in the :func:`pipeline_order` of the costs.
+A stage follows its :func:`pipeline_schedule`; a single one takes the micro-batches one after the other, each forward
+and backward. Before an action it waits for the inputs of the action, and it never waits for its sends, so no order of
+messages can block it. A micro-batch may have any shape: the first stage broadcasts the shapes before the step, so the
+stages between need no data. It also broadcasts the costs, and all stages take the micro-batches in the
+:func:`pipeline_order` of the costs.
 
 **1F1B** (PipeDream-Flush; Narayanan et al., arXiv:2006.09503): a stage runs as many micro-batches forward as there are
 stages behind it, then alternates one forward and one backward pass, and finally runs the remaining backward passes. So
@@ -220,8 +221,6 @@ def run_pipeline(
     if backward and mesh.is_first_stage and mesh.group("images") is not None:
         model.exchange = extra("balance", "mesh.share_images").image_exchange(model, micro_batches)
     try:
-        if mesh.pp == mesh.virtual == 1:
-            return _one_stage(model, micro_batches, divisor, backward, done, record)
         stage = _Stage(model, micro_batches, divisor, record)
         schedule = pipeline_schedule(
             mesh.rank("pp"), mesh.pp, len(micro_batches), chunks=mesh.virtual, backward=backward
@@ -237,33 +236,6 @@ def run_pipeline(
         return stage.loss
     finally:
         model.exchange = None
-
-
-def _one_stage(
-    model: LlamaModel,
-    micro_batches: Sequence[MultimodalBatch | None],
-    divisor: torch.Tensor,
-    backward: bool,
-    after_backward: Callable[[int], None],
-    record: Record | None,
-) -> torch.Tensor:
-    """Run one micro-batch after the other, forward and backward, without a pipeline."""
-    total = torch.zeros((), dtype=torch.float64, device=model.mesh.device)
-    for number, batch in enumerate(micro_batches):
-        assert batch is not None, "the only stage needs its micro-batches"
-        if batch.tokens.numel():
-            with _recorded(record, Action(0, number), total.device):
-                loss = model.loss_sum(batch)
-                loss = loss / divisor.to(loss.dtype)
-            total += loss.detach()
-            if backward:
-                with _recorded(record, Action(0, number, backward=True), total.device):
-                    loss.backward()
-        elif (others := _images_of_others(model, batch)) is not None:
-            others.backward()
-        if backward:
-            after_backward(0)
-    return total
 
 
 @dataclass(eq=False)
@@ -284,8 +256,9 @@ class _Stage:
         self._others: dict[int, torch.Tensor] = {}
         self._sizes = self._agree_on_sizes()
         costs = [cost for *_, cost in self._sizes]
-        #: Ranks that encode each other's images must run the micro-batches in equal order: that of the step.
-        self.order = list(range(len(costs))) if self.model.mesh.share_images else pipeline_order(costs)
+        mesh = self.model.mesh
+        #: One stage has no bubble. Ranks that encode each other's images must run the micro-batches in equal order.
+        self.order = list(range(len(costs))) if mesh.pp == 1 or mesh.share_images else pipeline_order(costs)
 
     def forward(self, action: Action, *, keep: bool) -> None:
         """Receive the input, compute, send the output; with ``keep``, hold both for the backward pass."""
@@ -344,6 +317,8 @@ class _Stage:
         """
         mesh, batches = self.model.mesh, self.micro_batches
         sizes_here = [[0] * 4 if batch is None else self._told(batch) for batch in batches]
+        if mesh.pp == 1:
+            return sizes_here
         shared = torch.tensor(sizes_here, dtype=torch.int64).view(-1, 4)
         dist.broadcast(shared, mesh.stage_rank(0), group=mesh.process_groups.get("pp_host", mesh.group("pp")))
         sizes: list[list[int]] = shared.tolist()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite.cli import arguments, prepare
+from energon_lite.cli import arguments, prepare_report
 from energon_lite.storage.index.column_file import ColumnFile
 from energon_lite.storage.index.nv_meta import read_info
 from energon_lite.storage.prepare.shard_scans import ShardScans
@@ -43,7 +43,7 @@ class TestWithoutQuestions:
         assert done.returncode == 0 and "caption=['caption" in done.stdout, done.stderr
 
     def test_without_a_guest_nothing_is_asked(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(prepare, "storage_guests", dict)
+        monkeypatch.setattr(prepare_report, "storage_guests", dict)
         assert "--non-interactive needs --split-ratio" in run(data)[1]
         code, output = run(data, "--split-ratio", "1,0,0", "--sample-type", "TextSample")
         assert code == 0 and "without code" not in output.lower() and "Sample 0" not in output

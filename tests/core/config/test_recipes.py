@@ -10,6 +10,7 @@ import pytest
 
 from energon_lite import (
     Cooker,
+    Reading,
     TaskEncoder,
     TextSample,
     basic_sample_keys,
@@ -44,7 +45,7 @@ def test_tags_are_subflavors(leaf_of: Callable[..., Path], tmp_path: Path) -> No
     inner = tmp_path / "inner.yaml"
     inner.write_text(f"splits: {{val: {{blend: [{{path: {leaf_of(13)}, tags: {{a: 1, b: 1}}}}]}}}}")
     for outer in ({"tags": {"b": 2}}, {"subflavors": {"b": 2}}):
-        dataset = get_val_dataset(recipe(path=str(inner), **outer), worker_config=ALONE, tags={"c": 3})
+        dataset = get_val_dataset(recipe(path=str(inner), **outer), worker_config=ALONE, reading=Reading(tags={"c": 3}))
         sample = next(iter(get_loader(dataset)))
         assert sample.__tags__ == sample.__subflavors__ == {"a": 1, "b": 2, "c": 3}
     sample.__tags__ = {"d": 4}
@@ -52,8 +53,10 @@ def test_tags_are_subflavors(leaf_of: Callable[..., Path], tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="'tags' beside 'subflavors'"):
         load_metadataset(recipe(path=str(inner), tags={}, subflavors={}), split_part="val")
     with pytest.raises(UsageError, match="tags beside subflavors"):
-        get_val_dataset(leaf_of(13), worker_config=ALONE, tags={"a": 1}, subflavors={"a": 1})
-    batch = next(iter(get_loader(get_train_dataset(leaf_of(13), batch_size=2, worker_config=ALONE, tags={"a": 1}))))
+        get_val_dataset(leaf_of(13), worker_config=ALONE, reading=Reading(tags={"a": 1}, subflavors={"a": 1}))
+    reading = Reading(tags={"a": 1})
+    dataset = get_train_dataset(leaf_of(13), batch_size=2, worker_config=ALONE, reading=reading)
+    batch = next(iter(get_loader(dataset)))
     assert batch.__tags__ == batch.__subflavors__ == [{"a": 1}] * 2
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_train_dataset, stateless
+from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_train_dataset, get_val_dataset, stateless
 from tests.core.laws import token_data
 from tests.core.laws.content_encoders import Content
 
@@ -179,3 +179,13 @@ KINDS: dict[str, st.SearchStrategy[Pipeline]] = {
     "content": _content(packs=False),
     "packs": _content(packs=True),
 }
+
+
+def training(path: Any, **arguments: Any) -> Callable[[WorkerConfig], Any]:
+    """The function from a worker configuration to ``get_train_dataset(path, **arguments)``."""
+    return lambda config: get_train_dataset(path, worker_config=config, **arguments)
+
+
+def validation(path: Any, **arguments: Any) -> Callable[[WorkerConfig], Any]:
+    """The same of ``get_val_dataset``."""
+    return lambda config: get_val_dataset(path, worker_config=config, **arguments)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from energon_lite import BestFit, ByTokens, Capacity, Chunks, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.batching import SortedWindow
 from energon_lite.batching.capacity import Ints
-from energon_lite.batching.step_balancer import CostColumns, StepBalancer
+from energon_lite.batching.steps import CostColumns, StepBalancer
 from energon_lite.batching.strategy import strategy_from_dict
 from energon_lite.batching.token_plan import PlannedChunk, TokenPlan
 from energon_lite.documents.node import Node

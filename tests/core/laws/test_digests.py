@@ -29,6 +29,7 @@ from energon_lite.extras.inspect.audited_run import PlannedSteps, check_steps
 from energon_lite.extras.inspect.recorded_steps import RecordedStep, first_difference
 from energon_lite.order.hashing import MASK64
 from tests.core.laws.content_encoders import Content
+from tests.core.laws.kinds import training
 from tests.core.laws.token_data import Tokens, alone
 from tests.testing import ALONE, examples
 
@@ -64,10 +65,7 @@ def test_it_is_that_of_the_samples_in_the_batch(
     encoder = Addressed()
     encoder.skips = skips
     metadataset = write_blend(blend)
-
-    def build(config: WorkerConfig) -> Any:
-        return get_train_dataset(metadataset, batch_size=batch_size, task_encoder=encoder, worker_config=config)
-
+    build = training(metadataset, batch_size=batch_size, task_encoder=encoder)
     with cluster(build, 2, workers) as ranks:
         leaves = ranks.loaders[0].dataset.leaves
         where = {
@@ -132,13 +130,7 @@ def test_planned_tokens_have_equal_digests_on_any_ranks(
 ) -> None:
     metadataset = write_blend([(50, 1.0), (120, 0.3)])
     strategy = BestFit(Capacity(50), oversize="split")
-
-    def build(config: WorkerConfig) -> Any:
-        return get_train_dataset(
-            metadataset, batching=strategy, plan_chunk=60, micro_batches_per_step=step, task_encoder=Tokens(),
-            worker_config=config,
-        )  # fmt: skip
-
+    build = training(metadataset, batching=strategy, plan_chunk=60, micro_batches_per_step=step, task_encoder=Tokens())
     sums = []
     for world in (1, 2, 3, 4):
         with cluster(build, world, 0) as ranks:

@@ -84,7 +84,7 @@ def test_many_chains_of_topologies(cluster: Any, leaf_of: Any, kind: str, part: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(12))
+@settings(max_examples=examples(16))
 @given(data=st.data(), workers=st.sampled_from([0, 0, 1, 2]))
 def test_each_batch_again_from_its_key(
     cluster: Any, same: Any, leaf_of: Any, kind: str, data: st.DataObject, workers: int
@@ -94,7 +94,7 @@ def test_each_batch_again_from_its_key(
     with cluster(build, pipeline.worlds[-1] if pipeline.lanes else 2, workers) as ranks:
         with starving():
             batches = ranks.steps(8)
-    chosen = data.draw(st.lists(st.sampled_from(batches), min_size=1, max_size=4))
+    chosen = data.draw(st.lists(st.sampled_from(batches), min_size=1, max_size=8, unique_by=id))
     # Another loader, that never ran, on another rank of another world; the key went through JSON.
     other = get_savable_loader(build(WorkerConfig(rank=0, world_size=pipeline.worlds[-1])))
     before = other.save_state_rank()

@@ -78,29 +78,27 @@ def _steps(
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(20))
-@given(chain=chains, limit=st.integers(4, 9))
+@given(chain=chains, limit=st.sampled_from([1, 4, 5, 6, 7, 8, 9, 100]))
 def test_a_limit_is_the_same_on_the_ranks_that_go_on(
     on_ranks: Any, leaf_of: Any, kind: str, chain: list[tuple[int, int]], limit: int
 ) -> None:
-    world = chain[0][0]
-    whole = _steps(on_ranks, leaf_of(120, "a"), kind, [(world, 1000)], limit=limit)
-    assert len(whole) == limit
-    expected = [batch for step in whole for batch in step if batch]
-    assert len(expected) == limit * world
+    whole = _steps(on_ranks, leaf_of(120, "a"), kind, [(chain[0][0], 1000)])
+    assert _steps(on_ranks, leaf_of(120, "a"), kind, [(chain[0][0], 1000)], limit=limit) == whole[:limit]
+    expected = [batch for step in whole[:limit] for batch in step if batch]
     parts = _steps(on_ranks, leaf_of(120, "a"), kind, chain, limit=limit)
     assert [batch for step in parts for batch in step if batch] == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(20))
-@given(chain=chains, size=st.integers(30, 60))
+@given(chain=chains, size=st.sampled_from([30, 31, 37, 48, 59, 60]))
 def test_with_drop_last_each_step_is_full(
     on_ranks: Any, leaf_of: Any, kind: str, chain: list[tuple[int, int]], size: int
 ) -> None:
     steps = _steps(on_ranks, leaf_of(size, "a"), kind, chain, batch_drop_last=True)
-    assert all(step and all(step) for step in steps)
+    assert steps and all(step and all(step) for step in steps)
     names = [name for step in steps for batch in step for name in batch]
-    assert len(set(names)) == len(names)
+    assert len(set(names)) == len(names) and (kind == "hooks" or len(names) >= size - 24)
 
 
 def test_the_first_two_samples_need_not_go_together(

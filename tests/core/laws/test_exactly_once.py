@@ -23,10 +23,12 @@ from energon_lite import (
 )
 from energon_lite.errors import EmptyDatasetError, FatalSampleError, UsageError
 from energon_lite.extras.energon import log_exception, reraise_exception
+from tests.core.laws.kinds import blends, training, validation
 from tests.testing import ALONE, alone, examples
 
-sizes = st.integers(1, 120)
-blends = st.lists(st.tuples(sizes, st.floats(0.05, 5).map(lambda w: round(w, 3))), min_size=1, max_size=6)
+#: Few, so that their files are written once.
+counts = st.sampled_from([1, 2, 7, 11, 20, 31, 64, 120])
+some = counts.filter(lambda count: count > 10)
 workers = st.sampled_from([0, 0, 2])
 
 
@@ -35,15 +37,12 @@ def _texts(batches: list[Any]) -> list[str]:
 
 
 @settings(max_examples=examples(20))
-@given(count=st.integers(1, 200), world=st.integers(1, 8), batch_size=st.integers(1, 9), worker_count=workers)
+@given(count=counts, world=st.integers(1, 8), batch_size=st.integers(1, 9), worker_count=workers)
 def test_each_epoch_of_training_once(
     cluster: Any, leaf_of: Any, count: int, world: int, batch_size: int, worker_count: int
 ) -> None:
     leaf = leaf_of(count, "a")
-
-    def build(config: WorkerConfig) -> Any:
-        return get_train_dataset(leaf, batch_size=batch_size, worker_config=config)
-
+    build = training(leaf, batch_size=batch_size)
     with cluster(build, world, worker_count) as ranks:
         texts = _texts(ranks.steps(-(-3 * count // (batch_size * world))))
     for epoch in range(3):
@@ -58,10 +57,7 @@ def test_validation_once_over_all_ranks_and_in_step(
     metadataset = write_blend(blend)
     names = [f"{'abcdef'[leaf]}-{i}" for leaf, (count, _) in enumerate(blend) for i in range(count)]
     world = min(world, len(names))
-
-    def build(config: WorkerConfig) -> Any:
-        return get_val_dataset(metadataset, batch_size=batch_size, worker_config=config)
-
+    build = validation(metadataset, batch_size=batch_size)
     with cluster(build, world, worker_count) as ranks:
         for iterators in (ranks.iterators, [iter(loader) for loader in ranks.loaders]):
             per_rank = [list(iterator) for iterator in iterators]
@@ -72,18 +68,13 @@ def test_validation_once_over_all_ranks_and_in_step(
 
 
 @settings(max_examples=examples(30))
-@given(count=st.integers(1, 200), world=st.integers(1, 8), batch_size=st.integers(1, 9), drop_last=st.booleans())
+@given(count=counts, world=st.integers(1, 8), batch_size=st.integers(1, 9), drop_last=st.booleans())
 def test_a_single_pass_of_training(
     cluster: Any, leaf_of: Any, count: int, world: int, batch_size: int, drop_last: bool
 ) -> None:
     leaf = leaf_of(count, "a")
     world = min(world, count)
-
-    def build(config: WorkerConfig) -> Any:
-        return get_train_dataset(
-            leaf, batch_size=batch_size, batch_drop_last=drop_last, repeat=False, worker_config=config
-        )
-
+    build = training(leaf, batch_size=batch_size, batch_drop_last=drop_last, repeat=False)
     if drop_last and count < world * batch_size:
         with pytest.raises(EmptyDatasetError, match="batch_drop_last"):
             cluster(build, world, 0)
@@ -105,10 +96,7 @@ def test_a_single_pass_of_training(
 @given(blend=blends)
 def test_a_blend_keeps_its_weights(cluster: Any, write_blend: Callable[..., Any], blend: Any) -> None:
     metadataset = write_blend(blend)
-
-    def build(config: WorkerConfig) -> Any:
-        return get_train_dataset(metadataset, batch_size=256, worker_config=config)
-
+    build = training(metadataset, batch_size=256)
     with cluster(build, 1, 0) as one:
         counts = Counter(text[0] for text in _texts(one.steps(16)))  # one block of 4,096
     shares = np.array([weight for _, weight in blend])
@@ -124,17 +112,6 @@ def test_each_validation_set_by_itself(write_blend: Callable[..., Any]) -> None:
         [f"b-{i}" for i in range(3)],
     ]
     assert [spec.path.endswith(name) for (_, spec), name in zip(datasets, ("a-5", "b-3"), strict=True)] == [True, True]
-
-
-@pytest.mark.parametrize("limit", [1, 2, 100])
-def test_validation_up_to_a_limit(cluster: Any, leaf_of: Any, limit: int) -> None:
-    def build(config: WorkerConfig) -> Any:
-        return get_val_dataset(leaf_of(20, "a"), batch_size=3, limit=limit, worker_config=config)
-
-    with cluster(build, 2, 0) as ranks:
-        per_rank = [list(iterator) for iterator in ranks.iterators]
-    steps = [batch for step in zip(*per_rank, strict=True) for batch in step]
-    assert _texts(steps) == [f"a-{i}" for i in range(min(20, 6 * limit))]
 
 
 def test_more_ranks_than_samples(leaf_of: Any) -> None:
@@ -173,7 +150,12 @@ def _bad(text: str) -> bool:
 
 
 @settings(max_examples=examples(25))
-@given(count=st.integers(11, 120), world=st.integers(1, 4), batch_size=st.integers(1, 6), worker_count=workers)
+@given(
+    count=counts.filter(lambda count: count > 10),
+    world=st.integers(1, 4),
+    batch_size=st.integers(1, 6),
+    worker_count=workers,
+)
 def test_in_training_a_bad_sample_is_replaced_and_moves_nobody(
     cluster: Any, leaf_of: Any, count: int, world: int, batch_size: int, worker_count: int
 ) -> None:
@@ -198,13 +180,16 @@ def test_in_training_a_bad_sample_is_replaced_and_moves_nobody(
 
 
 @settings(max_examples=examples(25))
-@given(count=st.integers(11, 120), world=st.integers(1, 4), batch_size=st.integers(1, 6), worker_count=workers)
+@given(
+    count=counts.filter(lambda count: count > 10),
+    world=st.integers(1, 4),
+    batch_size=st.integers(1, 6),
+    worker_count=workers,
+)
 def test_in_validation_a_bad_sample_leaves_its_place_empty(
     cluster: Any, leaf_of: Any, count: int, world: int, batch_size: int, worker_count: int
 ) -> None:
-    def build(config: WorkerConfig) -> Any:
-        return get_val_dataset(leaf_of(count, "a"), batch_size=batch_size, task_encoder=Picky(), worker_config=config)
-
+    build = validation(leaf_of(count, "a"), batch_size=batch_size, task_encoder=Picky())
     with cluster(build, world, worker_count) as ranks:
         per_rank = [list(iterator) for iterator in ranks.iterators]
         stats = [loader.stats() for loader in ranks.loaders]
@@ -257,9 +242,7 @@ def test_a_batch_hook_that_fails_gets_other_samples(leaf_of: Any, cluster: Any) 
                 raise SkipSample("3 is in it")
             return super().batch(samples)
 
-    def build(config: WorkerConfig) -> Any:
-        return get_train_dataset(leaf_of(20, "a"), batch_size=2, task_encoder=Refuses(), worker_config=config)
-
+    build = training(leaf_of(20, "a"), batch_size=2, task_encoder=Refuses())
     with cluster(build, 2, 1) as ranks:
         batches = ranks.steps(10)
         stats = [loader.stats() for loader in ranks.loaders]

@@ -25,6 +25,7 @@ from energon_lite import (
 from energon_lite.errors import FatalSampleError, StateError
 from energon_lite.extras.blends import rebase_state
 from energon_lite.hooks import PackedSamplesOutput
+from tests.core.laws.kinds import training
 from tests.testing import ALONE, examples
 
 ROOM = 20
@@ -120,10 +121,7 @@ def builder(
     leaf: Path, size: int | None, buffer: int, chunk: int, *encodes: Any
 ) -> Callable[[WorkerConfig], SavableDataset]:
     arguments: Any = {"batch_size": size, "packing_buffer_size": buffer, "chunk_size": chunk, "lanes": 12}
-
-    def build(config: WorkerConfig) -> SavableDataset:
-        return get_train_dataset(leaf, task_encoder=encoder(*encodes), worker_config=config, **arguments)
-
+    build = training(leaf, task_encoder=encoder(*encodes), **arguments)
     return build
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from energon_lite import WorkerConfig, get_train_dataset
+from tests.core.laws.kinds import training
 
 
 def _keys(batches: list[Any]) -> list[list[str]]:
@@ -17,10 +18,7 @@ def _keys(batches: list[Any]) -> list[list[str]]:
 
 def test_virtual_epochs_pause_and_go_on(cluster: Any, write_blend: Callable[..., Any]) -> None:
     metadataset = write_blend([(20, 1.0), (30, 2.0)])
-
-    def build(config: WorkerConfig) -> Any:
-        return get_train_dataset(metadataset, batch_size=2, virtual_epoch_length=5, worker_config=config)
-
+    build = training(metadataset, batch_size=2, virtual_epoch_length=5)
     with cluster(build, 1, 2) as one:
         loader = one.loaders[0]
         assert len(loader) == 5
@@ -68,10 +66,7 @@ def test_the_same_leaf_twice_gives_two_streams(cluster: Any, leaf_of: Any) -> No
     leaf = str(leaf_of(100, "a"))
     blend = {"splits": {"train": {"blend": [{"path": leaf, "weight": 1}, {"path": leaf, "weight": 1}]}}}
     metadataset = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", **blend}
-
-    def build(config: WorkerConfig) -> Any:
-        return get_train_dataset(metadataset, batch_size=1, worker_config=config)
-
+    build = training(metadataset, batch_size=1)
     with cluster(build, 1, 0) as one:
         keys = [key for keys in _keys(one.steps(100)) for key in keys]
     assert 60 < len(set(keys)) < 90  # two independent permutations, half of each: 75 of 100 on average; one twice: 50
@@ -80,10 +75,7 @@ def test_the_same_leaf_twice_gives_two_streams(cluster: Any, leaf_of: Any) -> No
 def test_golden_run(cluster: Any, write_blend: Callable[..., Any]) -> None:
     """The whole way from YAML to batches, for ever. If this changes, so must ORDER_VERSION."""
     metadataset = write_blend([(7, 2.0), (50, 1.0), (3, 0.5)])
-
-    def build(config: WorkerConfig) -> Any:
-        return get_train_dataset(metadataset, batch_size=4, worker_config=config)
-
+    build = training(metadataset, batch_size=4)
     with cluster(build, 1, 0) as one:
         assert _keys(one.steps(5)) == [
             ["a-0", "c-0", "a-2", "b-6"],
@@ -100,10 +92,7 @@ def test_golden_run(cluster: Any, write_blend: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("position", [0, 10**9, 10**15])
 def test_positions_far_out_are_like_any_other(cluster: Any, write_blend: Callable[..., Any], position: int) -> None:
     metadataset = write_blend([(20, 1.0), (30, 2.0)])
-
-    def build(config: WorkerConfig) -> Any:
-        return get_train_dataset(metadataset, batch_size=4, worker_config=config)
-
+    build = training(metadataset, batch_size=4)
     with cluster(build, 1, 0) as one:
         state = one.state()
     state["position"] = position

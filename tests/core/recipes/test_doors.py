@@ -17,6 +17,7 @@ from energon_lite import (
     Capacity,
     EnergonLiteError,
     MicroBatches,
+    Reading,
     TaskEncoder,
     WorkerConfig,
     get_savable_loader,
@@ -164,7 +165,7 @@ def test_sources_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="'numbers' is registered already"):
         register_source("numbers", Odd)
     with pytest.raises(UsageError, match="has no measured skips"):
-        texts("numbers://4", use_measured_skips=True)
+        texts("numbers://4", reading=Reading(use_measured_skips=True))
     register_source("numbers", Numbers)  # the same again
     for scheme in ("file", "my scheme", ""):
         with pytest.raises(UsageError, match="no scheme of a source"):

@@ -15,8 +15,10 @@ import pytest
 
 from energon_lite import (
     CaptioningSample,
+    Chunks,
     DefaultTaskEncoder,
     EnergonLiteError,
+    Reading,
     Sample,
     TaskEncoder,
     TextSample,
@@ -28,8 +30,9 @@ from energon_lite import (
     get_val_dataset,
     get_val_datasets,
 )
-from energon_lite.errors import FatalSampleError, ShardChangedError
+from energon_lite.errors import FatalSampleError, ShardChangedError, UsageError
 from energon_lite.hooks import Cooker
+from energon_lite.loading import recipes
 from tests.testing import ALONE, alone
 
 Spoil = Callable[[Path], Any]
@@ -156,10 +159,16 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         ["packing_buffer_size=5", "no select_samples_to_pack and no pack_selected_samples"],
     ),
     "packing with no buffer": (lambda path: _call(path, packing_buffer_size=0), ["packing_buffer_size is 0"]),
-    "chunks of planned batches": (lambda path: _call(path, chunk_size=5), ["chunk_size=5 has no effect", "planned"]),
-    "lanes of planned batches": (lambda path: _call(path, lanes=4), ["lanes=4 has no effect"]),
-    "no lanes": (lambda path: _call(path, lanes=0), ["lanes is 0"]),
-    "an unknown remainder": (lambda path: _call(path, chunk_remainder="kepe"), ["'kepe'", "did you mean 'keep'"]),
+    "chunks of planned batches": (
+        lambda path: _call(path, chunks=Chunks(size=5)),
+        ["chunk_size=5 has no effect", "planned"],
+    ),
+    "lanes of planned batches": (lambda path: _call(path, chunks=Chunks(lanes=4)), ["lanes=4 has no effect"]),
+    "no lanes": (lambda path: _call(path, chunks=Chunks(lanes=0)), ["lanes is 0"]),
+    "an unknown remainder": (
+        lambda path: _call(path, chunks=Chunks(remainder="kepe")),
+        ["'kepe'", "did you mean 'keep'"],
+    ),
     "negative window": (lambda path: _call(path, shuffle_buffer_size=-5), ["shuffle_buffer_size is -5"]),
     "virtual epochs of one pass": (
         lambda path: _call(path, repeat=False, virtual_epoch_length=5),
@@ -182,7 +191,7 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         ["worker_config belongs to the data set"],
     ),
     "samples of another type": (
-        lambda path: _call(path, sample_type=TextSample),
+        lambda path: _call(path, reading=Reading(sample_type=TextSample)),
         ["are CaptioningSample, not TextSample", "sample_type=CaptioningSample"],
     ),
     "what the decoder is told": (
@@ -295,15 +304,21 @@ def test_energons_other_keywords_are_accepted(images: Path) -> None:
 
 @pytest.mark.parametrize("wanted", [CaptioningSample, Sample, None])
 def test_samples_of_the_wanted_type(images: Path, wanted: type | None) -> None:
-    common: dict[str, Any] = {"batch_size": 2, "worker_config": ALONE, "sample_type": wanted}
+    common: dict[str, Any] = {"batch_size": 2, "worker_config": ALONE, "reading": Reading(sample_type=wanted)}
     datasets = [get_train_dataset(images, **common), get_val_dataset(images, **common)]
     datasets += [dataset for dataset, _ in get_val_datasets(images, **common)]
     assert all(isinstance(next(iter(get_loader(dataset))), CaptioningSample) for dataset in datasets)
 
 
-def test_an_error_handler_that_energon_ignores_is_ignored_aloud(images: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _call(images, handler=print)
-    assert "handler" in caplog.text and "global_error_handler" in caplog.text
+def test_without_a_guest_of_keywords_unknown_ones_are_refused(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "keyword_guests", dict)
+    dataset = _call(images)
+    for wrong, near in (("batching_", "batching"), ("chunk", "chunks")):
+        with pytest.raises(UsageError, match=f"has no argument {wrong!r}") as error:
+            _call(images, **{wrong: 1})
+        assert error.value.fix == f"did you mean {near!r}?"
+    with pytest.raises(UsageError, match="get_loader has no argument 'log_evry'"):
+        get_loader(dataset, prefetch_factor=1, log_evry=3)
 
 
 @pytest.mark.parametrize("base", [TaskEncoder, DefaultTaskEncoder])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_lite.errors import DecodeError
-from energon_lite.extras.balance.image_size import IMAGE_HEAD_BYTES, image_size
+from energon_lite.extras.balance.image_columns import IMAGE_HEAD_BYTES, image_size
 from tests.testing import examples
 
 Image = pytest.importorskip("PIL.Image")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from energon_lite.batching.capacity import Capacity, Ints
 from energon_lite.batching.packing import BestFit
-from energon_lite.batching.step_balancer import CostColumns
+from energon_lite.batching.steps import CostColumns
 from energon_lite.batching.token_plan import Span, TokenPlan
 from energon_lite.extras.balance.cost_model import CostModel
 from energon_lite.order import BlendOrder

@@ -58,8 +58,8 @@ def test_a_ramp_through_a_loader(write_weights: WriteWeights, tmp_path: Path) ->
     """Counts in the stream are the integral, from a YAML file; each leaf goes on with its own epochs."""
     path = tmp_path / "blend.yaml"
     path.write_text(yaml.safe_dump(write_weights(*RAMP)))
-    with _loader(path) as loader:
-        keys = [key.rsplit("/", 1)[-1] for key in _keys(loader, 5000)]
+    with _loader(path, 80) as loader:
+        keys = [key.rsplit("/", 1)[-1] for key in _keys(loader, 500)]
     leaves = ["a-" in key for key in keys]
     for end in range(BLOCK, len(leaves), BLOCK):
         done = min(end, 30_000)
@@ -94,7 +94,7 @@ def test_batches_by_tokens_go_on_with_other_stages_ahead(
     monkeypatch.setattr(WebdatasetSource, "column", lambda self, name: np.arange(len(self)) % 9 + 1, raising=False)
 
     def build(weights: Any) -> Any:
-        batching = BestFit(Capacity(20))
+        batching = BestFit(Capacity(200))
         dataset = get_train_dataset(
             write_weights(*weights), batch_size=None, batching=batching, plan_chunk=BLOCK, worker_config=ALONE
         )
@@ -106,9 +106,9 @@ def test_batches_by_tokens_go_on_with_other_stages_ahead(
         state = loader.save_state_rank()
     with build(after) as loader:
         loader.restore_state_rank(state)
-        rest = _keys(loader, 3000)
+        rest = _keys(loader, 300)
     with build(after) as loader:
-        assert _keys(loader, 3010) == consumed + rest
+        assert _keys(loader, 310) == consumed + rest
     with build(too_early) as loader, pytest.raises(StateMismatchError):
         loader.restore_state_rank(state)
 
@@ -187,15 +187,12 @@ def test_what_may_be_edited(write_weights: WriteWeights, case: str) -> None:
     with _loader(write_weights(*here)) as loader:
         loader.restore_state_rank(state)
         after = _keys(loader, 20)
-    leaves = max(len(saved), len(here))
-    for weights in (saved, here):  # the past is the same by either document
-        with _loader(write_weights(*weights)) as loader:
-            past = _keys(loader, samples // 8 + 20)
-        if weights is saved:
-            consumed = past[:samples]
-        else:
-            assert past == consumed + after
-    assert leaves >= 2
+    whole = np.arange(samples + len(after))
+    before, now = (
+        _loader(write_weights(*weights)).dataset.plan.order.lookup(whole).rows() for weights in (saved, here)
+    )
+    assert before[:samples] == now[:samples]  # the past is the same by either document
+    assert after == [f"{'abcdef'[leaf]}-{index}" for leaf, index, _ in now[samples:]]
 
 
 @pytest.mark.parametrize("case", REFUSED)

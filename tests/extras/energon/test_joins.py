@@ -27,7 +27,7 @@ from energon_lite.extras.energon import traverse_metadataset
 from energon_lite.loading.makers import metadataset_keys
 from energon_lite.storage.index.columns import write_column
 from energon_lite.storage.index.index_cache import cache_folder
-from tests.testing import ALONE, alone
+from tests.testing import ALONE, alone, take
 
 JOINER = {"__module__": "joiner_of_these_tests", "__function__": "pair"}
 CODE = """
@@ -205,7 +205,7 @@ def test_each_once_and_again(room: Path, same: Any) -> None:
         )
 
     with loader(0) as first, loader(2) as second:
-        batches = [batch for _, batch in zip(range(16), first, strict=False)]
+        batches = take(first, 16)
         for mine, theirs in zip(batches, second, strict=False):
             assert mine.__key__ == theirs.__key__ and mine.text == theirs.text
         epoch = Counter(text for batch in batches[:8] for text in batch.text)
@@ -214,8 +214,7 @@ def test_each_once_and_again(room: Path, same: Any) -> None:
         again = first.restore_sample(batches[3].__restore_key__)
         assert (again.text, again.__key__) == (batches[3].text, batches[3].__key__)
     with loader(0) as one:
-        for _ in zip(range(5), one, strict=False):
-            pass
+        take(one, 5)
         state = one.save_state_rank()
         assert len(json.dumps(state)) < 4096
         following = next(iter(one))

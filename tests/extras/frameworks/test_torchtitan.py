@@ -86,19 +86,6 @@ def test_steps_are_the_same_on_any_sequence_of_worlds(steps: list[set[str]], par
         state, done = json.loads(json.dumps(states[0])), done + count
 
 
-@pytest.mark.parametrize("make", [train, train_unmeasured])
-@pytest.mark.parametrize("count", [0, 1, 17, 40])
-def test_a_resumed_loader_goes_on_with_the_next_batch(make: MakeLoader, count: int) -> None:
-    whole = digests(loader_of(make), count + 8)
-    first = loader_of(make, workers=2 if count == 17 else 0)
-    batches = iter(first)
-    assert [digest(next(batches)) for _ in range(count)] == whole[:count]
-    resumed = loader_of(make)
-    resumed.load_state_dict(first.state_dict())
-    batches.close()
-    assert digests(resumed, 8) == whole[count:]
-
-
 def test_a_checkpoint_has_one_entry_whatever_the_place(tmp_path: Path) -> None:
     whole = digests(loader_of(train), 40)
     for place in (0, 3, 30):  # fresh, in the first epoch, in the second one

@@ -18,7 +18,7 @@ from energon_lite import WorkerConfig, get_val_dataset
 from energon_lite.errors import TopologyError
 from energon_lite.extras.frameworks.trainer_loader import TrainerLoader, _repeated
 from tests.extras.frameworks.numbered_samples import expected, numbers_of, train_data, val_data
-from tests.testing import ALONE, examples
+from tests.testing import ALONE, examples, take
 
 
 @dataclass
@@ -72,8 +72,7 @@ def test_a_pass_that_is_resumed_on_other_ranks(leaf_of: Callable[..., Path]) -> 
 
     leaf = leaf_of(26, "hf")
     (alone,) = loaders(leaf, 1, passes)
-    for _, _ in zip(range(5), alone, strict=False):
-        pass
+    take(alone, 5)
     ranks = loaders(leaf, 3, passes)
     for rank in ranks:
         rank.load_state_dict(alone.state_dict())

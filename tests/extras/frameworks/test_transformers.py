@@ -133,23 +133,6 @@ def without_copies(seen: list[list[int]], passes: list[list[int]]) -> list[list[
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("draw", range(12))
-def test_any_layout_goes_on_where_any_other_was(draw: int, tmp_path: Path, leaf_of: Leaf) -> None:
-    """Four runs, one after the other, with other processes, workers and accumulation each; packed or not."""
-    drawn, leaf = random.Random(draw), leaf_of(SAMPLES, "hf")
-    data, steps, resume, before = {"packed": draw % 3 == 2}, 0, None, 0
-    for part in range(4):
-        ranks, steps = drawn.choice([1, 2, 3]), steps + drawn.randint(1, 6)
-        given = {"gradient_accumulation_steps": drawn.randint(1, 3), "workers": drawn.randint(0, 1), "data": data}
-        run = partial(train, leaf, tmp_path, f"part{part}", max_steps=steps, resume=resume, **given)
-        found = run_processes(ranks, run, tmp_path)
-        seen = micro_batches(tmp_path, f"part{part}")
-        assert len(seen) >= ranks and seen == expected(leaf, before + len(seen), **data)[before:]
-        assert [(done, batches) for done, _, batches, *_ in found] == [(steps, len(seen) // ranks)] * ranks
-        before, resume = before + len(seen), True
-
-
-@pytest.mark.nightly
 def test_killed_at_any_moment_again_and_again(tmp_path: Path, leaf_of: Leaf) -> None:
     """Also in the middle of a save, which is at every step: what is left half written is passed over."""
     leaf, drawn, kills, resumed = leaf_of(SAMPLES, "hf"), random.Random(0), 0, 0

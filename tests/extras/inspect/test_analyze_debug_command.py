@@ -11,7 +11,7 @@ from PIL import Image
 from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.extras.inspect.analyze_debug import HeatMap
 from tests.conftest import text_dataset
-from tests.testing import command
+from tests.testing import command, take
 
 
 def analyze(*arguments: object) -> tuple[int, str]:
@@ -52,8 +52,7 @@ def traces(tmp_path: Path) -> Path:
         config = WorkerConfig(rank=rank, world_size=2)
         dataset = get_train_dataset(path, worker_config=config, batch_size=1)
         with get_savable_loader(dataset, trace=str(tmp_path / f"traces/{rank}.jsonl")) as loader:
-            for _ in zip(range(10), loader, strict=False):
-                pass
+            take(loader, 10)
     return tmp_path / "traces"
 
 

@@ -13,7 +13,7 @@ from energon_lite import TaskEncoder, WorkerConfig, get_savable_loader, get_trai
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect.audited_run import PlannedSteps
 from energon_lite.extras.inspect.recorded_steps import RecordedStep, read_metrics, read_traces
-from tests.testing import command
+from tests.testing import command, take
 
 WriteDataset = Callable[..., Path]
 
@@ -117,8 +117,7 @@ def test_runs_whose_hooks_decide_are_compared_and_not_planned(texts: Path, tmp_p
                 texts, batch_size=3, task_encoder=Twice(), chunk_size=6, lanes=2, worker_config=config
             )
             with get_savable_loader(dataset, trace=tmp_path / f"{name}.jsonl") as loader:
-                for _ in zip(range(12 // ranks), loader, strict=False):
-                    pass
+                take(loader, 12 // ranks)
     traces = [tmp_path / "two.rank0.jsonl", tmp_path / "two.rank1.jsonl"]
     code, said = audit(*traces, "--against", tmp_path / "one.jsonl")
     assert code == 0 and "the same samples in all" in said

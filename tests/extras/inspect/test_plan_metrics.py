@@ -11,7 +11,7 @@ from energon_lite.batching.capacity import Capacity
 from energon_lite.batching.micro_batches import MicroBatches
 from energon_lite.batching.steps import whole_steps
 from energon_lite.batching.strategy import strategy_from_dict
-from energon_lite.extras.inspect.plan_metrics import (
+from energon_lite.extras.inspect.planning import (
     even_balance,
     lateness,
     length_correlation,

@@ -25,6 +25,7 @@ from energon_lite.extras.inspect.quarantine import Quarantine
 from energon_lite.loading.batch_observer import ObservedRank
 from energon_lite.loading.executors.executor import WorkSeconds
 from energon_lite.loading.makers.batch_runner import Failure
+from tests.testing import take
 
 
 def observed(rank: int) -> ObservedRank:
@@ -63,8 +64,7 @@ def test_a_line_for_each_bad_sample(leaf_of: Any, tmp_path: Path, workers: int) 
     file = tmp_path / "new" / "bad.jsonl"
     with _loader(leaf_of(30), file, workers=workers) as loader:
         assert _lines(file) == []
-        for _ in zip(range(40), loader, strict=False):  # several epochs
-            pass
+        take(loader, 40)  # several epochs
         assert loader.stats()["quarantine"] == {"path": str(file), "written": 6, "lost": 0}
         lines = {line["key"]: line for line in _lines(file)}
         assert len(lines) == len(_lines(file)) == 6 and lines.keys() == BAD
@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_written_is_warned_of_once(
     (tmp_path / "a folder").mkdir()
     path = Path(bad) if bad.startswith("/") else tmp_path / bad
     with _loader(leaf_of(30), path) as loader:
-        assert len([batch for _, batch in zip(range(20), loader, strict=False)]) == 20
+        assert len(take(loader, 20)) == 20
         stats = loader.stats()
     assert stats["quarantine"]["written"] == 0 and stats["quarantine"]["lost"] >= 6
     warnings = [record.getMessage() for record in caplog.records if record.name.endswith(".quarantine")]
@@ -207,8 +207,7 @@ def test_only_one_of_several_peers_writes(leaf_of: Any, tmp_path: Path) -> None:
     config = WorkerConfig(rank=0, world_size=1, saves_state=False)
     dataset = get_train_dataset(leaf_of(30), batch_size=4, task_encoder=Picky(), worker_config=config)
     loader: SavableDataLoader = get_savable_loader(dataset, quarantine=tmp_path / "bad.jsonl")
-    for _ in zip(range(20), loader, strict=False):
-        pass
+    take(loader, 20)
     assert not (tmp_path / "bad.jsonl").exists() and "quarantine" not in loader.stats()
 
 

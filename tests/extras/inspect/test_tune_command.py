@@ -53,7 +53,7 @@ def test_batches_by_tokens_in_one_word(folder: Path) -> None:
     assert found.exit_code == 0 and json.loads(found.stdout)["best"]["samples"] > 0, found.output
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # each time, proposals on machines that are made up (tuning/test_search.py)
 def test_it_proposes_workers(folder: Path) -> None:
     given = ["--task-encoder", "tuned_encoders:Sleeps", "--batch-size", 4, "--seconds", 20, "--most-workers", 4]
     found = tune(folder, *given, "--step-seconds", 0.021)

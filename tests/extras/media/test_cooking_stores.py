@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import tarfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,7 +33,7 @@ from energon_lite.hooks import HookContext, hook_context
 from energon_lite.loading.makers import metadataset_keys
 from energon_lite.storage.prepare.prepare import prepare_dataset
 from energon_lite.storage.stores import CachePool, FileStore, NoCachePool
-from tests.testing import ALONE, alone
+from tests.testing import ALONE, alone, take, write_tar
 
 CRUDE = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 COUNT = 8
@@ -78,20 +76,11 @@ class PackedTexts(Texts):
         return TextSample.derive_from(samples[0], text=" & ".join(sample.text for sample in samples))
 
 
-def write_tar(path: Path, members: dict[str, bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-
-
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ENERGON_LITE_CACHE", os.fspath(tmp_path / "index"))
-    write_tar(tmp_path / "own/a.tar", {f"{n:03d}.json": json.dumps({"n": n}).encode() for n in range(COUNT)})
-    write_tar(tmp_path / "texts/a.tar", {f"{n}.txt": f"text {n}".encode() for n in range(COUNT)})
+    write_tar(tmp_path / "own/a.tar", [(f"{n:03d}", {"json": json.dumps({"n": n}).encode()}) for n in range(COUNT)])
+    write_tar(tmp_path / "texts/a.tar", [(str(n), {"txt": f"text {n}".encode()}) for n in range(COUNT)])
     for name in ("own", "texts"):
         prepare_dataset(tmp_path / name, split_ratio="1,0,0")
     (tmp_path / "own/.nv-meta/dataset.yaml").write_text(CRUDE)
@@ -124,7 +113,7 @@ def test_in_all_kinds_of_workers(root: Path) -> None:
             with get_savable_loader(
                 dataset(root, encoder, workers=workers, **more), start_method=start_method, cache_pool=pool
             ) as loader:
-                batches = [batch for batch, _ in zip(loader, range(6), strict=False)]
+                batches = take(loader, 6)
                 again = loader.restore_sample(batches[3].__restore_key__)
                 assert (again.text, again.__sources__) == (batches[3].text, batches[3].__sources__)
                 state = loader.save_state_rank()

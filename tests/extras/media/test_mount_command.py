@@ -22,8 +22,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def operations(tmp_path: Path) -> FileOperations:
-    write_dataset(tmp_path / "set", {"a.tar": [("k/0", {"txt": b"zero"}), ("1", {"txt": b"one"})]})
-    return FileOperations(FileView(str(tmp_path / "set")))
+    shards = {
+        "a.tar": [("0", {"txt": b"zero", "seg.png": b"123"}), ("dir/1", {"txt": b"one"})],
+        "b.tar": [("dir/sub/2", {"txt": b""}), ("0", {"txt": b"again"})],
+    }
+    return FileOperations(FileView(str(write_dataset(tmp_path / "set", shards))))
 
 
 def number_of(call: Any, *arguments: Any) -> int | None:
@@ -34,17 +37,36 @@ def number_of(call: Any, *arguments: Any) -> int | None:
 
 class TestOperations:
     def test_what_is_there(self, operations: FileOperations) -> None:
-        assert operations.readdir("/", 0) == [".", "..", "k", "1.txt"] and operations.readdir("/k", 0)[2:] == ["0.txt"]
-        file, folder = operations.getattr("/1.txt"), operations.getattr("/k")
+        assert operations.readdir("/", 0) == [".", "..", "0.txt", "0.seg.png", "dir"]
+        assert sorted(operations.readdir("/dir", 0)[2:]) == ["1.txt", "sub"]
+        assert operations.readdir("/dir/sub/", 0)[2:] == ["2.txt"]
+        file, folder = operations.getattr("/dir/1.txt"), operations.getattr("/dir")
         assert file["st_size"] == 3 and stat.S_ISREG(file["st_mode"]) and file["st_mode"] & 0o777 == 0o444
         assert stat.S_ISDIR(folder["st_mode"]) and stat.S_ISDIR(operations.getattr("/")["st_mode"])
-        assert operations.open("/k/0.txt", os.O_RDONLY) == 0 and operations.read("/k/0.txt", 3, 1, 0) == b"ero"
-        assert operations.statfs("/")["f_files"] == 2
+        assert operations.open("/0.txt", os.O_RDONLY) == 0 and operations.read("/0.txt", 3, 1, 0) == b"ero"
+        assert operations.read("/dir/1.txt", 2, 2, 0) == b"e" and operations.read("/dir/1.txt", 9, 70, 0) == b""
+        view = operations.view
+        assert operations.statfs("/")["f_files"] == view.files == 5 and (view.doubled, view.total_size) == (1, 15)
 
-    def test_what_is_not(self, operations: FileOperations) -> None:
-        assert number_of(operations.getattr, "/2.txt") == errno.ENOENT == number_of(operations.readdir, "/none", 0)
-        assert number_of(operations.open, "/1.txt", os.O_RDWR) == errno.EROFS
-        assert number_of(operations.read, "/k", 1, 0, 0) == errno.EISDIR
+    @pytest.mark.parametrize("path", ["1.txt", "0.png", "0", "dir/1", "dir/none", "dir/1.txt/x", "0.txt.gz"])
+    def test_what_is_not(self, operations: FileOperations, path: str) -> None:
+        assert number_of(operations.getattr, f"/{path}") == errno.ENOENT == number_of(operations.readdir, f"/{path}", 0)
+        assert number_of(operations.open, "/0.txt", os.O_RDWR) == errno.EROFS
+        assert number_of(operations.read, "/dir", 1, 0, 0) == errno.EISDIR
+
+    def test_a_folder_for_each_sample(self, operations: FileOperations) -> None:
+        view = FileView(operations.view.source.path, sample_folders=True)
+        assert sorted(view.listing("")) == ["0", "dir"] and sorted(view.listing("dir")) == ["1", "sub"]
+        assert [*view.listing("0")] == ["txt", "seg.png"] and view.read("0/seg.png", 9) == b"123"
+        assert view.entry("0").size == 7 and view.read("dir/sub/2/txt", 9) == b""
+        for path in ("2", "0/png", "dir/1/txt/x"):
+            with pytest.raises(FileNotFoundError):
+                view.entry(path)
+
+    def test_json_lines(self, tmp_path: Path) -> None:
+        (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"b": 22}\n')
+        view = FileView(str(tmp_path / "a.jsonl"))
+        assert [*view.listing("")] == ["0.json", "1.json"] and view.read("1.json", 99) == b'{"b": 22}'
 
     @pytest.mark.parametrize("sample_folders", [False, True])
     def test_keys_that_are_no_paths(self, tmp_path: Path, sample_folders: bool) -> None:
@@ -61,7 +83,7 @@ class TestOperations:
 
     def test_a_shard_that_is_gone(self, operations: FileOperations) -> None:
         os.unlink(os.path.join(operations.view.source.path, "a.tar"))
-        assert number_of(operations.read, "/1.txt", 3, 0, 0) == errno.EIO
+        assert number_of(operations.read, "/0.txt", 3, 0, 0) == errno.EIO
 
 
 def _fuse_that_records(calls: list[Any]) -> ModuleType:

@@ -25,7 +25,7 @@ from energon_lite import (
 from energon_lite.batching.positions import mrope_positions
 from energon_lite.extras.tools.image_text_packing import ImageTextRow, ImageTextTaskEncoder
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, examples
+from tests.testing import ALONE, examples, take
 
 IMAGE, END = 9, 8
 SIZES = [(2, 2), (4, 2), (6, 4), (3, 7)]
@@ -102,7 +102,7 @@ def test_by_hooks(leaf_of: Any, size: int, tmp_path: Path) -> None:
         leaf_of(500), task_encoder=Pictures(capacity=60), worker_config=ALONE, batch_size=size, packing_buffer_size=32
     )
     with get_savable_loader(dataset, trace=tmp_path / "trace.jsonl") as loader:
-        rows = [row for _, row in zip(range(60), loader, strict=False)]
+        rows = take(loader, 60)
         stats = loader.stats()
     for row in rows:
         check_row(row, 60 * size)

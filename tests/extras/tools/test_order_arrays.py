@@ -6,11 +6,9 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -96,27 +94,6 @@ def test_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
     for thread in threads:
         thread.join()
     assert _bytes(tmp_path / "one") == _bytes(tmp_path / "many")
-
-
-def test_a_killed_build_leaves_nothing_under_the_name(tmp_path: Path) -> None:
-    """Killed while it writes; the next build takes the place of what is left, and is whole."""
-    code = (
-        "from energon_lite.extras.tools.order_arrays import build_blend_index;"
-        f"build_blend_index([3, 1], 10**9, {str(tmp_path / 'x')!r})"
-    )
-    building = subprocess.Popen([sys.executable, "-c", code], cwd=Path(arrays.__file__).parents[2])
-    unfinished = tmp_path / ".x.unfinished" / arrays.SAMPLE_INDEX
-    deadline = time.monotonic() + 60
-    while not (unfinished.exists() and unfinished.stat().st_blocks > 1000):
-        assert building.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    building.send_signal(signal.SIGKILL)
-    building.wait()
-    assert os.listdir(tmp_path) == [".x.unfinished"]
-    build_blend_index([3, 1], N, tmp_path / "x", workers=1)
-    assert os.listdir(tmp_path) == ["x"]
-    build_blend_index([3, 1], N, tmp_path / "y", workers=1)
-    assert _bytes(tmp_path / "x") == _bytes(tmp_path / "y")
 
 
 @pytest.mark.usefixtures("quick_disk")

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import tracemalloc
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -149,25 +149,6 @@ class TestErrors:
                 PackedList.from_iterable(items(), path)
         assert not list(tmp_path.iterdir())
 
-    @pytest.mark.parametrize(
-        ("damage", "message"),
-        [
-            (lambda data: data[:-1], "cut off"),
-            (lambda data: data + b"x", "overlong"),
-            (lambda data: data[:10], "not a packed list"),
-            (lambda data: b"PK" + data[2:], "not a packed list"),
-            (lambda data: data[:12] + b"\x63" + data[13:], "format 99"),
-            (lambda data: data[:-1] + b"!", "wrong checksum"),
-        ],
-    )
-    def test_damage(self, tmp_path: Path, damage: Callable[[bytes], bytes], message: str) -> None:
-        path = tmp_path / "x.pack"
-        PackedList.from_iterable([1, 2], path)
-        path.write_bytes(damage(path.read_bytes()))
-        with pytest.raises(DatasetError, match=message) as caught:
-            PackedList.open(path)
-        assert str(path) in str(caught.value)
-
 
 class Evil:
     """Its pickle makes a file."""
@@ -287,20 +268,6 @@ class TestFiles:
         monkeypatch.setattr(packed_list, "_cleaned", set())
         again = PackedList.from_iterable([4])
         assert not living & set(tmp_path.glob("*.pack")) and list(made) == [3] and list(again) == [4]
-
-    def test_a_forked_child_keeps_the_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """And neither its end nor that of its copy of the list removes it."""
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        made = PackedList.from_iterable([1])
-        child = os.fork()
-        if not child:
-            del made
-            gc.collect()
-            os._exit(0)
-        os.waitpid(child, 0)
-        monkeypatch.setattr(packed_list, "_cleaned", set())
-        assert list(PackedList.from_iterable([2])) == [2]
-        assert list(pickle.loads(pickle.dumps(made))) == [1]
 
     def test_leftovers_beside_a_named_file(self, tmp_path: Path) -> None:
         program = "import os; from energon_lite.extras.tools.packed_list import PackedList\n"

@@ -25,22 +25,14 @@ def test_metrics_keep_every_bit(tmp_path: Path) -> None:
     assert read_metrics(write(tmp_path / "m.jsonl", metrics)) == metrics
 
 
-def test_a_line_that_a_kill_has_cut_is_left_out(tmp_path: Path) -> None:
-    path = write(tmp_path / "m.jsonl", run_of(3.0, 2.0), rest='{"step": 3, "lo')
-    assert sorted(read_metrics(path)) == [1, 2]
-    assert last_step(path) == 2
-
-
-def test_a_last_line_that_is_whole_but_for_its_end_is_left_out_too(tmp_path: Path) -> None:
-    # Its last number may lack digits.
-    path = write(tmp_path / "m.jsonl", run_of(3.0), rest='{"step": 2, "loss": 2.0, "grad_norm": 1.0}')
-    assert sorted(read_metrics(path)) == [1]
-    assert last_step(path) == 1
-
-
-def test_the_last_step_of_no_file_and_of_an_empty_one_is_0(tmp_path: Path) -> None:
-    assert last_step(tmp_path / "missing.jsonl") == 0
-    assert last_step(write(tmp_path / "m.jsonl", {})) == 0
+@pytest.mark.parametrize(
+    "rest",
+    ['{"step": 3, "lo', '{"step": 3, "loss": 2.0, "grad_norm": 1.0}'],  # of the second, a number may lack digits
+)
+def test_a_line_that_a_kill_has_cut_is_left_out(tmp_path: Path, rest: str) -> None:
+    path = write(tmp_path / "m.jsonl", run_of(3.0, 2.0), rest=rest)
+    assert sorted(read_metrics(path)) == [1, 2] and last_step(path) == 2
+    assert last_step(tmp_path / "missing.jsonl") == last_step(write(path, {})) == 0
 
 
 def test_the_last_step_of_a_long_file_is_found_at_its_end(tmp_path: Path) -> None:

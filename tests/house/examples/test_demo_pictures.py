@@ -28,22 +28,14 @@ def reading(caption: str, said: str) -> Reading:
     return Reading("key", torch.rand(3, 8, 8), caption, said)
 
 
-# Nothing but zeros, rounding, and far too much: the axis of differences must take them all.
-@pytest.mark.parametrize("off", [0.0, 1e-16, 2.5])
-def test_losses_are_drawn_whatever_the_difference(tmp_path: Path, off: float) -> None:
-    curves = Curves(
-        run_of(1, 40), run_of(1, 23), run_of(21, 40), run_of(21, 40, off=off), 23, 20, ("TP 2", "DP 4"), 1e-5
-    )
+# Nothing but zeros, rounding, and far too much: the axis of differences must take them all; None: no other layout.
+@pytest.mark.parametrize("off", [0.0, 1e-16, 2.5, None])
+def test_losses_are_drawn_whatever_the_difference(tmp_path: Path, off: float | None) -> None:
+    other = None if off is None else run_of(21, 40, off=off)
+    curves = Curves(run_of(1, 40), run_of(1, 23), run_of(21, 40), other, 23, 20, ("TP 2", "DP 4"), 1e-5)
+    assert len(curves.resumed) == 2 + (off is not None)
     draw_losses(tmp_path / "losses.png", curves)
-    assert has_colour(tmp_path / "losses.png", RED)
-    assert has_colour(tmp_path / "losses.png", ORANGE)
-
-
-def test_a_run_without_another_layout_is_drawn_without(tmp_path: Path) -> None:
-    curves = Curves(run_of(1, 40), run_of(1, 23), run_of(21, 40), None, 23, 20, ("TP 2", ""), 1e-16)
-    assert len(curves.resumed) == 2
-    draw_losses(tmp_path / "losses.png", curves)
-    assert has_colour(tmp_path / "losses.png", ORANGE)
+    assert has_colour(tmp_path / "losses.png", ORANGE) and (off is None or has_colour(tmp_path / "losses.png", RED))
 
 
 def test_wrong_digits_are_red_and_only_they(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from examples.demo.source_text import Piece, cut, hold_out, library_modules
 
 
@@ -16,22 +18,19 @@ def test_pieces_are_whole_lines_and_lose_nothing(tmp_path: Path) -> None:
     assert "".join(piece.text for piece in pieces) == "".join(lines)
 
 
-def test_of_a_long_module_only_the_first_pieces_are_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "given", "pieces"),
+    [
+        ("abc\n" * 10, {"size": 7, "most": 2}, ["abc\nabc\n"] * 2),
+        ("abcdef\n\n\n", {"size": 5}, ["abcdef\n"]),
+        ("# coding: latin-1\n# é\n", {}, ["# coding: latin-1\n# é\n"]),
+    ],
+    ids=["of a long module the first", "a rest of blank lines is none", "in the declared coding"],
+)
+def test_pieces_of_a_module(tmp_path: Path, text: str, given: dict[str, int], pieces: list[str]) -> None:
     module = tmp_path / "mod.py"
-    module.write_text("abc\n" * 10)
-    assert list(cut([module], size=7, most=2)) == [Piece("mod-000", "abc\nabc\n"), Piece("mod-001", "abc\nabc\n")]
-
-
-def test_a_rest_of_blank_lines_is_no_piece(tmp_path: Path) -> None:
-    module = tmp_path / "mod.py"
-    module.write_text("abcdef\n\n\n")
-    assert list(cut([module], size=5)) == [Piece("mod-000", "abcdef\n")]
-
-
-def test_the_declared_coding_of_a_module_is_obeyed(tmp_path: Path) -> None:
-    module = tmp_path / "mod.py"
-    module.write_bytes("# coding: latin-1\n# é\n".encode("latin-1"))
-    assert next(cut([module])).text == "# coding: latin-1\n# é\n"
+    module.write_bytes(text.encode("latin-1"))
+    assert list(cut([module], **given)) == [Piece(f"mod-{number:03}", piece) for number, piece in enumerate(pieces)]
 
 
 def test_whole_modules_are_held_out() -> None:

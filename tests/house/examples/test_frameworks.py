@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.testing import nightly_but
+
 #: More than an epoch of the 14 samples, in batches of 2, so that every loop begins its data again somewhere.
 STEPS = 17
 
 
-@pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers", "distributed_checkpoint"])
-@pytest.mark.parametrize("stop", [5, 8, 10])
+@pytest.mark.parametrize(
+    ("framework", "stop"),
+    nightly_but(
+        {1, 3, 8, 10},
+        itertools.product(["accelerate", "lightning", "transformers", "distributed_checkpoint"], [5, 8, 10]),
+    ),
+)
 def test_a_resumed_run_sees_what_an_undisturbed_one_sees(
     framework: str, stop: int, tmp_path: Path, leaf_of: Callable[..., Path]
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 from energon_lite.errors import TopologyError
 from energon_lite.trainer.models.config import ModelConfig, VisionConfig
 from energon_lite.trainer.models.llama import LlamaModel
-from energon_lite.trainer.models.vision_transformer import VisionBlock
+from energon_lite.trainer.models.vision import VisionBlock
 from energon_lite.trainer.optimizer.config import OptimizerConfig
 from energon_lite.trainer.parallel.mesh import build_mesh
 from energon_lite.trainer.parallel.parameters import freeze

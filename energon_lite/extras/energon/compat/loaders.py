@@ -18,9 +18,9 @@ from energon_lite.batching.plan import FixedPlan
 from energon_lite.errors import UnknownLengthError
 from energon_lite.extras.energon.compat.dealt_plan import DealtChunkPlan, DealtPlan, Shares
 from energon_lite.extras.energon.compat.hooks import DefaultTaskEncoder
+from energon_lite.extras.energon.keywords import loader_arguments
 from energon_lite.extras.energon.wrappers.datasets import GcDataset
 from energon_lite.loading import loader, recipes, savable_loader
-from energon_lite.loading.energon_compat import loader_arguments
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.iterators.lane_dataset import LaneDataset
 from energon_lite.loading.iterators.planned_dataset import PlannedDataset

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from typing_extensions import Self
@@ -77,11 +78,7 @@ class ItemsDataset(PlannedDataset):
         for row in rows:
             for branch, item, epoch in row:
                 wanted.setdefault((branch, epoch), set()).add(item)
-        first = 0
-        firsts = list[int]()
-        for inner_branch in self.branches:
-            firsts.append(first)
-            first += len(inner_branch.dataset.leaves)
+        firsts = _first_leaves(self.branches)
         made: dict[tuple[int, int, int], Job] = {}
         for (branch, epoch), items in wanted.items():
             numbers = sorted(items)
@@ -199,12 +196,11 @@ class ItemsRunner(JobRunner):
     ):
         self.branches = [replace(branch, dataset=branch.dataset.for_workers()) for branch in branches]
         self._batcher = batcher
-        self.first_leaves = list[int]()
-        self._runners = list[JobRunner]()
-        for branch in branches:
-            self.first_leaves.append(first_leaf)
-            self._runners.append(branch.dataset.runner_among(leaves, first_leaf))
-            first_leaf += len(branch.dataset.leaves)
+        self.first_leaves = _first_leaves(branches, first_leaf)
+        self._runners: list[JobRunner] = [
+            branch.dataset.runner_among(leaves, first)
+            for branch, first in zip(branches, self.first_leaves, strict=True)
+        ]
         first = self._runners[0]
         super().__init__(leaves, first.encoder, first.hooks, seed=seed, error_handler=error_handler)
         self.seeded_hooks = frozenset().union(*(runner.seeded_hooks for runner in self._runners))
@@ -311,11 +307,8 @@ class ItemsRunner(JobRunner):
             examples = list[Any]()
             for item in range(self.branches[0].dataset.plan.count(0) or _MANY):
                 part = self.branches[0].dataset.jobs(0, [(item,)])[0]
-                examples += [
-                    item_of_branch
-                    for item_of_branch in [self._item(0, shifted(part, self.first_leaves[0]), part).batch]
-                    if item_of_branch is not None
-                ]
+                made = self._item(0, shifted(part, self.first_leaves[0]), part).batch
+                examples += [] if made is None else [made]
                 if len(examples) == 2:
                     break
             made = self._apply(self._batcher, examples, job, 0) if examples else None
@@ -323,6 +316,11 @@ class ItemsRunner(JobRunner):
                 raise SampleError("what an empty batch looks like is not clear", fix="see what the batcher makes")
             self._example = made, len(examples)
         return empty_like(*self._example)
+
+
+def _first_leaves(branches: Sequence[Branch], first: int = 0) -> list[int]:
+    """Return the number of the first leaf of each branch, among the leaves of all of them."""
+    return list(accumulate((len(branch.dataset.leaves) for branch in branches[:-1]), initial=first))
 
 
 def shifted(job: Any, first_leaf: int) -> Any:

@@ -50,6 +50,12 @@ class ItemStream(ABC):
     def lookup(self, positions: Ints) -> Addresses:
         """Return branch, number of the item in its pass, and pass, at positions (``[k]`` int64)."""
 
+    def _in_passes(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Return the pass of each position, and its place in the pass."""
+        if self.per_pass is None:
+            return np.zeros_like(positions), positions
+        return np.divmod(positions, self.per_pass)
+
 
 class PlanStream(ItemStream):
     """Items of one data set, in the order of its plan.
@@ -128,8 +134,7 @@ class ConcatStream(ItemStream):
         self.per_pass = None if lengths and lengths[-1] is None else int(self._starts[-1])
 
     def lookup(self, positions: Ints) -> Addresses:
-        passes = np.zeros_like(positions) if self.per_pass is None else positions // self.per_pass
-        inside = positions if self.per_pass is None else positions % self.per_pass
+        passes, inside = self._in_passes(positions)
         which = np.searchsorted(self._starts[1:-1], inside, side="right")
         lengths = np.diff(self._starts)
         if self.per_pass is None:
@@ -168,9 +173,9 @@ class BlendStream(ItemStream):
                 blend = Blend([self._weights[number] for number in numbers], hash_ints(self._key, len(stages)))
             stages.append(_Stage(begin, numbers, blend, shown.copy()))
             ends = [
-                _first_with(blend, place, left_here)
-                for place, number in enumerate(numbers)
-                if (left_here := left[number]) is not None
+                _first_with(blend, place, rest)
+                for place, number in enumerate(numbers.tolist())
+                if (rest := left[number]) is not None
             ]
             if not ends:
                 break
@@ -178,18 +183,14 @@ class BlendStream(ItemStream):
             counts = np.array([length]) if blend is None else blend.counts_before(length)
             shown[numbers] += counts
             begin += length
-            rest = {number: left[number] for number in left}
-            for place, number in enumerate(numbers.tolist()):
-                so_far = rest[number]
-                if so_far is not None:
-                    left[number] = so_far - int(counts[place])
-                    if not left[number]:
-                        del left[number]
+            for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+                rest = left.pop(number)
+                if rest is None or rest > count:
+                    left[number] = None if rest is None else rest - count
         return stages
 
     def lookup(self, positions: Ints) -> Addresses:
-        passes = np.zeros_like(positions) if self.per_pass is None else positions // self.per_pass
-        inside = positions if self.per_pass is None else positions % self.per_pass
+        passes, inside = self._in_passes(positions)
         begins = np.array([stage.begin for stage in self._stages])
         stage_of = np.searchsorted(begins, inside, side="right") - 1
         which = np.empty_like(positions)
@@ -256,8 +257,7 @@ class ShuffleStream(ItemStream):
 
     def lookup(self, positions: Ints) -> Addresses:
         per_pass = self.per_pass
-        passes = np.zeros_like(positions) if per_pass is None else positions // per_pass
-        inside = positions if per_pass is None else positions % per_pass
+        passes, inside = self._in_passes(positions)
         number = inside // self._window
         start = number * self._window
         length = np.full_like(inside, self._window) if per_pass is None else np.minimum(self._window, per_pass - start)

@@ -6,8 +6,9 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import click
@@ -72,7 +73,7 @@ def command(path: str, as_json: bool, ranks: Ranks, **asked: Any) -> None:
         "trust_code": asked["trust_code"],
         "optional": frozenset(asked["optional"]),
     }
-    whole, joined = _specs(local_path(path), asked, notes), list[LeafSpec]()
+    whole, joined = _specs(local_path(path), asked), list[LeafSpec]()
     for spec in whole:
         joined += _members(spec, notes)
     alone = [spec for spec in whole if spec.join is None]
@@ -83,7 +84,7 @@ def command(path: str, as_json: bool, ranks: Ranks, **asked: Any) -> None:
     groups = [(specs, options) for specs in _by_dataset(alone)] + [(specs, bare) for specs in _by_dataset(joined)]
     for specs, how in groups:
         try:
-            target = _target(specs, how, notes, asked["split_parts"] is not None)
+            target = _target(specs, how, notes)
         except DatasetError as error:  # continue with the other data sets
             notes.append(Problem(specs[0].path, "", "", "", "data set", error.what))
             continue
@@ -104,7 +105,7 @@ def command(path: str, as_json: bool, ranks: Ranks, **asked: Any) -> None:
 # -- data sets ------------------------------------------------------------------------------------------------------
 
 
-def _specs(path: str, asked: dict[str, Any], notes: list[Problem]) -> list[LeafSpec]:
+def _specs(path: str, asked: dict[str, Any]) -> list[LeafSpec]:
     """References to all data sets, in all splits."""
     labels = json_object(asked["subflavors"] or None, "--subflavors", '{"kind": "chat"}') or {}
     files = asked["dataset_config"], asked["split_config"]
@@ -147,7 +148,7 @@ def _by_dataset(specs: Sequence[LeafSpec]) -> list[list[LeafSpec]]:
     return list(groups.values())
 
 
-def _target(specs: Sequence[LeafSpec], options: dict[str, Any], notes: list[Problem], by_split: bool) -> Target:
+def _target(specs: Sequence[LeafSpec], options: dict[str, Any], notes: list[Problem]) -> Target:
     """The shards of a data set to examine.
 
     Raises:
@@ -215,16 +216,15 @@ def _plain(reports: Sequence[LintReport], notes: Sequence[Problem]) -> dict[str,
             }
             for report in reports
         ],
-        "problems": [problem.plain() for problem in problems],
+        "problems": [asdict(problem) for problem in problems],
     }
 
 
 def _show(reports: Sequence[LintReport], notes: Sequence[Problem]) -> None:
     for problem in notes:
         click.echo(f"{problem.dataset}: {problem.where}: {problem.what}")
-    for report in reports:
-        for line in _lines(report):
-            click.echo(line)
+    for line in chain.from_iterable(map(_lines, reports)):
+        click.echo(line)
 
 
 def _lines(report: LintReport) -> Iterator[str]:

@@ -6,9 +6,9 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon_lite.extras.inspect.linting.work import Findings, LintWork, Problem, Span, Target
 from energon_lite.storage.files.urls import is_remote
@@ -41,7 +41,6 @@ class LintReport:
         skipped: number of these that a hook of the user's skipped.
         excluded: number of samples that ``split.yaml`` excludes, which were not examined.
         problems: problems in the order of shards and samples; duplicate keys come last.
-        is_share: the report covers this rank's share only; rank 0 has the whole.
     """
 
     path: str
@@ -50,7 +49,6 @@ class LintReport:
     skipped: int = 0
     excluded: int = 0
     problems: list[Problem] = field(default_factory=list)
-    is_share: bool = False
 
     @property
     def broken(self) -> list[Problem]:
@@ -104,7 +102,7 @@ def lint(
         raise
     if ranks.rank:
         samples = sum(job.done[span]["samples"] for span in job.made)
-        return LintReport(path, samples=samples, is_share=True)
+        return LintReport(path, samples=samples)  # of its share; rank 0 has the whole
     report = LintReport(path, len({span.shard for span in spans}))
     for span in spans:
         if span in job.errors:
@@ -163,39 +161,24 @@ def _duplicates(
         return
     rounds = max(1, -(-total // _KEYS_AT_ONCE))
     for number in range(rounds):
-        hashes = []
-        owners = []
-        places = []
+        columns = []
         for owner, span in enumerate(spans):
             keys = job.read(span).keys
             wanted = np.flatnonzero((keys != 0) & (keys % np.uint64(rounds) == number))
-            hashes.append(keys[wanted])
-            owners.append(np.full(len(wanted), owner, dtype=np.int32))
-            places.append(wanted + span.start)
-        yield from _doubled(target, work, spans, np.concatenate(hashes), np.concatenate(owners), np.concatenate(places))
-
-
-def _doubled(
-    target: Target,
-    work: LintWork,
-    spans: Sequence[Span],
-    hashes: NDArray[np.uint64],
-    owners: NDArray[np.int32],
-    places: NDArray[np.int64],
-) -> Iterator[Problem]:
-    order = np.argsort(hashes, kind="stable")
-    same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
-    pairs = [(order[row], order[row + 1]) for row in same.tolist()]
-    # Sorted, so that the shards are opened one after the other.
-    wanted = sorted({(int(owners[sample]), int(places[sample])) for pair in pairs for sample in pair})
-    keys = {sample: work.key(spans[sample[0]].shard, sample[1]) for sample in wanted}
-    for pair in pairs:
-        (shard, key), (other, again) = (
-            (spans[owners[sample]].shard, keys[int(owners[sample]), int(places[sample])]) for sample in pair
-        )
-        if key == again:  # otherwise only the hashes are equal
-            where = "this shard" if shard == other else shard
-            yield Problem(target.spec.path, other, key, "", "duplicate key", f"a sample of {where} has the key, too")
+            columns.append((keys[wanted], np.full(len(wanted), owner, dtype=np.int32), wanted + span.start))
+        hashes, owners, places = map(np.concatenate, zip(*columns, strict=True))
+        order = np.argsort(hashes, kind="stable")
+        same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+        both = (np.stack([owners[rows], places[rows]], axis=1).tolist() for rows in (order[same], order[same + 1]))
+        pairs = [(tuple(first), tuple(again)) for first, again in zip(*both, strict=True)]
+        # Sorted, so that the shards are opened one after the other.
+        names = {(owner, place): work.key(spans[owner].shard, place) for owner, place in sorted({*chain(*pairs)})}
+        for first, again in pairs:
+            if names[first] == names[again]:  # otherwise only the hashes are equal
+                shard, other = spans[first[0]].shard, spans[again[0]].shard
+                where = "this shard" if shard == other else shard
+                what = f"a sample of {where} has the key, too"
+                yield Problem(target.spec.path, other, names[again], "", "duplicate key", what)
 
 
 class _Samples:

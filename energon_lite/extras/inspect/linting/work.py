@@ -72,10 +72,6 @@ class Problem:
         sample = f"{self.key}.{self.part}" if self.part and self.key else self.key or self.part
         return ": ".join(word for word in (self.shard, sample) if word) or self.dataset
 
-    def plain(self) -> dict[str, Any]:
-        """Return the problem as a dict of plain values."""
-        return dataclasses.asdict(self)
-
 
 #: Version of the rules; incremented when the same samples would be reported differently.
 _RULES = 1

@@ -205,16 +205,16 @@ def _write_file(file: str, site: Site, places: list[Place], samples: list[tuple[
 
 def _serve(site: Site, places: list[Place], samples: list[tuple[int, int]], leaf: int | None, port: int) -> None:
     with PreviewServer(site, port) as server:
-        address = server.url.removesuffix(site.base)
+        page = site.links.overview()
         if places:
-            address += site.links.place(places[0])
+            page = site.links.place(places[0])
         elif samples:
-            address += site.links.sample(*samples[0], 0)
+            page = site.links.sample(*samples[0], 0)
         elif leaf is not None:
-            address += site.links.leaf(leaf)
-        else:
-            address = server.url
-        click.echo(f"Open {address}\nThe page is for this machine only. Ctrl-C ends it.")
+            page = site.links.leaf(leaf)
+        click.echo(
+            f"Open {server.url.removesuffix(site.base)}{page}\nThe page is for this machine only. Ctrl-C ends it."
+        )
         try:
             server.serve_forever()
         except KeyboardInterrupt:

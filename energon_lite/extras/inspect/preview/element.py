@@ -22,9 +22,11 @@ __all__ = [
     "Markup",
     "colour_of",
     "document",
+    "dot",
     "element",
     "histogram",
     "joined",
+    "linked",
     "raw",
     "segments_bar",
     "share_bar",
@@ -73,6 +75,11 @@ def element(tag: str, /, *children: Child, **attributes: str | int | float | boo
         _add(parts, children)
         parts.append(f"</{tag}>")
     return Markup("".join(parts))
+
+
+def linked(child: Child, address: str | None) -> Child:
+    """Make a link of a child; without an address it stays as it is."""
+    return element("a", child, href=address) if address else child
 
 
 def joined(*children: Child) -> Markup:
@@ -129,6 +136,11 @@ _SKEWED = 12
 def colour_of(leaf: int) -> str:
     """Return the CSS class of a data set's colour."""
     return f"c{leaf % COLOURS}"
+
+
+def dot(leaf: int) -> Markup:
+    """Draw a dot in a data set's colour, in front of a name."""
+    return element("span", class_=f"dot {colour_of(leaf)}", aria_hidden="true")
 
 
 def share_bar(share: float, leaf: int | None = None) -> Markup:

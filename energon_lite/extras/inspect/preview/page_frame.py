@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from urllib.parse import urlencode
 
 from energon_lite.extras.inspect.preview.element import Child, Markup, document, element, raw, url_path
 from energon_lite.extras.inspect.preview.shown_run import ShownRun
 from energon_lite.extras.inspect.preview.steps import Place
 
-__all__ = ["Links", "ServedLinks", "error_page", "page", "policy"]
+__all__ = ["Links", "error_page", "page", "policy"]
 
 
 #: Prefix of a name in a URL, so that a name of dots is not a parent folder.
@@ -19,74 +18,52 @@ NAME = "="
 
 
 class Links:
-    """Addresses of a page's links; None if a target is not available. This class has none; see the derived ones."""
+    """Addresses of a page's links.
+
+    Args:
+        base: path prefix of all addresses on the server, including the token. None: the page stands alone, and no
+            target is available.
+    """
+
+    def __init__(self, base: str | None = None):
+        self._base = base
+
+    def _to(self, *segments: object) -> str | None:
+        return None if self._base is None else self._base + url_path(*segments)
 
     def overview(self) -> str | None:
         """Return the address of the first page."""
-        return None
+        return self._base
 
     def place(self, place: Place, *, whole: bool = False) -> str | None:
         """Return the address of a step; with ``whole``, of all its samples."""
-        return None
+        address = self._to("chunk", place.chunk, place.batch) if place.step is None else self._to("step", place.step)
+        return f"{address}?whole=1" if address and whole else address
 
     def sample(self, leaf: int, index: int, epoch: int) -> str | None:
         """Return the address of a single sample."""
-        return None
+        return self._to("sample", leaf, index, epoch)
 
     def leaf(self, leaf: int, first: int = 0) -> str | None:
         """Return the address of a data set's page, from its ``first`` sample on."""
-        return None
+        return self._to("leaf", leaf, first)
 
     def bad(self) -> str | None:
         """Return the address of the page of bad samples."""
-        return None
+        return self._to("bad")
 
     def find(self) -> str | None:
         """Return the target of the forms that find a step or a sample."""
-        return None
+        return self._to("find")
 
     def media(self, owner: tuple[object, ...], path: Sequence[str]) -> str | None:
-        """Return the address of media in a sample, or in a batch.
+        """Return the address of media in a sample, or in a batch; None if there are none.
 
         Args:
             owner: ``("sample", leaf, index, epoch, "stored" or "made")``, or ``("batch", place..., rank)``.
             path: names and numbers of the fields and entries that lead to it.
         """
-        return None
-
-
-class ServedLinks(Links):
-    """Addresses on the server.
-
-    Args:
-        base: path prefix of all addresses, including the token.
-    """
-
-    def __init__(self, base: str):
-        self._base = base
-
-    def overview(self) -> str:
-        return self._base
-
-    def place(self, place: Place, *, whole: bool = False) -> str:
-        more = "?" + urlencode({"whole": 1}) if whole else ""
-        parts = ("chunk", place.chunk, place.batch) if place.step is None else ("step", place.step)
-        return self._base + url_path(*parts) + more
-
-    def sample(self, leaf: int, index: int, epoch: int) -> str:
-        return self._base + url_path("sample", leaf, index, epoch)
-
-    def leaf(self, leaf: int, first: int = 0) -> str:
-        return self._base + url_path("leaf", leaf, first)
-
-    def bad(self) -> str:
-        return self._base + "bad"
-
-    def find(self) -> str:
-        return self._base + "find"
-
-    def media(self, owner: tuple[object, ...], path: Sequence[str]) -> str:
-        return self._base + url_path("media", *owner, *(NAME + step for step in path))
+        return self._to("media", *owner, *(NAME + step for step in path))
 
 
 _KEYS = (
@@ -204,11 +181,12 @@ def _header(run: ShownRun, links: Links, title: str, place: Place | None) -> Mar
 def _steps(before: str | None, after: str | None) -> Markup | None:
     if before is None and after is None:
         return None
-    back = (
-        element("a", "← Previous", href=before, rel="prev") if before else element("span", "← Previous", class_="muted")
-    )
-    forth = element("a", "Next →", href=after, rel="next") if after else element("span", "Next →", class_="muted")
-    return element("nav", back, forth, class_="turn", aria_label="Previous and next")
+    turns = ((before, "← Previous", "prev"), (after, "Next →", "next"))
+    ways = [
+        element("a", text, href=address, rel=rel) if address else element("span", text, class_="muted")
+        for address, text, rel in turns
+    ]
+    return element("nav", ways, class_="turn", aria_label="Previous and next")
 
 
 def _help() -> Markup:

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from energon_lite.errors import counted
-from energon_lite.extras.inspect.preview.element import Child, Markup, colour_of, element, share_bar
+from energon_lite.extras.inspect.preview.element import Child, Markup, dot, element, linked, share_bar
 from energon_lite.extras.inspect.preview.page_frame import Links
 from energon_lite.extras.inspect.preview.shown_run import ShownRun
 from energon_lite.extras.inspect.preview.steps import SampleMakers, ShownSample
@@ -31,13 +31,10 @@ __all__ = [
 
 def leaf_label(run: ShownRun, links: Links, leaf: int) -> Markup:
     """Draw the name of a data set, with its colour."""
-    dot = element("span", class_=f"dot {colour_of(leaf)}", aria_hidden="true")
-    name = element("bdi", run.leaf_name(leaf))
-    address = links.leaf(leaf)
-    return element("span", dot, element("a", name, href=address) if address else name, class_="leaf")
+    return element("span", dot(leaf), linked(element("bdi", run.leaf_name(leaf)), links.leaf(leaf)), class_="leaf")
 
 
-def failure_view(failure: Failure, run: ShownRun, links: Links, *, named: bool = False) -> Markup:
+def failure_view(failure: Failure, links: Links, *, named: bool = False) -> Markup:
     """Describe the failure of a sample, and the stage at which it was lost.
 
     Args:
@@ -46,10 +43,8 @@ def failure_view(failure: Failure, run: ShownRun, links: Links, *, named: bool =
     what = "skipped" if failure.skipped and not failure.dropped else "dropped" if failure.dropped else "failed"
     who: Child = None
     if named:
-        who = [element("bdi", failure.key, class_="key"), " "]
-        if failure.address is not None:
-            address = links.sample(failure.address[0], failure.address[1], failure.address[2])
-            who = [element("a", element("bdi", failure.key, class_="key"), href=address), " "] if address else who
+        address = None if failure.address is None else links.sample(*failure.address[:3])
+        who = [linked(element("bdi", failure.key, class_="key"), address), " "]
     head = element("p", who, element("strong", what), " in ", element("code", failure.stage), ": ", failure.reason)
     fix = element("p", failure.fix, class_="fix") if failure.fix else None
     trace = None
@@ -73,7 +68,7 @@ def sample_columns(shown: ShownSample, run: ShownRun, links: Links, amount: Amou
     stored = view("stored").parts(shown.stored)
     if shown.unread:
         stored = element("div", element("p", element("strong", "cannot be read"), ": ", shown.unread), class_="problem")
-    made: list[Child] = [failure_view(failure, run, links) for failure in shown.failures]
+    made: list[Child] = [failure_view(failure, links) for failure in shown.failures]
     for number, value in enumerate(shown.made):
         if len(shown.made) > 1:
             made.append(element("h4", f"{number + 1} of {len(shown.made)} results"))
@@ -103,7 +98,6 @@ def sample_card(
         planned: start, length, and whether that is a part of the sample, for tokens with a plan.
         note: a further remark.
     """
-    address = links.sample(shown.leaf, shown.index, shown.epoch)
     key = element("bdi", shown.key or f"sample {shown.index}", class_="key")
     facts = [f"number {shown.index:,}", f"epoch {shown.epoch:,}", shown.shard]
     if planned:
@@ -123,7 +117,7 @@ def sample_card(
         "article",
         element(
             "header",
-            element("h2", element("a", key, href=address) if address else key),
+            element("h2", linked(key, links.sample(shown.leaf, shown.index, shown.epoch))),
             element(
                 "p",
                 leaf_label(run, links, shown.leaf),
@@ -190,7 +184,7 @@ def tree(run: ShownRun, links: Links, makers: SampleMakers) -> Markup:
     columns += ["First picture"] if pictures else []
     head = element("tr", [element("th", name, scope="col") for name in columns])
     rows = [
-        _row(run, links, name, part, depth, number, staged, pictures)
+        _row(links, name, part, depth, number, staged, pictures)
         for name, part, depth, number in _branches(run, [*enumerate(facts)], 0)
     ]
     many = None
@@ -226,7 +220,6 @@ def _small(links: Links, makers: SampleMakers, leaf: int) -> str | None:
 
 
 def _row(
-    run: ShownRun,
     links: Links,
     name: str,
     part: Sequence[LeafFacts],
@@ -236,13 +229,11 @@ def _row(
     pictures: Mapping[int, str],
 ) -> Markup:
     share, samples = sum(leaf.share for leaf in part), sum(leaf.samples for leaf in part)
-    address = None if number is None else links.leaf(number)
-    text = element("bdi", name)
-    dot = element("span", class_=f"dot {colour_of(number)}", aria_hidden="true") if number is not None else None
+    label: Child = element("bdi", name)
+    if number is not None:
+        label = [dot(number), linked(label, links.leaf(number))]
     cells = [
-        element(
-            "th", dot, element("a", text, href=address) if address else text, scope="row", class_=f"d{min(depth, 6)}"
-        ),
+        element("th", label, scope="row", class_=f"d{min(depth, 6)}"),
         element("td", f"{samples:,}", class_="number"),
         element("td", share_bar(share, number), element("span", _percent(share), class_="number"), class_="shares"),
     ]
@@ -294,7 +285,7 @@ def bad_main(
     file: str | None,
 ) -> list[Child]:
     """Make the page of bad samples: those found while pages were made, and those of a quarantine file."""
-    met = [failure_view(failure.at(address), run, links, named=True) for address, failure in seen]
+    met = [failure_view(failure.at(address), links, named=True) for address, failure in seen]
     none = element("p", "No sample shown so far was lost.", class_="muted")
     parts: list[Child] = [element("h1", "Bad samples"), element("h2", "Found on these pages"), met or none]
     if file is not None:
@@ -323,4 +314,4 @@ def _line(line: Mapping[str, Any], run: ShownRun, links: Links) -> Markup:
         skipped=line.get("skipped") is True,
         address=address,
     )
-    return failure_view(failure, run, links, named=True)
+    return failure_view(failure, links, named=True)

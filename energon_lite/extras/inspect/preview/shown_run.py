@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from threading import Lock
 from typing import Any
 
@@ -78,12 +78,9 @@ class RunOptions:
         settings = state.get("identity", {}).get("settings") if isinstance(state.get("identity"), Mapping) else None
         if not isinstance(settings, Mapping):
             raise StateError("the state does not say how its run was", where=path, fix="give the options themselves")
-        same = (
-            *("split_part", "batch_size", "batch_drop_last", "packing_buffer_size", "batching", "length_column"),
-            *("length_field", "micro_batches_per_step", "shuffle_buffer_size", "max_samples_per_sequence", "repeat"),
-            *("seed", "kind"),
-        )
-        given = {name: settings[name] for name in same if name in settings}
+        others = ("dataset_config", "split_config", "trust_code", "chunks", "ranks", "state")
+        names = {field.name for field in fields(self)}.difference(others)
+        given = {name: settings[name] for name in names & settings.keys()}
         if "batching" in given:
             given |= {"length_column": settings.get("length_column"), "batch_size": None}
         lanes = state.get("lanes") if state.get("kind") == "lanes" else None

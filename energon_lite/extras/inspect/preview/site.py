@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from base64 import b64encode
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -17,7 +17,7 @@ import numpy as np
 from energon_lite.errors import EnergonLiteError, UsageError, counted
 from energon_lite.extras.inspect.preview.element import Child, element
 from energon_lite.extras.inspect.preview.media import Media, made_media, part_size, png_of, stored_media
-from energon_lite.extras.inspect.preview.page_frame import NAME, Links, ServedLinks, error_page, page
+from energon_lite.extras.inspect.preview.page_frame import NAME, Links, error_page, page
 from energon_lite.extras.inspect.preview.pages import (
     LEAF_SAMPLES,
     bad_main,
@@ -32,6 +32,7 @@ from energon_lite.extras.inspect.preview.shown_run import ShownRun
 from energon_lite.extras.inspect.preview.step_page import step_main
 from energon_lite.extras.inspect.preview.steps import Place, SampleMakers, StepFinder
 from energon_lite.extras.inspect.preview.value_view import Amount
+from energon_lite.extras.inspect.recorded_steps import json_lines
 from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.storage.files.atomic_file import write_bytes
 
@@ -99,9 +100,9 @@ class Site:
         self._batches = lru_cache(8)(self.finder.make)
 
     @property
-    def links(self) -> ServedLinks:
+    def links(self) -> Links:
         """Addresses of pages and media."""
-        return ServedLinks(self.base)
+        return Links(self.base)
 
     def answer(self, segments: Sequence[str], query: str, nonce: str) -> Answer:
         """Return the response at an address.
@@ -266,8 +267,8 @@ def _icon() -> bytes:
     return png_of(pixels)
 
 
-def _moved(address: str) -> Answer:
-    return Answer(HTTPStatus.SEE_OTHER, headers={"Location": address})
+def _moved(address: str | None) -> Answer:
+    return Answer(HTTPStatus.SEE_OTHER, headers={"Location": address or "/"})
 
 
 def _number(text: str) -> int:
@@ -276,28 +277,17 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _lines(path: str) -> list[Mapping[str, Any]]:
+def _lines(path: str) -> list[dict[str, Any]]:
     """Read the last lines of a quarantine file, newest first, without those that are not JSON.
 
     Raises:
         UsageError: the file cannot be read.
     """
-    records: list[Mapping[str, Any]] = []
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for text in file:
-                try:
-                    line = json.loads(text)
-                except ValueError:
-                    continue
-                if isinstance(line, dict):
-                    records.append(line)
-                    del records[:-_MOST_LINES]
+        return [*deque(json_lines(path), _MOST_LINES)][::-1]
     except OSError as error:
-        raise UsageError(
-            f"the quarantine file cannot be read: {error.strerror}", where=path, fix="correct --quarantine"
-        ) from None
-    return records[::-1]
+        what = f"the quarantine file cannot be read: {error.strerror}"
+        raise UsageError(what, where=path, fix="correct --quarantine") from None
 
 
 #: The largest embedded media in bytes, and the largest total of all of them.
@@ -313,6 +303,7 @@ class FileLinks(Links):
     """
 
     def __init__(self, site: Site):
+        super().__init__()
         self._site = site
         self._used = 0
         self.left_out = 0

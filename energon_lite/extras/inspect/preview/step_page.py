@@ -14,7 +14,16 @@ from energon_lite.batching.capacity import AttentionCost
 from energon_lite.batching.strategy import packing_capacity
 from energon_lite.batching.token_plan import TokenPlan
 from energon_lite.errors import counted
-from energon_lite.extras.inspect.preview.element import Child, Markup, colour_of, element, histogram, segments_bar
+from energon_lite.extras.inspect.preview.element import (
+    Child,
+    Markup,
+    colour_of,
+    dot,
+    element,
+    histogram,
+    linked,
+    segments_bar,
+)
 from energon_lite.extras.inspect.preview.media import fields_of
 from energon_lite.extras.inspect.preview.page_frame import Links
 from energon_lite.extras.inspect.preview.pages import failure_view, leaf_label, sample_card
@@ -45,7 +54,7 @@ def step_main(
     for batch in made:
         if batch.rank is not None and len(made) > 1:
             cards.append(element("h2", f"Rank {batch.rank}", class_="rank"))
-        cards.append(_batch(run, links, finder, place, batch))
+        cards.append(_batch(run, links, place, batch))
         room = len(batch.planned) if whole else max(0, _SAMPLES - shown)
         cards += _cards(run, links, makers, batch, room)
         shown += min(room, len(batch.planned))
@@ -53,13 +62,13 @@ def step_main(
     if shown < count:
         address = links.place(place, whole=True)
         words = counted(count - shown, "more sample")
-        more = element("p", element("a", f"Show {words}", href=address) if address else f"and {words}")
+        more = element("p", linked(f"Show {words}" if address else f"and {words}", address))
     title = str(place)[0].upper() + str(place)[1:]
     where = _where(run, finder, place)
     return [
         element("h1", title),
         element("p", where, class_="muted") if where else None,
-        _charts(run, finder, place, made),
+        _charts(run, finder, place),
         element(
             "div", element("div", cards, more, class_="cards"), coming(run, links, finder, place), class_="with-aside"
         ),
@@ -86,11 +95,8 @@ def _cards(run: ShownRun, links: Links, makers: SampleMakers, one: MicroBatch, r
         if shown.failures and len(one.used) == len(one.planned):
             used = one.used[number]
             if tuple(used[:3]) != tuple(address[:3]):
-                where = links.sample(*used[:3])
                 name = element("bdi", run.leaves[used[0]].source.key(used[1]), class_="key")
-                note = element(
-                    "p", "In its place: ", element("a", name, href=where) if where else name, class_="instead"
-                )
+                note = element("p", "In its place: ", linked(name, links.sample(*used[:3])), class_="instead")
         cards.append(sample_card(shown, run, links, planned=address[3:6], note=note, amount=Amount(800, 300, 4)))
     return cards
 
@@ -98,10 +104,10 @@ def _cards(run: ShownRun, links: Links, makers: SampleMakers, one: MicroBatch, r
 # -- the batch ----------------------------------------------------------------------------------------------------
 
 
-def _batch(run: ShownRun, links: Links, finder: StepFinder, place: Place, one: MicroBatch) -> Markup:
+def _batch(run: ShownRun, links: Links, place: Place, one: MicroBatch) -> Markup:
     """Draw the batch that the hooks made of the samples, and its failures."""
     parts: list[Child] = []
-    lost = [failure_view(failure, run, links, named=True) for failure in one.failures if not failure.shared]
+    lost = [failure_view(failure, links, named=True) for failure in one.failures if not failure.shared]
     if lost:
         is_end = one.batch is None and one.failures[-1].address is None
         words = "There is no batch: a run ends here" if is_end else f"{len(one.failures)} lost on the way"
@@ -147,12 +153,7 @@ def _pack(run: ShownRun, one: MicroBatch) -> Markup | None:
     rows = [
         element(
             "tr",
-            element(
-                "th",
-                element("span", class_=f"dot {colour_of(leaf)}", aria_hidden="true"),
-                element("bdi", name),
-                scope="row",
-            ),
+            element("th", dot(leaf), element("bdi", name), scope="row"),
             element("td", f"{length:,}", class_="number"),
             element("td", f"{100 * price / sum(costs):.1f}%", class_="number"),
         )
@@ -193,7 +194,7 @@ def _capacity(run: ShownRun) -> int | None:
     return capacity.limit if capacity is not None and capacity.unit == "packed_tokens" else None
 
 
-def _charts(run: ShownRun, finder: StepFinder, place: Place, made: Sequence[MicroBatch]) -> Markup | None:
+def _charts(run: ShownRun, finder: StepFinder, place: Place) -> Markup | None:
     """Draw histograms over all micro-batches of a chunk."""
     if place.step is not None:
         return None
@@ -235,11 +236,10 @@ def coming(run: ShownRun, links: Links, finder: StepFinder, place: Place, count:
     while at is not None and len(rows) < count:
         if finder.hooks_decide and at.chunk != place.chunk:
             break  # it would have to be made
-        address = links.place(at)
         words = f"Step {at.step:,}" if at.step is not None else f"{at.chunk:,} · {at.batch:,}"
         samples = [sample for _, addresses in finder.planned(at) for sample in addresses]
         leaves.update(sample[0] for sample in samples)
-        rows.append(element("li", element("a", words, href=address) if address else words, _strip(run, samples)))
+        rows.append(element("li", linked(words, links.place(at)), _strip(run, samples)))
         at = finder.after(at)
     body: Child = element("p", "Nothing: the run ends.", class_="muted")
     if rows:

@@ -3,7 +3,6 @@ small pictures."""
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,8 @@ import torch
 from energon_lite.config.leaf_spec import LeafSpec
 from energon_lite.config.metadataset import is_metadataset
 from energon_lite.errors import ConfigError, EmptyDatasetError, counted
-from energon_lite.extras.inspect.preview.media import pixels_of
+from energon_lite.extras.inspect.preview.media import fields_of, pixels_of
+from energon_lite.extras.inspect.preview.value_view import short_text, tensor_words
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder, hooks_of
 from energon_lite.loading.leaves import find_leaves, open_source, open_whole
 from energon_lite.loading.makers.job_runner import JobRunner
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["picture_lines", "sample_lines", "show_place", "show_samples"]
 
-#: Fields of every sample that do not describe its contents.
-_HIDDEN = ("__restore_key__", "__subflavors__", "__sources__", "__shard__")
 #: Characters of a text that are shown.
 _LONGEST_TEXT = 400
 #: Items of a collection that are shown.
@@ -47,16 +45,9 @@ def sample_lines(sample: Any, *, width: int, colours: bool) -> Iterator[str]:
         width: width of the terminal, in characters.
         colours: draw pictures; False: images are only described.
     """
-    if isinstance(sample, Mapping):
-        fields = dict(sample)
-    elif dataclasses.is_dataclass(sample):
-        fields = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
-    else:
-        fields = {"value": sample}
-    for name, value in fields.items():
-        if name in _HIDDEN or value is None:
-            continue
-        yield from _lines(name, value, "  ", width, colours, 0)
+    for name, value in fields_of(sample):
+        if name != "__subflavors__" and value is not None:
+            yield from _lines(name, value, "  ", width, colours, 0)
 
 
 def _lines(name: str, value: Any, indent: str, width: int, colours: bool, depth: int) -> Iterator[str]:
@@ -87,25 +78,12 @@ def _is_large(value: Any) -> bool:
 
 def _words(value: Any) -> str:
     if isinstance(value, (torch.Tensor, np.ndarray)):
-        kind = f"{type(value).__name__}{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-        if not value.size if isinstance(value, np.ndarray) else not value.numel():
-            return kind
-        if value.ndim <= 1:
-            return f"{kind} {_shorter(repr(value.reshape(-1)[:16].tolist()))}"
-        return f"{kind}, {value.min().item():.4g} to {value.max().item():.4g}" if _has_order(value) else kind
+        return tensor_words(value)
     if isinstance(value, (bytes, bytearray)):
         return f"{len(value):,} bytes {bytes(value[:16])!r}" + ("..." if len(value) > 16 else "")
     if hasattr(value, "getbands"):
         return f"image {value.size[0]}x{value.size[1]} {value.mode}"
-    return _shorter(repr(value))
-
-
-def _has_order(value: Any) -> bool:
-    return str(value.dtype).removeprefix("torch.") not in ("complex64", "complex128", "bool", "object")
-
-
-def _shorter(text: str) -> str:
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}... ({len(text):,} characters)"
+    return short_text(repr(value), _LONGEST_TEXT)
 
 
 def rgb_of(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

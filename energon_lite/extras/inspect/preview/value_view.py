@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,39 +25,19 @@ from energon_lite.extras.inspect.preview.media import (
     stream_of,
 )
 from energon_lite.extras.inspect.preview.shown_run import Decode
-from energon_lite.extras.inspect.preview.token_text import find_tokens, token_figure
+from energon_lite.extras.inspect.preview.token_text import TokenRow, find_tokens, token_figure
 from energon_lite.storage.samples.decoding import SampleDecoder
 
-__all__ = ["Amount", "ValueView", "tensor_words"]
+__all__ = ["Amount", "ValueView", "short_text", "tensor_words"]
 
 #: The deepest level of nested values that is drawn.
 _DEEPEST = 5
 #: Extensions of parts that are text, whatever their bytes.
 _TEXTS = frozenset(
-    [
-        "txt",
-        "text",
-        "json",
-        "jsonl",
-        "html",
-        "htm",
-        "svg",
-        "xml",
-        "md",
-        "csv",
-        "tsv",
-        "yaml",
-        "yml",
-        "py",
-        "tex",
-        "srt",
-        "vtt",
-        "cls",
-        "cls2",
-        "index",
-        "inx",
-        "id",
-    ]
+    (
+        *("txt", "text", "json", "jsonl", "html", "htm", "svg", "xml", "md", "csv", "tsv", "yaml", "yml", "py", "tex"),
+        *("srt", "vtt", "cls", "cls2", "index", "inx", "id"),
+    )
 )
 #: Extensions of parts that are decoded as arrays.
 _ARRAYS = frozenset({"npy", "npz", "pt", "pth", "ten", "tb", "pyd", "pickle", "pkl", "mp", "msg", "msgpack"})
@@ -106,23 +86,23 @@ class ValueView:
 
     def _entries(self, fields: Mapping[str, Any], path: tuple[str, ...], depth: int) -> Markup:
         row = find_tokens(fields)
-        rows: list[Child] = []
+        rows: list[Markup] = []
         for name, value in fields.items():
             if value is None or (name == "__subflavors__" and not _says_anything(value)):
                 continue
             if row is not None and name in row.fields:
-                if name == next(other for other in fields if other in row.fields):
-                    label = f"{', '.join(other for other in fields if other in row.fields)} of {self.name}"
-                    drawn = token_figure(row, label, self.decode, self.amount.tokens, self.more)
-                    names = [element("span", other) for other in fields if other in row.fields]
-                    rows.append(element("div", element("dt", names), element("dd", drawn), class_="wide"))
-                continue
-            drawn = self.value(name, value, (*path, name), depth, fields)
-            wide = "wide" if drawn.startswith(("<figure", "<div", "<dl", "<ol")) else None
-            rows.append(element("div", element("dt", name), element("dd", drawn), class_=wide))
-        if not rows:
-            return element("p", "no fields", class_="muted")
-        return element("dl", rows, class_="fields")
+                rows += self._tokens(row, name, fields)
+            else:
+                rows.append(_field(name, self.value(name, value, (*path, name), depth, fields)))
+        return _field_list(rows, "no fields")
+
+    def _tokens(self, row: TokenRow, name: str, fields: Mapping[str, Any]) -> Iterator[Markup]:
+        """Draw the fields that make up a row of tokens, once for all of them."""
+        names = [other for other in fields if other in row.fields]
+        if name == names[0]:
+            label = f"{', '.join(names)} of {self.name}"
+            drawn = token_figure(row, label, self.decode, self.amount.tokens, self.more)
+            yield _field([element("span", other) for other in names], drawn)
 
     def value(
         self, name: str, value: Any, path: tuple[str, ...], depth: int = 0, beside: Mapping[str, Any] | None = None
@@ -140,20 +120,20 @@ class ValueView:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, (bytes, bytearray)):
-            return self._player(made_media({"it": value}, ["it"]), name, path) or _bytes_words(bytes(value))
+            return self._as_stored(made_media({"it": value}, ["it"]), name, path) or _bytes_words(bytes(value))
         if stream_of(value) is not None:
-            return self._player(_media_of(value), name, path) or element("code", _short(repr(value)))
+            return self._as_stored(_media_of(value), name, path) or element("code", short_text(repr(value)))
         if (pixels := pixels_of(value)) is not None:
             return self._picture(name, pixels.shape, value, path)
         if isinstance(value, (torch.Tensor, np.ndarray)):
             return self._array(name, value, path, beside or {})
         if depth >= _DEEPEST:
-            return element("code", _short(repr(value)))
+            return element("code", short_text(repr(value)))
         if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
             return self._entries(dict(fields_of(value)), path, depth + 1)
         if isinstance(value, (list, tuple)):
             return self._list(name, value, path, depth)
-        return element("code", _short(repr(value)))
+        return element("code", short_text(repr(value)))
 
     def text(self, text: str, kind: str = "text") -> Markup:
         """Draw a text up to the limit."""
@@ -169,7 +149,7 @@ class ValueView:
         if not value:
             return element("span", "empty", class_="muted")
         if _is_plain(value) and not all(isinstance(item, str) for item in value):
-            return element("code", _short(repr(list(value[:64])), 400) + (" …" if len(value) > 64 else ""))
+            return element("code", short_text(repr(list(value[:64])), 400) + (" …" if len(value) > 64 else ""))
         if all(isinstance(item, Mapping) and isinstance(item.get("content"), str) for item in value):
             return self._chat(value)
         most = self.amount.items
@@ -207,20 +187,20 @@ class ValueView:
         words = tensor_words(value) if not hasattr(value, "getbands") else f"image {value.size[0]}×{value.size[1]}"
         if address is None:
             return element("code", words)
-        picture = element("img", src=address, alt=f"{name} of {self.name}, {words}", loading="lazy", decoding="async")
+        picture = _player("image", address, f"{name} of {self.name}, {words}")
         return element("figure", picture, None if shape is None else element("figcaption", words), class_="picture")
 
     def _film(self, name: str, value: torch.Tensor, path: tuple[str, ...]) -> Markup:
         most = min(len(value), self.amount.items)
         chosen = [round(n * (len(value) - 1) / max(1, most - 1)) for n in range(most)]
         frames = [
-            element("img", src=address, alt=f"frame {n} of {name} of {self.name}", loading="lazy", decoding="async")
+            _player("image", address, f"frame {n} of {name} of {self.name}")
             for n in dict.fromkeys(chosen)
             if (address := self.media((*path, str(n)))) is not None
         ]
         address = self.media((*path, "film"))
         label = f"{name} of {self.name}, {tensor_words(value)}"
-        player = element("video", src=address, controls=True, preload="none", aria_label=label) if address else None
+        player = _player("video", address, label) if address else None
         caption = element("figcaption", element("code", tensor_words(value)), f" {len(frames)} of {len(value)} frames")
         return element("figure", player, element("div", frames, class_="sheet"), caption, class_="film")
 
@@ -228,50 +208,41 @@ class ValueView:
         address = self.media(path)
         if address is None:
             return element("span", "a sound", class_="muted")
-        return element("audio", src=address, controls=True, preload="none", aria_label=f"{name} of {self.name}")
+        return _player("audio", address, f"{name} of {self.name}")
 
-    def _player(self, media: Any, name: str, path: tuple[str, ...]) -> Markup | None:
+    def _as_stored(self, media: Any, name: str, path: tuple[str, ...]) -> Markup | None:
         """Draw an image, audio or video that a browser gets as stored; None for other media."""
         if media is None:
             return None
         address, kind = self.media(path), media.content_type.partition("/")[0]
         words = f"{media.content_type}, {_size(media.size)}"
-        label, shown = f"{name} of {self.name}", element("span", words, class_="muted")
         if address is None:
-            return shown
-        if kind == "image":
-            shown = element("img", src=address, alt=label, loading="lazy", decoding="async")
-        elif kind == "audio":
-            shown = element("audio", src=address, controls=True, preload="metadata", aria_label=label)
-        else:
-            shown = element("video", src=address, controls=True, preload="metadata", aria_label=label)
+            return element("span", words, class_="muted")
+        shown = _player(kind, address, f"{name} of {self.name}", preload="metadata")
         return element("figure", shown, element("figcaption", words), class_="picture" if kind == "image" else kind)
 
     # -- stored parts ---------------------------------------------------------------------------------------------
 
     def parts(self, parts: Mapping[str, Any]) -> Markup:
         """Draw the parts of a sample as stored."""
-        rows: list[Child] = []
-        arrays = {name: _array_of(name, part) for name, part in parts.items() if name.endswith(".npy")}
-        row = find_tokens(arrays)
+        rows: list[Markup] = []
+        row = find_tokens({name: _array_of(name, part) for name, part in parts.items() if name.endswith(".npy")})
         for name, part in parts.items():
             size = part_size(part)
             if row is not None and name in row.fields:
-                if name == max(row.fields):  # drawn once, for tokens.npy and its mask.npy
-                    names = [element("span", other) for other in parts if other in row.fields]
-                    drawn = token_figure(row, f"tokens of {self.name}", self.decode, self.amount.tokens, self.more)
-                    rows.append(element("div", element("dt", names), element("dd", drawn), class_="wide"))
-                continue
-            drawn = self.value(name, part, (name,)) if size is None else self._part(name, part, size)
-            small = None if size is None else element("small", _size(size), class_="muted")
-            wide = "wide" if drawn.startswith(("<figure", "<div", "<dl", "<ol")) else None
-            rows.append(element("div", element("dt", name, " ", small), element("dd", drawn), class_=wide))
-        return element("dl", rows, class_="fields") if rows else element("p", "no parts", class_="muted")
+                rows += self._tokens(row, name, parts)
+            elif size is None:
+                rows.append(_field(name, self.value(name, part, (name,))))
+            else:
+                rows.append(
+                    _field([name, " ", element("small", _size(size), class_="muted")], self._part(name, part, size))
+                )
+        return _field_list(rows, "no parts")
 
     def _part(self, name: str, part: Any, size: int) -> Markup:
         if not size:
             return element("span", "empty", class_="muted")
-        player = self._player(stored_media(part), name, (name,))
+        player = self._as_stored(stored_media(part), name, (name,))
         if player is not None:
             return player
         extension = name.rpartition(".")[2].lower()
@@ -280,7 +251,7 @@ class ValueView:
                 decoded = SampleDecoder().decode(name, part_bytes(part, 0, size))  # runs no code that is in it
             except Exception as error:
                 what = getattr(error, "what", str(error))
-                return element("p", _short(f"{type(error).__name__}: {what}"), class_="problem")
+                return element("p", short_text(f"{type(error).__name__}: {what}"), class_="problem")
             return element("code", tensor_words(decoded)) if hasattr(decoded, "shape") else self._decoded(decoded)
         # More bytes than characters: formatting may add white space to JSON.
         head = part_bytes(part, 0, min(size, max(4096, 8 * self.amount.text)))
@@ -291,7 +262,24 @@ class ValueView:
 
     def _decoded(self, value: Any) -> Markup:
         plain = {k: tensor_words(v) if hasattr(v, "shape") else v for k, v in dict(fields_of(value)).items()}
-        return element("code", _short(repr(plain), 800))
+        return element("code", short_text(repr(plain), 800))
+
+
+def _field(name: Child, drawn: Markup) -> Markup:
+    """Draw the name of a field, and its value next to it, or below it if that is wide."""
+    is_wide = drawn.startswith(("<figure", "<div", "<dl", "<ol"))
+    return element("div", element("dt", name), element("dd", drawn), class_="wide" if is_wide else None)
+
+
+def _field_list(rows: Sequence[Markup], none: str) -> Markup:
+    return element("dl", rows, class_="fields") if rows else element("p", none, class_="muted")
+
+
+def _player(kind: str, address: str, label: str, preload: str = "none") -> Markup:
+    """Draw media of a kind: ``image``, ``audio`` or ``video``."""
+    if kind == "image":
+        return element("img", src=address, alt=label, loading="lazy", decoding="async")
+    return element(kind, src=address, controls=True, preload=preload, aria_label=label)
 
 
 def _says_anything(labels: Any) -> bool:
@@ -373,7 +361,8 @@ def _plain(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _short(text: str, most: int = 240) -> str:
+def short_text(text: str, most: int = 240) -> str:
+    """Cut a text, and say how long it is."""
     return text if len(text) <= most else f"{text[:most]} … {len(text):,} characters"
 
 

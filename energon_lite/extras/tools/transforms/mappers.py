@@ -70,11 +70,11 @@ class TransformMapper(ABC, Generic[TTransform]):
 
     def fill(self) -> Any:
         """Return the value of uncovered pixels: a number, or one per channel; None if all are covered."""
-        return None
+        return getattr(getattr(self, "transform", None), "fill", None)
 
     def interpolation(self) -> Any:
         """Return a ``torchvision.transforms.InterpolationMode``; None for any."""
-        return None
+        return getattr(getattr(self, "transform", None), "interpolation", None)
 
     @staticmethod
     def translate(x: float, y: float) -> Matrix:
@@ -153,9 +153,6 @@ class ResizeMapper(TransformMapper[T.Resize]):
             shorter, side = int(longer * shorter / side), longer
         return (side, shorter) if dst_size[1] <= dst_size[0] else (shorter, side)
 
-    def interpolation(self) -> Any:
-        return self.transform.interpolation
-
 
 class RandomResizedCropMapper(TransformMapper[T.RandomResizedCrop]):
     """Mapper of ``RandomResizedCrop``, without its smoothing when scaling down."""
@@ -169,9 +166,6 @@ class RandomResizedCropMapper(TransformMapper[T.RandomResizedCrop]):
         wanted = self.transform.size
         matrix = self.scale(wanted[1] / width, wanted[0] / height) @ self.translate(-left, -top) @ matrix
         return matrix, _size(*wanted), ("RandomResizedCrop", (top, left, height, width))
-
-    def interpolation(self) -> Any:
-        return self.transform.interpolation
 
 
 class RandomHorizontalFlipMapper(TransformMapper[T.RandomHorizontalFlip]):
@@ -218,12 +212,6 @@ class RandomRotationMapper(TransformMapper[T.RandomRotation]):
             dst_size = _size(high, wide)
         return matrix, dst_size, ("RandomRotation", degrees)
 
-    def fill(self) -> Any:
-        return self.transform.fill
-
-    def interpolation(self) -> Any:
-        return self.transform.interpolation
-
 
 class RandomCropMapper(TransformMapper[T.RandomCrop]):
     """Mapper of ``RandomCrop``, with a border of constant color."""
@@ -258,9 +246,6 @@ class RandomCropMapper(TransformMapper[T.RandomCrop]):
         top, left, *_ = self.transform.get_params(_no_image(dst_size), self.transform.size)
         return self.translate(-left, -top) @ matrix, wanted, ("RandomCrop", (left, top, *wanted))
 
-    def fill(self) -> Any:
-        return self.transform.fill
-
 
 class RandomPerspectiveMapper(TransformMapper[T.RandomPerspective]):
     """Mapper of ``RandomPerspective``."""
@@ -275,12 +260,6 @@ class RandomPerspectiveMapper(TransformMapper[T.RandomPerspective]):
             )
             matrix = _homography(startpoints, endpoints) @ matrix
         return matrix, dst_size, ("RandomPerspective", startpoints, endpoints)
-
-    def fill(self) -> Any:
-        return self.transform.fill
-
-    def interpolation(self) -> Any:
-        return self.transform.interpolation
 
 
 class CenterCropMapper(TransformMapper[T.CenterCrop]):

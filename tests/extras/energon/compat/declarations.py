@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import random
 import struct
-import tarfile
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from tests.testing import write_tar
 
 #: What ``msc://`` calls this machine; newer versions of its client have another name for it.
 LOCAL = "default"
@@ -81,12 +82,8 @@ def make_data(root: Path, tools: Any) -> Path:
     """The data sets, prepared by Energon, and metadatasets beside them."""
     for name, (keys, parts, document) in _SETS.items():
         for shard in range(SHARDS):
-            path = root / name / f"part-{shard}.tar"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(path, "w") as tar:
-                for key in keys[shard * SAMPLES // SHARDS : (shard + 1) * SAMPLES // SHARDS]:
-                    for part, data in parts(key).items():
-                        tools.add(tar, f"k{key:03d}.{part}", data)
+            own = keys[shard * SAMPLES // SHARDS : (shard + 1) * SAMPLES // SHARDS]
+            write_tar(root / name / f"part-{shard}.tar", [(f"k{key:03d}", parts(key)) for key in own])
         tools.energon_prepare(root / name, "--split-ratio", "4,2,0", "--skip-dataset-yaml")
         meta = root / name / ".nv-meta"
         (meta / "dataset.yaml").write_text(json.dumps(document))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
+
+from tests.extras.media.stores.numbered_store import NumberedStore, source_of
+from tests.testing import write_tar
 
 pytest.importorskip("megatron.energon")
 
@@ -76,20 +81,15 @@ def encoder_of(lib: Any) -> Any:
 
 @pytest.fixture
 def blend(tmp_path: Path, tools: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
-    import tarfile
-
     monkeypatch.setenv("ENERGON_LITE_CACHE", str(tmp_path / "cache"))
     data = {
-        "own": lambda n: {f"{n:03d}.json": json.dumps({"n": n}).encode(), f"{n:03d}.txt": f"text {n}".encode()},
-        "pictures": lambda n: {f"deep/{n}.png": tools.image_bytes(n, "png"), f"deep/{n}.cls": b"%d" % n},
+        "own": lambda n: (f"{n:03d}", {"json": json.dumps({"n": n}).encode(), "txt": f"text {n}".encode()}),
+        "pictures": lambda n: (f"deep/{n}", {"png": tools.image_bytes(n, "png"), "cls": b"%d" % n}),
     }
-    for name, parts_of in data.items():
-        (tmp_path / name).mkdir()
+    for name, sample in data.items():
         for shard in range(2):
-            with tarfile.open(tmp_path / name / f"{shard}.tar", "w") as tar:
-                for number in range(shard * COUNT // 2, (shard + 1) * COUNT // 2):
-                    for member, content in parts_of(number).items():
-                        tools.add(tar, member, content)
+            numbers = range(shard * COUNT // 2, (shard + 1) * COUNT // 2)
+            write_tar(tmp_path / name / f"{shard}.tar", [sample(number) for number in numbers])
         tools.energon_prepare(tmp_path / name, "--split-ratio", "0,1,0")
         tools.write_meta(
             tmp_path / name, "dataset.yaml", {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
@@ -165,8 +165,14 @@ def path_of(lib: Any, path: Path) -> Any:
     return importlib.import_module("megatron.energon.epathlib").EPath(path)
 
 
+def size_and_source(lazy: Any) -> tuple[int, Any]:
+    source = lazy.entry.source_info
+    return lazy.entry.data_size, (source.index, source.shard_name, source.file_names, str(source.dataset_path))
+
+
 @pytest.mark.parametrize("case", STORES)
 def test_stores_give_the_same(blend: Path, tools: Any, case: str) -> None:
+    """Values, their sources, and both beside a lazy value: here before it is read."""
     make, keys = STORES[case]
     found = []
     for name in ("energon", "energon_lite"):
@@ -178,7 +184,18 @@ def test_stores_give_the_same(blend: Path, tools: Any, case: str) -> None:
         values = [store.get(key, sample) for store in (raw, decoded, primary) for key in keys]
         values += [primary.get("." + keys[0].rpartition(".")[2], sample)]
         sources = [(one.index, one.shard_name, one.file_names, str(one.dataset_path)) for one in sample["__sources__"]]
-        found.append((values, sources, str(raw.get_path())))
+        facts = set()
+        ways: Any = itertools.product((raw, decoded), ("raw", "pickle"))  # there others have other sizes
+        for place, (store, method) in enumerate([(raw, "raw")] if name == "energon" else ways):
+            pool = lib.FileStoreCachePool(parent_cache_dir=blend.parent / name / str(place), method=method)
+            lazy = pool.get_lazy(store, keys[1])
+            if name == "energon":
+                lazy.entry.send_to_cache_future.result(10)
+            facts.add(size_and_source(lazy))
+            pool.close()
+        if name == "energon" and case == "lines":  # there the end of the line counts
+            facts = {(size - 1, source) for size, source in facts}
+        found.append((values, sources, str(raw.get_path()), facts))
         for missing in ("no.txt", "77.json"):
             with pytest.raises((KeyError, FileNotFoundError, ValueError, IndexError, UnboundLocalError)):
                 raw.get(missing)
@@ -272,3 +289,61 @@ def run_failing(
     except lib.FatalSampleError:
         return (True,)
     return (False,)
+
+
+def test_sizes_take_no_payload_and_travel(blend: Path, tmp_path: Path) -> None:
+    lib = library("energon_lite")
+    data = lib.WebdatasetFileStore(blend.parent / "own")
+    stores = [(data, "001.txt"), (lib.PrimaryFileStore(data, "001"), ".txt"), (data, "005.json")]
+    pool = lib.FileStoreCachePool(parent_cache_dir=tmp_path / "cache")
+    own = pool.get_lazy(lib.PrimaryFileStore(data, "001"), ".txt")
+    assert own.entry.data_size == pickle.loads(pickle.dumps(own)).entry.data_size == len(own.get()) == 6
+    lazy = pool.get_lazy(NumberedStore(), "a-100")  # a store that only reads is read
+    assert (lazy.entry.data_size, lazy.entry.source_info) == (100, source_of("a-100"))
+    pool.close()
+    lazies = [lib.NoCachePool().get_lazy(*one) for one in stores]
+    for shard in (blend.parent / "own").glob("*.tar"):
+        shard.unlink()
+    assert [one.entry.data_size for one in lazies] == [6, 6, 8]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 8])
+def test_a_guard_against_large_files_fires(blend: Path, tmp_path: Path, workers: int) -> None:
+    """With threads of a cache, or without one: a hook leaves out samples by the sizes of values that are read later."""
+    lib = library("energon_lite")
+
+    @lib.edataclass
+    class Film(lib.Sample):  # type: ignore[misc]
+        film: Any
+
+    @lib.stateless
+    @lib.cooker(need_cache=True, need_primary=True)
+    def cook(sample: dict[str, Any], cache: Any, primary: Any) -> Film:
+        return Film(**lib.basic_sample_keys(sample), film=cache.get_lazy(primary, f"{sample['__key__']}.png"))
+
+    class Guarded(lib.DefaultTaskEncoder):  # type: ignore[misc]
+        cookers = [lib.Cooker(cook)]
+
+        @lib.stateless
+        def encode_sample(self, sample: Film) -> Film:
+            if sample.film.entry.data_size > limit:
+                raise lib.SkipSample
+            sample.film = sample.film.get(sample)
+            return sample
+
+    path = blend.parent / "pictures"
+    sizes = [lib.WebdatasetFileStore(path).get(f"deep/{number}.png") for number in range(COUNT)]
+    limit = sorted(map(len, sizes))[3]
+    pool = lib.NoCachePool()
+    if workers:
+        pool = lib.FileStoreCachePool(parent_cache_dir=tmp_path / "cache", num_workers=workers)
+    dataset = lib.get_val_dataset(
+        str(path),
+        split_part="val",
+        batch_size=None,
+        worker_config=lib.WorkerConfig(rank=0, world_size=1, num_workers=0),
+        task_encoder=Guarded(),
+    )
+    kept = [sample.__key__ for sample in lib.get_savable_loader(dataset, cache_pool=pool) if sample is not None]
+    assert kept == [f"deep/{number}" for number, picture in enumerate(sizes) if len(picture) <= limit]
+    assert 4 <= len(kept) < COUNT

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import tarfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +17,10 @@ from energon_lite.errors import StateMismatchError
 from energon_lite.extras import energon as mine
 from energon_lite.extras.energon.compat import loaders as compat
 from energon_lite.extras.energon.compat.hooks import DefaultTaskEncoder
-from energon_lite.loading.iterators import lane_iterator
 from tests.core.laws.content_encoders import Content, contents
-from tests.testing import examples
+from tests.core.laws.oracle import on_ranks
+from tests.testing import examples, nightly_but, write_tar
 
-LAWS = Path(__file__).parents[3] / "core" / "laws"
 energon = pytest.importorskip("megatron.energon")
 
 
@@ -53,18 +49,27 @@ def hooks_of(lib: Any, kind: str) -> dict[str, Any]:
     def pack_selected_samples(self: Any, samples: list[str]) -> str:
         return "+".join(samples)
 
+    def several_packs(self: Any, samples: list[str]) -> Iterator[str]:
+        for part in range(len(samples) % 3):
+            yield f"({'+'.join(samples)}).{part}"
+
+    def several_batches(self: Any, samples: list[str]) -> Iterator[list[str]]:
+        for part in range(int(samples[0][3]) % 3):
+            yield [*samples, str(part)]
+
     def postencode_sample(self: Any, sample: str) -> str:
         return sample
 
     found: dict[str, Any] = {"encode_sample": lib.stateless(yielding if "yields" in kind else encode_sample)}
-    found["batch"] = lib.stateless(batch)
+    found["batch"] = lib.stateless(several_batches if "several batches" in kind else batch)
     if "groups" in kind:
         found["batch_group_criterion"] = batch_group_criterion
     if "packs" in kind:
         found["preencode_sample"] = found.pop("encode_sample")
         found["postencode_sample"] = lib.stateless(postencode_sample)
         found |= {"select_samples_to_pack": select_samples_to_pack}
-        found |= {"pack_selected_samples": lib.stateless(pack_selected_samples)}
+        pack = several_packs if "several packs" in kind else pack_selected_samples
+        found |= {"pack_selected_samples": lib.stateless(pack)}
     for name, function in found.items():
         function.__name__ = name  # Energon goes by it
     return found
@@ -94,17 +99,6 @@ def theirs(build: Callable[[Any], Any], rank: int, world: int, workers: int) -> 
     return [batches[turn] for turn in turns for batches in of_workers if turn < len(batches)]
 
 
-def on_ranks(world: int, work: Callable[[int], Any]) -> list[Any]:
-    """The results of ranks that run at the same time, as threads."""
-    spec = importlib.util.spec_from_file_location("laws_conftest", LAWS / "conftest.py")
-    assert spec is not None and spec.loader is not None
-    spec.loader.exec_module(laws := importlib.util.module_from_spec(spec))
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(world) as pool:
-        patch.setattr(lane_iterator, "agree_on_step", laws.Rendezvous(world).agree)
-        patch.setattr(lane_iterator, "check_group", lambda **_: None)
-        return list(pool.map(work, range(world)))
-
-
 def loader_of(path: Path, rank: int, world: int, workers: int, **arguments: Any) -> Any:
     config = mine.WorkerConfig(rank=rank, world_size=world, num_workers=workers)
     dataset = compat.get_val_dataset(str(path), worker_config=config, split_part="val", **arguments)
@@ -125,12 +119,10 @@ def ours(path: Path, world: int, workers: int, **arguments: Any) -> list[list[An
 def data(tmp_path_factory: pytest.TempPathFactory, tools: Any) -> Path:
     root = tmp_path_factory.mktemp("dealt")
     for name, samples in (("a", 250), ("b", 93)):
-        (root / name).mkdir()
+        keys = [f"{name}{number:03d}" for number in range(samples)]
         for shard in range(3):
-            with tarfile.open(root / name / f"s{shard}.tar", "w") as tar:
-                for number in range(shard * samples // 3, (shard + 1) * samples // 3):
-                    key = f"{name}{number:03d}"
-                    tools.add(tar, f"{key}.txt", key.encode())
+            own = keys[shard * samples // 3 : (shard + 1) * samples // 3]
+            write_tar(root / name / f"s{shard}.tar", [(key, {"txt": key.encode()}) for key in own])
         options = ("--split-ratio", "0,1,0", "--sample-type", "TextSample", "--field-map", '{"text": "txt"}')
         tools.energon_prepare(root / name, *options)
     head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  val:\n    blend:\n"
@@ -138,40 +130,45 @@ def data(tmp_path_factory: pytest.TempPathFactory, tools: Any) -> Path:
     return root
 
 
-@pytest.mark.parametrize("world", [1, 2])
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("", {"batch_size": None}),
+    ("", {"batch_size": 1}),
+    ("", {"batch_size": 4}),
+    ("groups", {"batch_size": 4}),
+    ("groups with their own sizes", {"batch_size": None}),
+    ("yields", {"batch_size": None}),
+    ("yields", {"batch_size": 1}),
+    ("yields", {"batch_size": 4}),
+    ("yields groups", {"batch_size": 3}),
+    ("several batches", {"batch_size": 4}),
+    ("several packs", {"batch_size": 2, "packing_buffer_size": 6}),
+    ("packs", {"batch_size": None, "packing_buffer_size": 6}),
+    ("packs skip", {"batch_size": 2, "packing_buffer_size": 7}),
+    ("packs yields", {"batch_size": 3, "packing_buffer_size": 6}),
+    ("packs groups", {"batch_size": 2, "packing_buffer_size": 6}),
+    ("packs yields", {"batch_size": 2, "packing_buffer_size": 200}),
+]
+#: Each kind of hooks on one number of ranks; on the other one at night.
+CASES = [(kind, arguments, world) for kind, arguments in KINDS for world in (1, 2)]
+
+
 @pytest.mark.parametrize(
-    ("kind", "arguments"),
-    [
-        ("", {"batch_size": None}),
-        ("", {"batch_size": 1}),
-        ("", {"batch_size": 4}),
-        ("groups", {"batch_size": 4}),
-        ("groups with their own sizes", {"batch_size": None}),
-        ("yields", {"batch_size": None}),
-        ("yields", {"batch_size": 1}),
-        ("yields", {"batch_size": 4}),
-        ("yields groups", {"batch_size": 3}),
-        ("packs", {"batch_size": None, "packing_buffer_size": 6}),
-        ("packs skip", {"batch_size": 2, "packing_buffer_size": 7}),
-        ("packs yields", {"batch_size": 3, "packing_buffer_size": 6}),
-        ("packs groups", {"batch_size": 2, "packing_buffer_size": 6}),
-        ("packs yields", {"batch_size": 2, "packing_buffer_size": 200}),
-    ],
-    ids=lambda value: ", ".join(map(str, value.values())) if isinstance(value, dict) else value or "plain",
+    ("kind", "arguments", "world"),
+    nightly_but({place for place in range(len(CASES)) if place % 4 in (1, 2)}, CASES),
+    ids=lambda value: ", ".join(map(str, value.values())) if isinstance(value, dict) else str(value) or "plain",
 )
 def test_the_batches_of_each_rank_are_those_of_energon(
     data: Path, kind: str, arguments: dict[str, Any], world: int
 ) -> None:
-    for path in (data / "a", data / "blend.yaml"):
-        for workers in (0, 1, 2, 3):
+    for name, workers in (("a", 0), ("a", 2), ("blend.yaml", 1), ("blend.yaml", 3)):
 
-            def build(config: Any, path: Path = path) -> Any:
-                made = encoder(energon, energon.DefaultTaskEncoder, kind)
-                return energon.get_val_dataset(str(path), worker_config=config, task_encoder=made, **arguments)
+        def build(config: Any, path: Path = data / name) -> Any:
+            made = encoder(energon, energon.DefaultTaskEncoder, kind)
+            return energon.get_val_dataset(str(path), worker_config=config, task_encoder=made, **arguments)
 
-            wanted = [theirs(build, rank, world, workers) for rank in range(world)]
-            made = encoder(mine, DefaultTaskEncoder, kind)
-            assert ours(path, world, workers, task_encoder=made, **arguments) == wanted, (path.name, workers)
+        wanted = [theirs(build, rank, world, workers) for rank in range(world)]
+        made = encoder(mine, DefaultTaskEncoder, kind)
+        assert ours(data / name, world, workers, task_encoder=made, **arguments) == wanted, (name, workers)
 
 
 @pytest.mark.parametrize("kind", ["", "groups", "yields", "packs groups"])
@@ -198,20 +195,6 @@ def test_limited_and_repeated_validation_is_that_of_energon(data: Path, kind: st
         with mine.get_loader(dataset, start_method="main") as loader:
             wanted = theirs(build, 0, 1, workers)
             assert list(loader) == wanted == list(loader), (workers, repeats)
-
-
-@pytest.mark.nightly  # it takes five seconds to collect each of Energon's loaders
-@pytest.mark.parametrize("kind", ["", "groups", "yields"])
-def test_those_of_its_processes_are_the_same(data: Path, kind: str) -> None:
-    config = energon.WorkerConfig(rank=0, world_size=1, num_workers=2)
-    arguments: dict[str, Any] = {"batch_size": 4 if kind else None}
-    made = encoder(energon, energon.DefaultTaskEncoder, kind)
-    dataset = energon.get_val_dataset(str(data / "a"), worker_config=config, task_encoder=made, **arguments)
-    here = mine.WorkerConfig(rank=0, world_size=1, num_workers=2)
-    encoded = encoder(mine, DefaultTaskEncoder, kind)
-    own = compat.get_val_dataset(str(data / "a"), worker_config=here, task_encoder=encoded, **arguments)
-    with mine.get_loader(own) as loader:
-        assert list(loader) == list(energon.get_loader(dataset))
 
 
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

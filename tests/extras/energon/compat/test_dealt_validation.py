@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,42 +47,9 @@ def test_shares_are_those_of_energon(
     assert sorted(found) == sorted(expected)
     if world == 1:
         assert found == expected
-
-
-def keys_of(make: Any, get_loader: Any, path: Path, config: Any, **options: Any) -> tuple[int, list[list[str]]]:
-    """The length of a loader, and the keys of its batches."""
-    loader = get_loader(make(str(path), worker_config=config, split_part="train", batch_size=3, **options))
-    return len(loader), [list(batch.__key__) for batch in loader]
-
-
-@pytest.mark.nightly  # it takes five seconds to collect each of Energon's loaders
-def test_batches_of_a_loader_are_those_of_energon(tmp_path: Path, tools: Any) -> None:
-    energon = pytest.importorskip("megatron.energon")
-    import energon_lite
-
-    for name, samples in (("a", 25), ("b", 9)):
-        (tmp_path / name).mkdir()
-        for shard in range(3):
-            with tarfile.open(tmp_path / name / f"s{shard}.tar", "w") as tar:
-                for number in range(shard, samples, 3):
-                    tools.add(tar, f"{name}{number:03d}.txt", b"text")
-        options = ("--split-ratio", "1,0,0", "--sample-type", "TextSample", "--field-map", '{"text": "txt"}')
-        tools.energon_prepare(tmp_path / name, *options)
-    blend = tmp_path / "blend.yaml"
-    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend:\n"
-    blend.write_text(head + "      - path: a\n      - path: b\n")
-    for path in (tmp_path / "a", blend):
-        lengths: list[tuple[int, int]] = []
-        for rank in range(2):
-            place = {"rank": rank, "world_size": 2, "num_workers": 2}
-            theirs = keys_of(energon.get_val_dataset, energon.get_loader, path, energon.WorkerConfig(**place))
-            ours = keys_of(compat.get_val_dataset, energon_lite.get_loader, path, energon_lite.WorkerConfig(**place))
-            assert [keys for keys in ours[1] if keys] == theirs[1], (path, rank)
-            lengths.append((ours[0], theirs[0]))
-        assert {one for one, _ in lengths} == {max(other for _, other in lengths)}  # here, ranks are in step
-    config = energon_lite.WorkerConfig(rank=0, world_size=1, num_workers=3)
-    limited = keys_of(compat.get_val_dataset, energon_lite.get_loader, blend, config, limit=2)
-    assert limited[0] == 2 and [len(batch) for batch in limited[1]] == [3, 3]
+    count = len(found)
+    assert plan.batches([(count,), (count + 5,)]) == [[], []]
+    assert [list(plan.batches([(number,)])[0]) for number in range(count)] == found
 
 
 def test_who_is_dealt_to_is_part_of_the_run(leaf_of: Any) -> None:

@@ -23,7 +23,7 @@ pytest.importorskip("megatron.energon")
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 #: What is in the quick suite, and what is behind ``-m nightly``.
-QUICK, ALL = 128, 1200
+QUICK, ALL = 64, 1200
 
 
 @pytest.fixture(scope="session")
@@ -239,4 +239,4 @@ def test_declarations_are_worth_comparing() -> None:
         "'path': 'bound'",
         "msc://",
     ):
-        assert sum(word in text for text in texts) >= 3, word
+        assert sum(word in text for text in texts) >= 2, word

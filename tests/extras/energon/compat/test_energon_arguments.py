@@ -75,13 +75,6 @@ def test_loaders_are_called_as_theirs(leaf_of: Any, name: str) -> None:
             next(iter(loader))
 
 
-def test_as_megatron_lm_calls_it() -> None:
-    config = WorkerConfig(
-        rank=0, world_size=1, num_workers=2, data_parallel_group=None, worker_debug_path=None, worker_log_level=0
-    )
-    assert config.num_workers == 2
-
-
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_debug_path_gets_a_line_for_each_batch(leaf_of: Any, tmp_path: Path, level: int) -> None:
     path = str(tmp_path / "debug" / "worker_{worker_id}_{pid}.jsonl")

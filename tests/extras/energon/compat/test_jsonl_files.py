@@ -37,10 +37,6 @@ def write(path: Path, count: int, name: str = "text") -> Path:
     return path
 
 
-def run(*arguments: Any) -> str:
-    return output_of(*arguments)
-
-
 @stateless
 def cook(sample: Any) -> TextSample:
     return TextSample(**basic_sample_keys(sample), text=sample["json"]["text"])
@@ -55,31 +51,13 @@ class Tokens(TaskEncoder):
         return {"tokens": np.array(sample["json"]["tokens"])}
 
 
-@pytest.mark.parametrize("prepared_by", ["energon", "us"])
-@pytest.mark.parametrize("decode", [True, False])
+@pytest.mark.parametrize(("prepared_by", "decode"), [("energon", True), ("us", False)])
 def test_both_libraries_read_the_same(tmp_path: Path, tools: Any, prepared_by: str, decode: bool) -> None:
     path = write(tmp_path / "chats.jsonl", 25)
     (tools.energon_prepare if prepared_by == "energon" else tools.lite_prepare)(path)
     theirs = tools.energon_samples(path, "train", decode=decode, subflavors={"kind": "chat"})
     assert len(theirs) == 25
     tools.assert_same(tools.lite_samples(path, "train", subflavors={"kind": "chat"}), theirs)
-
-
-def test_in_a_metadataset(tmp_path: Path, tools: Any) -> None:
-    """With subflavors and a subset; any split of a file is the whole file."""
-    path = write(tmp_path / "data/chats.jsonl", 40)
-    tools.lite_prepare(path)
-    document = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"val": {"path": "data/chats.jsonl", "subflavors": {"kind": "chat"}, "subset": {"range": [8, 20]}}},
-    }
-    blend = tmp_path / "blend.yaml"
-    blend.write_text(json.dumps(document))
-    ours = tools.lite_samples(blend, "val")
-    tools.assert_same(ours, tools.energon_samples(blend, "val"))
-    assert [sample["__key__"] for sample in ours] == [str(number) for number in range(8, 20)]
-    assert ours[0]["__subflavors__"] == {"kind": "chat"}
 
 
 def test_blended_shuffled_and_resumed(tmp_path: Path, leaf_of: Callable[[int, str], Path]) -> None:
@@ -146,7 +124,7 @@ def test_lengths_are_measured_and_planned_by(tmp_path: Path, monkeypatch: pytest
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    output = run("measure", path, "--task-encoder", "of_jsonl:Tokens", "--num-workers", "1", "--no-progress")
+    output = output_of("measure", path, "--task-encoder", "of_jsonl:Tokens", "--num-workers", "1", "--no-progress")
     sys.modules.pop("of_jsonl", None)
     assert "50 samples in 1 shard" in output
     dataset = get_train_dataset(
@@ -156,15 +134,15 @@ def test_lengths_are_measured_and_planned_by(tmp_path: Path, monkeypatch: pytest
     batches = [[len(tokens) for tokens in batch["tokens"]] for batch in get_loader(dataset)]
     assert all(sum(batch) <= 12 for batch in batches)
     assert Counter(itertools.chain(*batches)) == Counter(number % 9 + 1 for number in range(50))
-    assert "best_fit" in run("plan", path, "--capacity", 12)
-    assert "a.jsonl" in run("info", path) and "50" in run("info", path)
+    assert "best_fit" in output_of("plan", path, "--capacity", 12)
+    assert "a.jsonl" in output_of("info", path) and "50" in output_of("info", path)
 
 
 def test_prepared_by_command(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", 12)
     with path.open("a") as file:
         file.write("\n[1, 2]\n")
-    output = run("prepare", path, "--length-field", "json.tokens", "--no-progress")
+    output = output_of("prepare", path, "--length-field", "json.tokens", "--no-progress")
     assert "13 samples" in output and "1 line without a JSON object" in output
     assert sorted(found.name for found in tmp_path.iterdir()) == [
         "a.jsonl", "a.jsonl.energon_lite.columns", "a.jsonl.energon_lite.idx", "a.jsonl.idx",

@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import subprocess
-import sys
-import tarfile
 import types
 import typing
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ import energon_lite.extras.energon
 from energon_lite.extras.energon.compat.install import resolve
 from energon_lite.extras.energon.compat.modules import COMMANDS, INTERNAL, MODULES, PACKAGE, PARTLY
 from energon_lite.extras.energon.compat.names import NAMES, meaning
+from tests.testing import write_tar
 
 #: So many names may be absent at most.
 MOST_ABSENT = 8
@@ -51,6 +50,7 @@ def public_names(module: types.ModuleType) -> set[str]:
         }
 
 
+@cache
 def modules_of_energon() -> dict[str, types.ModuleType]:
     """All modules of the installed package that can be imported here, by their names below it."""
     found = {"": megatron.energon}
@@ -67,13 +67,12 @@ def is_internal(module: str) -> bool:
     return any(module == start or module.startswith(f"{start}.") for start in INTERNAL) and module not in MODULES
 
 
-THEIRS = modules_of_energon()
 ALL = sorted({name for names in (*MODULES.values(), *PARTLY.values()) for name in names.split()} - {"command"})
 
 
 def test_all_modules_and_names_are_in_the_table() -> None:
     missing = {}
-    for below, module in THEIRS.items():
+    for below, module in modules_of_energon().items():
         if is_internal(below):
             continue
         if below in COMMANDS:
@@ -88,8 +87,8 @@ def test_all_modules_and_names_are_in_the_table() -> None:
 
 def test_no_module_is_made_up() -> None:
     for below, names in {**MODULES, **PARTLY}.items():
-        if below in THEIRS:
-            assert all(hasattr(THEIRS[below], name) for name in names.split()), below
+        if module := modules_of_energon().get(below):
+            assert all(hasattr(module, name) for name in names.split()), below
         else:
             assert below.startswith("transforms"), below
     assert set(NAMES) <= {*ALL, *(f"{module}.command" for module in COMMANDS)}
@@ -104,49 +103,44 @@ def test_few_are_absent() -> None:
     assert not set(absent) & set(megatron.energon.__all__)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_it_is_here_and_takes_what_it_takes_there(name: str) -> None:
-    found = meaning(name)
-    assert found.verdict == "same" or found.note, "say how it is better, or why it is another thing"
-    if found.ours is None:
-        return
-    if found.ours.startswith("energon_lite.extras.tools.transforms:"):
-        pytest.importorskip("torchvision")
-    ours = resolve(name)
-    theirs = next(getattr(module, name) for module in THEIRS.values() if name in vars(module))
-    wanted, taken = parameters(theirs), parameters(ours)
-    if wanted is None or taken is None or any(one.kind is one.VAR_KEYWORD for one in taken):
-        return
-    keywords = {one.name for one in wanted if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
-    not_taken = {key for owner, key in NOT_TAKEN if owner == name}
-    assert not keywords - {one.name for one in taken} - not_taken
-    positional = [one.name for one in wanted if one.kind is one.POSITIONAL_OR_KEYWORD and one.name not in not_taken]
-    ours_positional = [one.name for one in taken if one.kind is one.POSITIONAL_OR_KEYWORD]
-    if not any(one.kind is one.VAR_POSITIONAL for one in taken):
-        assert ours_positional[: len(positional)] == positional
+def of_energon(name: str) -> Any:
+    """What Energon has by a name, wherever it is; None: nothing that can be imported here."""
+    return next((getattr(one, name) for one in modules_of_energon().values() if name in vars(one)), None)
 
 
-GENERIC = [
-    (name, theirs)
-    for name in ALL
-    for theirs in [next((getattr(one, name) for one in THEIRS.values() if name in vars(one)), None)]
-    if isinstance(theirs, type) and issubclass(theirs, typing.Generic) and theirs.__parameters__  # type: ignore[arg-type]
-]
+def test_each_is_here_and_takes_what_it_takes_there() -> None:
+    for name in ALL:
+        found = meaning(name)
+        assert found.verdict == "same" or found.note, f"{name}: say how it is better, or why it is another thing"
+        theirs = of_energon(name)
+        if found.ours is None or theirs is None:
+            continue
+        wanted, taken = parameters(theirs), parameters(resolve(name))
+        if wanted is None or taken is None or any(one.kind is one.VAR_KEYWORD for one in taken):
+            continue
+        keywords = {one.name for one in wanted if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
+        not_taken = {key for owner, key in NOT_TAKEN if owner == name}
+        assert not keywords - {one.name for one in taken} - not_taken, name
+        positional = [one.name for one in wanted if one.kind is one.POSITIONAL_OR_KEYWORD and one.name not in not_taken]
+        ours_positional = [one.name for one in taken if one.kind is one.POSITIONAL_OR_KEYWORD]
+        if not any(one.kind is one.VAR_POSITIONAL for one in taken):
+            assert ours_positional[: len(positional)] == positional, name
 
 
-@pytest.mark.parametrize(("name", "theirs"), GENERIC)
-def test_what_takes_types_there_takes_them_here(name: str, theirs: Any) -> None:
-    found = meaning(name)
-    if found.ours is None:
-        return
-    ours, variables = resolve(name), tuple(typing.TypeVar(f"T{at}") for at in range(len(theirs.__parameters__)))
-    for kind in (ours, getattr(energon_lite, name, ours)):  # with the import changed, too
-        assert typing.get_origin(kind[variables]) is kind
+def test_what_takes_types_there_takes_them_here() -> None:
+    for name in ALL:
+        theirs: Any = of_energon(name)
+        generic = isinstance(theirs, type) and issubclass(theirs, typing.Generic) and theirs.__parameters__  # type: ignore[arg-type]
+        if not generic or meaning(name).ours is None:
+            continue
+        ours, variables = resolve(name), tuple(typing.TypeVar(f"T{at}") for at in range(len(theirs.__parameters__)))
+        for kind in (ours, getattr(energon_lite, name, ours)):  # with the import changed, too
+            assert typing.get_origin(kind[variables]) is kind
 
-    class Derived(ours[variables], typing.Generic[variables]):  # type: ignore[misc, valid-type]
-        """As a program for Energon derives it."""
+            class Derived(kind[variables], typing.Generic[variables]):  # type: ignore[misc, valid-type]
+                """As a program for Energon derives it."""
 
-    assert issubclass(Derived, ours) and typing.get_origin(Derived[variables]) is Derived  # type: ignore[valid-type]
+            assert issubclass(Derived, kind) and typing.get_origin(Derived[variables]) is Derived  # type: ignore[valid-type]
 
 
 def parameters(value: Any) -> list[inspect.Parameter] | None:
@@ -166,18 +160,6 @@ def test_all_of_its_top_level_is_ours() -> None:
         assert hasattr(energon_lite.extras.energon, name), name
 
 
-@pytest.mark.slow
-def test_names_at_the_top_of_programs_can_be_imported() -> None:
-    """From modules that are internal otherwise, in a process where Energon's names are this library's."""
-    wanted = {module: MODULES.get(module, "").split() for module in ("media.extractor", "media.filesystem_prepare")}
-    wanted |= {module: names.split() for module, names in PARTLY.items()}
-    assert len(wanted) == 5 and all(wanted.values())
-    lines = [f"from {PACKAGE}.{module} import {', '.join(names)}" for module, names in wanted.items()]
-    program = "\n".join(["import energon_lite.extras.energon", "energon_lite.extras.energon.install()", *lines])
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("module", COMMANDS)
 def test_commands(module: str) -> None:
     import click
@@ -188,9 +170,7 @@ def test_commands(module: str) -> None:
 def test_commands_are_run_by_click(tmp_path: Path, tools: Any) -> None:
     from click.testing import CliRunner
 
-    with tarfile.open(tmp_path / "s.tar", "w") as tar:
-        tools.add(tar, "a.txt", b"words")
-        tools.add(tar, "a.png", tools.image_bytes(1, "png"))
+    write_tar(tmp_path / "s.tar", [("a", {"txt": b"words", "png": tools.image_bytes(1, "png")})])
     tools.lite_prepare(tmp_path, "--split-ratio", "1,0,0")
     tools.write_meta(tmp_path, "dataset.yaml", {"__module__": PACKAGE, "__class__": "CrudeWebdataset"})
     run = CliRunner().invoke

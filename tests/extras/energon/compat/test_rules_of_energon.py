@@ -53,17 +53,6 @@ print(list(get_loader(slow, watchdog_timeout_seconds=0.1)), hangs)
 """
 
 
-def test_a_name_that_is_a_module_too() -> None:
-    program = (
-        "import energon_lite.extras.energon; energon_lite.extras.energon.install()\n"
-        "import megatron.energon.edataclass, megatron.energon.wrappers.skip\n"
-        "from megatron.energon import edataclass\n"
-        "from megatron.energon.edataclass import edataclass as same\n"
-        "assert edataclass is same and callable(edataclass)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-
-
 def test_packs_come_in_their_order_and_hangs_are_heard_of(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(f'{{"n": {number}}}\n' for number in range(12)))
     run = subprocess.run(

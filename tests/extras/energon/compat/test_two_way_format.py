@@ -1,12 +1,13 @@
-"""What one library prepared, the other one reads: the same samples, to the last bit, in the same order."""
+"""What one library prepared, the other one reads: the same samples, to the last bit, in the same order.
+
+Both write the same files, so what is read is prepared by Energon here.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sqlite3
-import tarfile
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from megatron.energon.flavors.webdataset.indexing import SqliteIndexReader
 from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
 from megatron.energon.media.extractor import MediaFilterConfig, MediaFilterStrategy
 
-Prepare = Callable[..., str]
+from energon_lite.storage.read.sample_reader import SampleReader
+from energon_lite.storage.read.webdataset import WebdatasetSource
+from tests.testing import write_tar
 
 FIELD_MAPS = {
     "CaptioningSample": {"image": "jpg,png", "caption": "json[text][0]"},
@@ -26,12 +29,6 @@ FIELD_MAPS = {
     "ImageClassificationSample": {"image": "seg.png", "label": "cls", "label_name": "json[meta][title]"},
     "VQASample": {"image": "npy", "context": "mp[n]", "answers": "json[text]", "answer_weights": "bin"},
 }
-
-
-@pytest.fixture(params=["prepared by energon", "prepared by us"])
-def prepare(request: pytest.FixtureRequest, tools: Any) -> Prepare:
-    prepare: Prepare = tools.energon_prepare if request.param == "prepared by energon" else tools.lite_prepare
-    return prepare
 
 
 def compare(tools: Any, root: Path, split: str, count: int, **options: Any) -> list[dict[str, Any]]:
@@ -42,59 +39,19 @@ def compare(tools: Any, root: Path, split: str, count: int, **options: Any) -> l
 
 
 @pytest.mark.parametrize("sample_type", FIELD_MAPS)
-def test_sample_types(shards: Path, prepare: Prepare, tools: Any, sample_type: str) -> None:
+def test_sample_types(shards: Path, tools: Any, sample_type: str) -> None:
     field_map = json.dumps(FIELD_MAPS[sample_type])
-    prepare(shards, "--split-ratio", "4,0,1", "--sample-type", sample_type, "--field-map", field_map)
+    tools.energon_prepare(shards, "--split-ratio", "4,0,1", "--sample-type", sample_type, "--field-map", field_map)
     for split, count in (("train", 12), ("test", 3)):
         for sample in compare(tools, shards, split, count):
             assert sample["__type__"] == sample_type
 
 
-def test_crude_data_with_all_parts(shards: Path, prepare: Prepare, tools: Any) -> None:
-    prepare(shards, "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
+def test_crude_data(shards: Path, tools: Any) -> None:
+    """All parts of a sample, decoded and as they are stored; and some parts, with subflavors."""
+    tools.energon_prepare(shards, "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
     samples = compare(tools, shards, "train", 15)
     assert {name for sample in samples for name in sample} >= {"jpg", "png", "json", "mp", "npy", "bin", "__shard__"}
-
-
-def test_crude_data_with_some_parts_and_subflavors(shards: Path, prepare: Prepare, tools: Any) -> None:
-    prepare(shards, "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
-    document = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset", "part_filter": ["txt", "cls"]}
-    tools.write_meta(shards, "dataset.yaml", document | {"subflavors": {"source": "web", "stage": 2}})
-    for sample in compare(tools, shards, "train", 15, subflavors={"stage": 3}):
-        assert sample["__subflavors__"] == {"source": "web", "stage": 3} and "json" not in sample
-
-
-def test_splits_by_regular_expression(shards: Path, prepare: Prepare, tools: Any) -> None:
-    prepare(
-        shards,
-        *("--split-parts", "train:train/part-{000..001}", "--split-parts", "val:(held|train/.*-002)"),
-        *("--sample-type", "TextSample", "--field-map", '{"text": "txt"}'),
-    )
-    compare(tools, shards, "train", 6)
-    compare(tools, shards, "val", 6)
-
-
-def test_exclusions_and_brace_patterns(shards: Path, prepare: Prepare, tools: Any) -> None:
-    prepare(shards, "--split-ratio", "1,0,0", "--sample-type", "TextSample", "--field-map", '{"text": "txt"}')
-    split_parts = {"val": ["train/part-{002..000}.tar", "{x.0,held/out}.tar"]}
-    excluded = ["train/part-001.tar", "train/part-000.tar/deep.er/long/0001", "x.0.tar/deep.er/long/00{12,13}"]
-    tools.write_meta(shards, "split.yaml", {"split_parts": split_parts, "exclude": excluded})
-    samples = compare(tools, shards, "val", 15 - 3 - 1 - 2)
-    assert [sample["__key__"][-2:] for sample in samples] == ["06", "07", "08", "00", "02", "14", "09", "10", "11"]
-
-
-def test_other_names_for_the_configuration(shards: Path, prepare: Prepare, tools: Any) -> None:
-    options = ["--sample-type", "TextSample", "--field-map", '{"text": "txt"}', "--dataset-yaml-name", "text.yaml"]
-    prepare(shards, "--split-ratio", "1,0,0", *options)
-    (shards / ".nv-meta/split.yaml").rename(shards / ".nv-meta/all.yaml")
-    compare(tools, shards, "train", 15, dataset_config="text.yaml", split_config="all.yaml")
-
-
-def test_raw_bytes(shards: Path, prepare: Prepare, tools: Any) -> None:
-    prepare(shards, "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
-    from energon_lite.storage.read.sample_reader import SampleReader
-    from energon_lite.storage.read.webdataset import WebdatasetSource
-
     source = WebdatasetSource.open(shards)
     theirs = tools.energon_samples(shards, "train", decode=False)
     assert len(source) == len(theirs)
@@ -102,6 +59,27 @@ def test_raw_bytes(shards: Path, prepare: Prepare, tools: Any) -> None:
         raw = SampleReader(source).sample(number)
         assert raw.parts == {name: value for name, value in sample.items() if not name.startswith("__")}
         assert (raw.source.shard_name, raw.source.file_names) == sample["__sources__"][0]
+    document = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset", "part_filter": ["txt", "cls"]}
+    tools.write_meta(shards, "dataset.yaml", document | {"subflavors": {"source": "web", "stage": 2}})
+    for sample in compare(tools, shards, "train", 15, subflavors={"stage": 3}):
+        assert sample["__subflavors__"] == {"source": "web", "stage": 3} and "json" not in sample
+
+
+def test_splits(shards: Path, tools: Any) -> None:
+    """By regular expressions, by brace patterns with exclusions, and in documents with other names."""
+    tools.energon_prepare(
+        shards,
+        *("--split-parts", "train:train/part-{000..001}", "--split-parts", "val:(held|train/.*-002)"),
+        *("--sample-type", "TextSample", "--field-map", '{"text": "txt"}', "--dataset-yaml-name", "text.yaml"),
+    )
+    for split in ("train", "val"):
+        compare(tools, shards, split, 6, dataset_config="text.yaml")
+    split_parts = {"val": ["train/part-{002..000}.tar", "{x.0,held/out}.tar"]}
+    excluded = ["train/part-001.tar", "train/part-000.tar/deep.er/long/0001", "x.0.tar/deep.er/long/00{12,13}"]
+    tools.write_meta(shards, "some.yaml", {"split_parts": split_parts, "exclude": excluded})
+    (shards / ".nv-meta/split.yaml").unlink()
+    samples = compare(tools, shards, "val", 15 - 3 - 1 - 2, dataset_config="text.yaml", split_config="some.yaml")
+    assert [sample["__key__"][-2:] for sample in samples] == ["06", "07", "08", "00", "02", "14", "09", "10", "11"]
 
 
 @pytest.mark.parametrize("options", [["--split-ratio", "8,1,1"], ["--split-ratio", "1,1,1", "--shuffle-tars"]])
@@ -125,9 +103,6 @@ def test_both_write_the_same_files(shards: Path, tools: Any, options: list[str])
 
 
 def database(path: Path) -> dict[str, Any]:
-    import sqlite3
-    from contextlib import closing
-
     with closing(sqlite3.connect(path)) as connection:
         tables = {
             name: sorted(connection.execute(f"SELECT * FROM {name}").fetchall()) for name in ("samples", "sample_parts")
@@ -147,10 +122,10 @@ def test_energon_finds_our_samples_by_key(shards: Path, tools: Any) -> None:
 
 
 @pytest.mark.parametrize("indexes_only", [True, False])
-def test_what_energon_knows_about_media_stays(shards: Path, prepare: Prepare, tools: Any, indexes_only: bool) -> None:
+def test_what_energon_knows_about_media_stays(shards: Path, tools: Any, indexes_only: bool) -> None:
     """Megatron-Energon reads its own tables from the database that we made again."""
     options = ("--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
-    prepare(shards, *options)
+    tools.energon_prepare(shards, *options)
     wanted = MediaFilterConfig(strategy=MediaFilterStrategy.EXTENSION)
     count = WebdatasetPreparator.add_media_metadata(shards, media_filter=wanted, workers=1)
     assert count > 0
@@ -191,7 +166,7 @@ def test_keys_that_appear_twice_and_no_database(shards: Path, tools: Any) -> Non
 
 
 @pytest.mark.parametrize("seed", [None, 42])
-def test_shards_are_divided_alike(tmp_path: Path, tools: Any, seed: int | None) -> None:
+def test_shards_are_divided_alike(tmp_path: Path, seed: int | None) -> None:
     from megatron.energon import BaseWebdatasetFactory as Theirs
 
     from energon_lite.extras.energon import BaseWebdatasetFactory as Ours
@@ -201,10 +176,7 @@ def test_shards_are_divided_alike(tmp_path: Path, tools: Any, seed: int | None) 
     for prepare in (Theirs.prepare_dataset, Ours.prepare_dataset):
         root = tmp_path / prepare.__module__.split(".")[0]
         for shard in range(12):
-            path = root / f"parts/data-{shard}.tar"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(path, "w") as tar:
-                tools.add(tar, f"{shard}.txt", b"a")
+            write_tar(root / f"parts/data-{shard}.tar", [(str(shard), {"txt": b"a"})])
         ratio = [("train", 0.5), ("val", 0.3), ("other", 0.2)]
         prepare(root, ["parts/data-{0..11}.tar"], split_parts_ratio=ratio, shuffle_seed=seed, workers=1)
         splits = {name: WebdatasetMeta.from_config(root, split_part=name).split_part_files for name, _ in ratio}

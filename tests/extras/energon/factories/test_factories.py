@@ -44,7 +44,7 @@ from energon_lite.extras.energon.factories.kinds import (
     get_dataset_type,
 )
 from energon_lite.extras.energon.factories.loaders import DatasetBlendMode, DatasetSubset, get_dataset_from_config
-from tests.testing import ALONE
+from tests.testing import ALONE, take
 
 
 @edataclass
@@ -106,7 +106,7 @@ def test_it_can_be_built_by_hand(shouting: Path) -> None:
         shouting, field_map={"text": "txt"}, split_part="train", worker_config=ALONE, training=True
     )
     with get_loader(MapDataset(trained.build(), lambda sample: sample.text)) as loader:
-        found = [text for text, _ in zip(loader, range(12), strict=False)]
+        found = take(loader, 12)
     assert sorted(found[:6]) == sorted(found[6:]) == [f"TEXT {number}!" for number in range(6)]
     with pytest.raises(UsageError, match="field_map and sample_loader"):
         ShoutWebdataset(shouting)
@@ -136,6 +136,8 @@ def test_lines(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 0}\n{"n": 1}\n')
     assert CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "a.jsonl") == 2
     assert (tmp_path / "a.jsonl.idx").is_file()
+    with pytest.raises(NotPreparedError):
+        CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "absent.jsonl")
     factory = CrudeJsonlDatasetFactory(tmp_path / "a.jsonl", training=False, worker_config=ALONE)
     with get_loader(factory.build()) as loader:
         assert [sample["json"]["n"] for sample in loader] == [0, 1]
@@ -189,14 +191,6 @@ def test_kinds(leaf_of: Callable[..., Path], tmp_path: Path) -> None:
     meta = WebdatasetMeta.from_config(path, split_part="train")
     assert sum(shard.count for shard in meta.shards) == 5 and not meta.sample_excludes
     assert meta.split_part_files == meta.info_shard_files
-
-
-def test_a_jsonl_file_is_indexed_ahead(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"a": 1}\n\n{"a": 2}\n')
-    assert CrudeJsonlDatasetFactory.prepare_dataset(path) == 2 and (tmp_path / "a.jsonl.idx").exists()
-    with pytest.raises(NotPreparedError):
-        CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "absent.jsonl")
 
 
 @pytest.mark.parametrize("kind", ["tar", "jsonl"])

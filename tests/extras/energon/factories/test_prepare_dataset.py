@@ -1,7 +1,6 @@
 """Preparing by Energon's function: media, and keys that collide."""
 
 import io
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ from PIL import Image
 from energon_lite.extras.energon import BaseWebdatasetFactory
 from energon_lite.extras.energon.compat.documents import prepare_filesystem_dataset
 from energon_lite.extras.media import ImageMetadata, MediaFilterConfig, SystemFileStore, WebdatasetFileStore
+from tests.testing import write_tar
 
 
 def picture(width: int, height: int) -> bytes:
@@ -18,17 +18,9 @@ def picture(width: int, height: int) -> bytes:
     return file.getvalue()
 
 
-def write(path: Path, parts: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w") as tar:
-        for name, data in parts.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-
-
 def test_media_of_shards_and_of_folders(tmp_path: Path) -> None:
-    (tmp_path / "set").mkdir()
-    write(tmp_path / "set/a.tar", {"0.png": picture(4, 3), "0.txt": b"small", "1.png": picture(9, 8), "1.txt": b""})
+    samples = [("0", {"png": picture(4, 3), "txt": b"small"}), ("1", {"png": picture(9, 8), "txt": b""})]
+    write_tar(tmp_path / "set/a.tar", samples)
     parts = BaseWebdatasetFactory.prepare_dataset(
         tmp_path / "set",
         ["a.tar"],
@@ -49,7 +41,7 @@ def test_media_of_shards_and_of_folders(tmp_path: Path) -> None:
 
 def test_keys_that_collide_are_made_unique(tmp_path: Path) -> None:
     for name in ("a.tar", "b.tar"):
-        write(tmp_path / name, {"0.txt": name.encode()})
+        write_tar(tmp_path / name, [("0", {"txt": name.encode()})])
     options = {"split_parts_ratio": [("train", 1.0)], "workers": 1, "fix_duplicates": True}
     BaseWebdatasetFactory.prepare_dataset(tmp_path, ["{a,b}.tar"], **options)
     store = WebdatasetFileStore(tmp_path)

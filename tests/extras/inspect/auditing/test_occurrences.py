@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from energon_lite.extras.blends.staged_run import Stages
 from energon_lite.extras.blends.stages import WeightStage
-from energon_lite.extras.inspect.occurrences import Occurrences, StreamPlaces, pass_at
+from energon_lite.extras.inspect.occurrences import Occurrences, StreamPlaces
 from energon_lite.order.orders import BlendOrder, ConcatOrder, EpochBlendOrder, Order, Rebase
 from energon_lite.order.shuffle import LeafOrder, Leaves
 from tests.testing import examples
@@ -74,9 +74,6 @@ def test_it_is_the_inverse_of_going_through_the_order(made: Any, data: st.DataOb
     inside = [position for position in expected if low <= position < high]
     assert list(islice(found.between(low, high, newest=True), 6)) == inside[::-1][:6]
     assert found.count(high) - found.before_rebase == sum(position < high for position in expected)
-    if order.bounds(0) is not None and not isinstance(order, ConcatOrder) and expected:
-        begin, end = order.bounds(pass_at(order, expected[-1]))
-        assert begin <= expected[-1] < end
 
 
 def test_what_was_shown_before_a_rebase_is_counted() -> None:

@@ -20,7 +20,7 @@ from energon_lite import (
 )
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect import find_samples, sample_history
-from tests.testing import ALONE
+from tests.testing import ALONE, take
 
 WriteDataset = Callable[..., Path]
 
@@ -70,7 +70,7 @@ def test_in_passes(tmp_path: Path, blend: Any) -> None:
     dataset = get_train_dataset(tmp_path / "a", batch_size=3, repeat=False, batch_drop_last=True, worker_config=ALONE)
     with get_savable_loader(dataset) as loader:
         every = [list(loader), list(loader)]
-        half = [batch for batch, _ in zip(loader, range(10), strict=False)]
+        half = take(loader, 10)
         state = loader.state_dict()
     assert state["pass_number"] == 2
     keys = [key for batches in (*every, half) for batch in batches for key in batch.__key__]
@@ -109,8 +109,7 @@ def test_what_the_plan_leaves_out_was_never_trained_on(blend: Any) -> None:
     dataset = get_train_dataset(blend, batching=batching, plan_chunk=50, task_encoder=Tokens(), worker_config=ALONE)
     long = next(index for index in range(80) if index * 37 % 60 + 1 > 30)
     with get_savable_loader(dataset) as loader:
-        for _ in zip(range(100), loader, strict=False):
-            pass
+        take(loader, 100)
         state = loader.save_state_rank()
     history = sample_history(dataset, 0, long, state)
     assert history.appearances == () and history.coming is None

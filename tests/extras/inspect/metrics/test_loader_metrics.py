@@ -14,6 +14,7 @@ import pytest
 from energon_lite import SkipSample, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.errors import UsageError
 from energon_lite.extras.inspect import MetricsFile, PrometheusEndpoint, TensorBoardFolder
+from tests.testing import take
 from tests.trainer.parallel.rank_processes import run_ranks
 
 
@@ -52,8 +53,7 @@ def test_numbers_go_to_all_of_them(leaf_of: Any, tmp_path: Path) -> None:
     kept, file = Kept(), MetricsFile(tmp_path / "loader.jsonl")
     with PrometheusEndpoint(0) as page:
         with loader_of(leaf_of(30), metrics=[kept, file, page], metrics_every=5) as loader:
-            for _ in zip(range(11), loader, strict=False):
-                pass
+            take(loader, 11)
         with urllib.request.urlopen(page.url, timeout=10) as answer:
             text = answer.read().decode()
     assert [line["step"] for line in kept.lines] == [5, 10]
@@ -72,8 +72,7 @@ def test_tensorboard_gets_them(leaf_of: Any, tmp_path: Path) -> None:
 
     board = TensorBoardFolder(tmp_path)
     with loader_of(leaf_of(30), metrics=[board], metrics_every=4) as loader:
-        for _ in zip(range(9), loader, strict=False):
-            pass
+        take(loader, 9)
     board.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
@@ -83,8 +82,7 @@ def test_tensorboard_gets_them(leaf_of: Any, tmp_path: Path) -> None:
 def test_a_sink_that_fails_is_left_out_and_the_run_goes_on(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     kept = Kept()
     with loader_of(leaf_of(30), metrics=[Kept(fails=True), kept], metrics_every=2) as loader:
-        for _ in zip(range(6), loader, strict=False):
-            pass
+        take(loader, 6)
     assert len(kept.lines) == 3
     warnings = [record.message for record in caplog.records if "left out from now on" in record.message]
     assert len(warnings) == 1 and "Kept cannot be written to" in warnings[0] and "no space left" in warnings[0]
@@ -96,8 +94,7 @@ def test_a_sink_that_fails_is_left_out_and_the_run_goes_on(leaf_of: Any, caplog:
 def test_what_was_read_and_how_long_it_took(leaf_of: Any, workers: int) -> None:
     # Jobs of 20 ms, slower than a timer's pause: each of them is timed, also on a machine on which others work.
     with loader_of(leaf_of(30), seconds=1e-2, workers=workers) as loader:
-        for _ in zip(range(15), loader, strict=False):
-            pass
+        take(loader, 15)
         stats = loader.stats()
     json.dumps(stats)
     # 3 or 4 bytes of each sample; workers are at most some batches further.
@@ -116,8 +113,7 @@ def test_all_ranks_together(leaf_of: Any, tmp_path: Path) -> None:
 
     def one(rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
         loader = loader_of(path, rank, 2, seconds=5e-3 * rank)
-        for _ in zip(range(8), loader, strict=False):
-            pass
+        take(loader, 8)
         return loader.stats(), loader.gather_stats()
 
     (first, both), (second, same) = run_ranks(2, one, folder=tmp_path)
@@ -146,8 +142,7 @@ class SkipsSome(Sleeps):
 def test_lines_say_what_the_limit_is(leaf_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with loader_of(leaf_of(30), encoder=SkipsSome(5e-3), log_every=10) as loader:
-        for _ in zip(range(20), loader, strict=False):
-            pass
+        take(loader, 20)
     lines = [record.message for record in caplog.records if "the limit is hooks (" in record.message]
     assert len(lines) == 3 and all("num_workers: 0 -> 2" in line for line in lines)
     assert all("samples/s; waited" in line and "MiB in flight; " in line and "skipped" in line for line in lines[:2])

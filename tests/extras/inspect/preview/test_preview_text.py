@@ -79,17 +79,17 @@ class TestText:
             "long": "x" * 1000,
         }
         assert self.lines(sample)[:-1] == [
-            "  tensor (<class 'torch.Tensor'>): Tensor[3] int64 [0, 1, 2]",
-            "  matrix (<class 'numpy.ndarray'>): ndarray[1, 2] float64, 0.5 to 2",
+            "  tensor (<class 'torch.Tensor'>): int64 [3]: 0, 1, 2",
+            "  matrix (<class 'numpy.ndarray'>): float64 [1×2], 0.5 to 2",
             "  image (<class 'PIL.Image.Image'>): image 4x2 L",
             "  nested:",
             "    a: (list of 2)",
-            "      0: Tensor[2, 2] float32, 0 to 0",
+            "      0: float32 [2×2], 0 to 0",
             "      1: 2 bytes b'12'",
-            "  empty (<class 'torch.Tensor'>): Tensor[0, 3] float32",
-            "  flags (<class 'numpy.ndarray'>): ndarray[2, 2] bool",
+            "  empty (<class 'torch.Tensor'>): float32 [0×3]",
+            "  flags (<class 'numpy.ndarray'>): bool [2×2], False to False",
         ]
-        assert "(1,002 characters)" in self.lines(sample)[-1]
+        assert "1,002 characters" in self.lines(sample)[-1]
 
     @pytest.mark.parametrize(
         "image",

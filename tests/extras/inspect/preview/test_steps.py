@@ -13,7 +13,7 @@ from energon_lite.extras.inspect.preview.shown_run import RunOptions, ShownRun
 from energon_lite.extras.inspect.preview.site import Site
 from energon_lite.extras.inspect.preview.steps import Place
 from tests.extras.inspect.preview.samples_to_show import BY_TOKENS, Keep, Packer, Words, blend, tokens
-from tests.testing import invoke
+from tests.testing import invoke, take
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ class TestChunks:
         site = Site(ShownRun.open(str(data / "tokens"), options, Words()))
         dataset = get_train_dataset(data / "tokens", worker_config=alone(), batching=BY_TOKENS, task_encoder=Words())
         with get_savable_loader(dataset) as loader:
-            first = [batch for _, batch in zip(range(3), loader, strict=False)]
+            first = take(loader, 3)
         for number, batch in enumerate(first):
             place = site.finder.at_step(number)
             (shown,) = site.finder.make(place)
@@ -153,7 +153,7 @@ class TestChunks:
             data / "tokens", worker_config=alone(), batching=batching, task_encoder=Words(), chunks=Chunks(lanes=1)
         )
         with get_savable_loader(dataset) as loader:
-            first = [batch for _, batch in zip(range(3), loader, strict=False)]
+            first = take(loader, 3)
         for number, batch in enumerate(first):
             (shown,) = site.finder.make(Place(None, 0, number))
             assert torch.equal(shown.batch.tokens, batch.tokens)

@@ -50,18 +50,6 @@ def folder(tmp_path: Path) -> Iterator[CacheFolder]:
     made.close()
 
 
-def test_room_is_that_of_all_processes(folder: CacheFolder) -> None:
-    other = CacheFolder(folder.parent)
-    assert folder.reserve(60, MOST, 10) == folder.path != other.path
-    assert other.reserve(41, MOST, 10) is None
-    assert other.reserve(40, MOST, 10) == other.path
-    assert folder.reserve(0, MOST, 2) is None, "two files are there"
-    folder.give_back(60, folder.path)
-    assert other.reserve(60, MOST, 2) is not None
-    other.close()
-    assert folder.reserve(100, MOST, 1) is not None
-
-
 def test_what_a_killed_process_had_is_removed(folder: CacheFolder) -> None:
     process = child(Path(folder.parent), 70)
     assert folder.reserve(31, MOST, 10) is None

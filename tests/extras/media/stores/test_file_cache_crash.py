@@ -94,11 +94,11 @@ def kill(processes: list[int]) -> None:
 def test_never_above_the_limit_and_clean_after_a_crash(tmp_path: Path) -> None:
     processes = [start(tmp_path, number) for number in range(PROCESSES)]
     try:
-        seen = watch(tmp_path, 1.5)
+        seen = watch(tmp_path, 0.7)
         kill(processes[:4])
         del processes[:4]
         processes += [start(tmp_path, number) for number in range(20, 22)]  # they clean up when they start
-        seen += watch(tmp_path, 1.5)
+        seen += watch(tmp_path, 0.7)
         left = stop(tmp_path, processes)
     finally:
         kill(processes)

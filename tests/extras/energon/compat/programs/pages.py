@@ -1,4 +1,4 @@
-"""What each page of Energon's documentation shows, written anew: run under energon_lite.extras.energon, and by
+"""What pages of Energon's documentation show, written anew: run under energon_lite.extras.energon, and by
 Energon itself.
 
 Prints a line of JSON with a result for each page; none depends on an order. Argument: a folder with data sets.
@@ -10,14 +10,19 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import more_pages
 import torch
 import yaml
 from megatron.energon import (
     Batch,
+    BlendDataset,
     CaptioningSample,
+    ConcatDataset,
     DefaultTaskEncoder,
+    LimitDataset,
+    MapDataset,
+    RepeatDataset,
     SampleDecoder,
+    SkipSample,
     TaskEncoder,
     WorkerConfig,
     batch_list,
@@ -29,10 +34,15 @@ from megatron.energon import (
     get_train_dataset,
     get_val_dataset,
     load_dataset,
+    log_exception,
     stateless,
     traverse_metadataset,
 )
+from megatron.energon.epathlib import EPath
+from megatron.energon.errors import FatalSampleError
 from megatron.energon.flavors import BaseCoreDatasetFactory
+from megatron.energon.flavors.webdataset import EmptyDatasetError
+from megatron.energon.wrappers import concat_pad
 
 ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
@@ -159,68 +169,6 @@ def metadataset(root):
     }
 
 
-def epochized_blending(root):
-    document = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {
-            "train": {"blend_epochized": [{"path": "data", "repetitions": 2}, {"path": "more", "repetitions": 1}]}
-        },
-    }
-    (root / "epochized.yaml").write_text(yaml.safe_dump(document))
-    train = get_train_dataset(
-        root / "epochized.yaml",
-        batch_size=1,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        worker_config=ALONE,
-        task_encoder=Texts(),
-        repeat=False,
-    )
-    return sorted(Counter(text for batch in get_loader(train) for text in batch).items())
-
-
-def subsets(root):
-    document = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {"path": "data", "subset": {"range": ["25%", "75%"]}}},
-    }
-    (root / "subset.yaml").write_text(yaml.safe_dump(document))
-    dataset = get_val_dataset(
-        root / "subset.yaml", split_part="train", batch_size=4, worker_config=ALONE, task_encoder=Texts()
-    )
-    return [text for batch in get_loader(dataset) for text in batch]
-
-
-def save_restore(root):
-    def build():
-        return get_savable_loader(
-            get_train_dataset(
-                root / "data",
-                batch_size=3,
-                shuffle_buffer_size=10,
-                max_samples_per_sequence=10,
-                worker_config=ALONE,
-                task_encoder=Texts(),
-            )
-        )
-
-    loader = build()
-    batches = iter(loader)
-    for _ in range(5):
-        next(batches)
-    torch.save(loader.save_state_rank(), root / "state.pt")
-    everywhere = loader.save_state_global(global_dst_rank=0)
-    expected = [next(batches) for _ in range(4)]
-    found = []
-    for state in (torch.load(root / "state.pt", weights_only=False), everywhere):
-        again = build()
-        (again.restore_state_global if state is everywhere else again.restore_state_rank)(state)
-        found.append([batch for batch, _ in zip(again, range(4), strict=False)])
-    return found == [expected, expected]
-
-
 def restore_one(root):
     train = get_train_dataset(
         root / "data", batch_size=3, shuffle_buffer_size=None, max_samples_per_sequence=None, worker_config=ALONE
@@ -250,22 +198,97 @@ def data_decoding(root):
     ]
 
 
+def custom_sample_loader(root):
+    dataset = get_val_dataset(
+        root / "data", batch_size=3, worker_config=ALONE, task_encoder=Texts(), dataset_config="own_loader.yaml"
+    )
+    return [text for batch in get_loader(dataset) for text in batch]
+
+
+def custom_dataset(root):
+    class Chats(Texts):
+        def encode_sample(self, sample):
+            return f"{type(sample).__name__} {sample.conversation}"
+
+    dataset = get_val_dataset(
+        root / "data", batch_size=3, worker_config=ALONE, task_encoder=Chats(), dataset_config="own_class.yaml"
+    )
+    return [text for batch in get_loader(dataset) for text in batch]
+
+
+def error_handling(root):
+    class Skipping(Texts):
+        @stateless
+        def encode_sample(self, sample):
+            if sample.caption.endswith("1"):
+                raise SkipSample()
+            if sample.caption.endswith("2"):
+                raise ValueError("broken")
+            return sample.caption
+
+    class Fatal(Texts):
+        def encode_sample(self, sample):
+            raise FatalSampleError.from_sample(sample, "no license")
+
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=lambda *_: None)
+    assert callable(log_exception) and issubclass(EmptyDatasetError, Exception)
+    dataset = get_val_dataset(root / "data", batch_size=1, worker_config=config, task_encoder=Skipping())
+    kept = sorted(text for batch in get_loader(dataset) for text in batch)
+    try:
+        next(iter(get_loader(get_val_dataset(root / "data", batch_size=1, worker_config=config, task_encoder=Fatal()))))
+        ended = False
+    except FatalSampleError as error:
+        ended = "no license" in str(error)
+    return [kept, ended]
+
+
+def wrappers(root):
+    def build():
+        return get_val_dataset(root / "data", batch_size=None, worker_config=ALONE, task_encoder=Texts())
+
+    mapped = MapDataset(build(), str.upper, worker_config=ALONE)
+    both = ConcatDataset(mapped, build(), worker_config=ALONE)
+    limited = LimitDataset(RepeatDataset(build(), worker_config=ALONE), 25, worker_config=ALONE)
+    blended = BlendDataset((build(), 1), (mapped, 1), worker_config=ALONE)
+    loader = get_loader(limited)
+    return {
+        "concat": list(get_loader(both)),
+        "limit": [len(list(loader)), len(list(loader))],
+        "blend": sorted(get_loader(blended)),
+        "concat_pad": list(concat_pad([torch.ones(1, 2), torch.ones(2, 1)]).shape),
+    }
+
+
+def paths(root):
+    path = EPath(root / "data")
+    meta = path / ".nv-meta"
+    return [
+        path.name,
+        meta.parent == path,
+        (meta / "split.yaml").is_file(),
+        meta.is_dir(),
+        (path / "s0.tar").size() > 0,
+    ]
+
+
 PAGES = (
     quickstart,
     task_encoder,
     default_batch,
     metadataset,
-    epochized_blending,
-    subsets,
-    save_restore,
     restore_one,
     data_decoding,
+    custom_sample_loader,
+    custom_dataset,
+    error_handling,
+    wrappers,
+    paths,
 )
 
 if __name__ == "__main__":
     folder, results = Path(sys.argv[1]), {}
     assert issubclass(DefaultTaskEncoder, TaskEncoder)
-    for page in (*PAGES, *more_pages.PAGES):
+    for page in PAGES:
         with contextlib.redirect_stdout(sys.stderr):
             results[page.__name__] = page(folder)
     print(json.dumps(results))

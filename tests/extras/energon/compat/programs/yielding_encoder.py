@@ -1,12 +1,14 @@
 """A multimodal encoder that yields, as trainers write it for Energon: each kind of sample has an encoder, the hook is a
-generator, and validation is wrapped to a number of batches. Run under energon_lite.extras.energon, and by Energon.
+generator, validation is wrapped to a number of batches, and the state of all ranks is in the trainer's checkpoint. Run
+under energon_lite.extras.energon, and by Energon.
 
 Prints a line of JSON. Arguments: the data set's folder.
 """
 
+import io
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,18 @@ from megatron.energon import (
     OCRSample,
     RepeatDataset,
     Sample,
+    SavableDataLoader,
     VQASample,
     WorkerConfig,
     get_loader,
     get_savable_loader,
     get_train_dataset,
     get_val_datasets,
+    stateless,
 )
+from megatron.energon.flavors.base_dataset import Sample as SampleOfBase
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.task_encoder.base import stateless as stateless_of_base
 
 BATCH, BATCHES = 4, 12
 
@@ -83,15 +90,22 @@ class Encoder(DefaultTaskEncoder[Sample, Encoded, Rows, dict]):
         )
 
     def encode_batch(self, batch: Rows) -> dict:
-        return {"keys": batch.__key__, "tokens": batch.tokens, "pixels": batch.pixels}
+        raw = asdict(batch)
+        del raw["__subflavors__"]
+        return raw | {"keys": batch.__key__}
 
 
-def datasets_provider(path: str, config: WorkerConfig) -> tuple:
+def print_error(exc, key):
+    print("sample failed", key, exc, file=sys.stderr)
+
+
+def datasets_provider(path: str, config: WorkerConfig) -> tuple[SavableDataset[Rows], list, list, list[bool]]:
     shared: dict[str, Any] = {
         "batch_size": BATCH,
         "task_encoder": Encoder(),
         "worker_config": config,
         "packing_buffer_size": None,
+        "handler": print_error,
         "image_decode": "pil",
     }
     train = get_train_dataset(
@@ -103,38 +117,47 @@ def datasets_provider(path: str, config: WorkerConfig) -> tuple:
         )
         for one, _ in get_val_datasets(path, **shared)
     ]
-    plain = [
-        LimitDataset(one, length=3, worker_config=config, reset_after_epoch=True)
-        for one, _ in get_val_datasets(path, **shared)
-    ]
-    return train, validation, plain
+    wrapped = get_val_datasets(path, limit=None, **shared)
+    plain = [LimitDataset(one, length=3, worker_config=config, reset_after_epoch=True) for one, _ in wrapped]
+    return train, validation, plain, [str(source.paths[0]) == path for _, source in wrapped]
 
 
 def main(path: str) -> None:
     found: dict = {"library": get_train_dataset.__module__.split(".")[0]}
     for workers in (0, 2):
-        config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
-        train, validation, plain = datasets_provider(path, config)
-        loader = get_savable_loader(train, worker_config=config)
+        config = WorkerConfig(
+            rank=0,
+            world_size=1,
+            num_workers=workers,
+            data_parallel_group=None,
+            worker_debug_path=None,
+            worker_log_level=0,
+        )
+        train, validation, plain, paths = datasets_provider(path, config)
+        loader: SavableDataLoader[dict] = get_savable_loader(train, worker_config=config)
         batches = iter(loader)
         for _ in range(3):
             next(batches)
-        state = loader.save_state_rank()
+        checkpoint = io.BytesIO()
+        torch.save({"dataloader_state": loader.save_state_global(global_dst_rank=0)}, checkpoint)
         after = [next(batches)["keys"] for _ in range(4)]
         again = get_savable_loader(datasets_provider(path, config)[0], worker_config=config)
-        again.restore_state_rank(state)
+        checkpoint.seek(0)
+        again.restore_state_global(torch.load(checkpoint, weights_only=False)["dataloader_state"], src_rank=None)
         resumed = iter(again)
         evaluated = [
-            [[{"keys": batch["keys"], "tokens": batch["tokens"].tolist()} for batch in loader] for _ in range(2)]
-            for one in (validation[0], plain[0])
-            for loader in [get_loader(one, worker_config=config)]
+            [[{"keys": batch["keys"], "tokens": batch["tokens"].tolist()} for batch in one] for _ in range(2)]
+            for one in (get_loader(each[0], worker_config=config) for each in (validation, plain))
         ]
         found[f"{workers} workers"] = {
             "exact": [next(resumed)["keys"] for _ in range(4)] == after,
             "lengths": [[len(one) for one in passes] for passes in evaluated],
             "different": len({json.dumps(batch) for batch in evaluated[0][0]}),
             "evaluated": evaluated,
+            "paths": paths,
+            "torch loader": isinstance(loader, torch.utils.data.DataLoader),
         }
+    found["bases"] = SampleOfBase is Sample and stateless is stateless_of_base
     print(json.dumps(found))
     sys.stdout.flush()
 

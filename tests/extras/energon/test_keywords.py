@@ -25,7 +25,8 @@ from energon_lite import (
     get_val_datasets,
 )
 from energon_lite.errors import UsageError
-from energon_lite.loading.energon_compat import grouped_keywords
+from energon_lite.extras.energon.keywords import KEYWORDS
+from energon_lite.loading.recipes import DatasetOptions
 from tests.testing import ALONE
 
 BY_TEXT = ByTokens(BestFit(Capacity(20)), length_column=None, length_field="text")
@@ -110,7 +111,8 @@ def test_each_field_has_a_flat_name() -> None:
     flat = {"chunk_size": lone, "chunk_remainder": lone, "lanes": lone, "length_column": lone, "length_field": lone}
     flat |= {"costs": lone, "max_images": lone}
     flat |= {"micro_batches_per_step": lone, **{one.name: lone for one in fields(Reading)}}
-    batching, chunks, reading = grouped_keywords(get_train_dataset, flat, {"strategy": "fixed"}, None, None)
+    options = DatasetOptions(Yields(), ByTokens({"strategy": "fixed"}), Chunks(), Reading())
+    _, batching, chunks, reading = KEYWORDS.of_dataset(get_train_dataset, flat, options)
     assert batching is not None and batching.strategy == {"strategy": "fixed"}
     values = [getattr(group, one.name) for group in (batching, chunks, reading) for one in fields(group)]
     assert values.count(lone) == len(values) - 1
@@ -166,3 +168,8 @@ def test_a_leaf_by_its_description(path: Path) -> None:
     assert get_val_dataset(leaf, **arguments).identity == dataset.identity and leaf.subflavors == {"n": 1}
     with pytest.raises(TypeError, match="worker_config"):
         get_val_datasets(path, batch_size=3)  # type: ignore[call-arg]
+
+
+def test_an_error_handler_that_energon_ignores_is_ignored_aloud(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _call(path, batch_size=2, handler=print)
+    assert "handler" in caplog.text and "global_error_handler" in caplog.text

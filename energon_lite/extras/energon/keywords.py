@@ -4,23 +4,20 @@ replacements of others."""
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from energon_lite.errors import UsageError, did_you_mean
 from energon_lite.hooks import TaskEncoder
 from energon_lite.loading.iterators.dataset import SavableDataset
 from energon_lite.loading.loader import DataLoader
-from energon_lite.loading.options import Batching, ByTokens, Chunks, Reading
+from energon_lite.loading.options import ByTokens, Chunks, Reading
+from energon_lite.loading.recipes import DatasetOptions, argument_names
 from energon_lite.storage.samples.decoding import SampleDecoder
 
-__all__ = ["called_as", "grouped_keywords", "loader_arguments", "with_decoder"]
-
-P = ParamSpec("P")
-T = TypeVar("T")
+__all__ = ["KEYWORDS", "Keywords", "loader_arguments"]
 
 _log = logging.getLogger(__name__)
 
@@ -59,34 +56,17 @@ _FILLS = {
 }
 
 
-def grouped_keywords(
-    function: Callable[..., Any],
-    kwargs: Mapping[str, Any],
-    batching: ByTokens | Batching | None,
-    chunks: Chunks | None,
-    reading: Reading | None,
-) -> tuple[ByTokens | None, Chunks, Reading]:
-    """Return the groups of options, completed by the keywords for their fields.
-
-    Args:
-        function: the function that was called, for messages.
-        kwargs: keywords that are none of its parameters.
-        batching, chunks, reading: the groups that it was given.
-
-    Raises:
-        UsageError: an unknown keyword, one without effect on the given groups, or an option that is given twice.
+def _completed(function: Callable[..., Any], kwargs: Mapping[str, Any], options: DatasetOptions) -> DatasetOptions:
+    """Return the options, completed by the keywords for fields of groups.
 
     Example:
-        >>> grouped_keywords(get_train_dataset, {"lanes": 48, "trust_code": True}, None, None, None)[1]
+        >>> _completed(get_train_dataset, {"lanes": 48}, DatasetOptions(encoder, None, Chunks(), Reading())).chunks
         Chunks(size=None, remainder=None, lanes=48)
     """
-    if not isinstance(batching, ByTokens) and batching is not None:
-        batching = ByTokens(batching)
-    groups: dict[str, Any] = {"batching": batching, "chunks": chunks or Chunks(), "reading": reading or Reading()}
     for name in filter(_FILLS.__contains__, kwargs):
         place, field = _FILLS[name]
         value = kwargs[name]
-        group = groups[place]
+        group = getattr(options, place)
         default = getattr(_GROUPS[place], field)
         if group is None and value not in (None, default):
             raise UsageError(f"{name}={value!r} has no effect without batching", fix="leave it out")
@@ -98,12 +78,12 @@ def grouped_keywords(
                 "it is said twice",
                 fix=f"leave out {name}",
             )
-        groups[place] = replace(group, **{field: value})
-    _check_others(kwargs, function, [*_names_of(function), *_FILLS, *_OF_THE_DECODER])
-    return groups["batching"], groups["chunks"], groups["reading"]
+        options = options._replace(**{place: replace(group, **{field: value})})
+    _check_others(kwargs, function, [*argument_names(function), *_FILLS, *_OF_THE_DECODER])
+    return options
 
 
-def with_decoder(encoder: TaskEncoder, kwargs: Mapping[str, Any], function: Callable[..., Any]) -> TaskEncoder:
+def _with_decoder(encoder: TaskEncoder, kwargs: Mapping[str, Any], function: Callable[..., Any]) -> TaskEncoder:
     """Return the task encoder, or, if there are keywords for decoding, a copy of it with that decoder.
 
     Args:
@@ -131,12 +111,12 @@ def with_decoder(encoder: TaskEncoder, kwargs: Mapping[str, Any], function: Call
 def loader_arguments(
     dataset: SavableDataset, kwargs: Mapping[str, Any], function: Callable[..., Any]
 ) -> dict[str, Any]:
-    """Return those of ``kwargs`` that a loader takes.
+    """Return ``kwargs`` of a function that makes a loader as arguments of :class:`~energon_lite.DataLoader`.
 
     Raises:
         UsageError: there are unknown ones, or a ``worker_config`` that is not the data set's.
     """
-    names = _names_of(DataLoader)
+    names = argument_names(DataLoader)
     config = kwargs.get("worker_config")
     if config is not None and config != getattr(dataset, "worker_config", config):
         raise UsageError(
@@ -171,15 +151,19 @@ def _check_others(given: Iterable[str], function: Callable[..., Any], known: lis
             raise UsageError(f"{function.__name__} has no argument {name!r}", fix=fix)
 
 
-def _names_of(function: Callable[..., Any]) -> list[str]:
-    return [name for name in inspect.signature(function).parameters if name not in ("kwargs", "dataset")]
+class Keywords:
+    """Guest of keywords; see :class:`~energon_lite.loading.recipes.KeywordGuest`."""
+
+    def of_dataset(
+        self, function: Callable[..., Any], kwargs: Mapping[str, Any], options: DatasetOptions
+    ) -> DatasetOptions:
+        options = _completed(function, kwargs, options)
+        return options._replace(encoder=_with_decoder(options.encoder, kwargs, function))
+
+    def of_loader(
+        self, function: Callable[..., Any], kwargs: Mapping[str, Any], dataset: SavableDataset
+    ) -> dict[str, Any]:
+        return loader_arguments(dataset, kwargs, function)
 
 
-def called_as(function: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """Give a function the parameters of another one, for type checkers, editors and ``help``."""
-
-    def declare(declared: Callable[..., T]) -> Callable[P, T]:
-        declared.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-        return declared
-
-    return declare
+KEYWORDS = Keywords()

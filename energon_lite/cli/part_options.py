@@ -1,0 +1,98 @@
+"""Options of ``measure`` and ``prepare`` for columns that are computed from stored parts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from energon_lite.entry_points import columns as columns_of_guests
+from energon_lite.entry_points import load
+from energon_lite.errors import UsageError
+from energon_lite.storage.index.columns import CHECKSUMS
+
+if TYPE_CHECKING:
+    from energon_lite.loading.measuring.parts import RequestedColumns  # imports torch
+
+__all__ = ["PART_OPTIONS", "AskedParts", "asked_parts", "part_options", "part_words"]
+
+#: Options of guests, by name.
+_OF_GUESTS = {name: option for guest in columns_of_guests().values() for name, option in guest.options.items()}
+#: Names of the values of all options.
+PART_OPTIONS = ("columns", *_OF_GUESTS, "checksums")
+
+
+class AskedParts(NamedTuple):
+    """Columns that these options request.
+
+    Attributes:
+        columns: name of the column -> part whose values it stores.
+        others: columns of guests.
+    """
+
+    columns: dict[str, str]
+    others: tuple[RequestedColumns, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.columns or self.others)
+
+
+def part_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options to a command."""
+    options = [
+        click.option(
+            "--column",
+            "columns",
+            multiple=True,
+            metavar="NAME=PART",
+            help="A further column (repeatable): bytes of a part (txt) or of all (*), rows of an array (npy), a value "
+            "in a part (json.loss_tokens).",
+        ),
+        click.option(
+            "--checksums",
+            is_flag=True,
+            help="Add a checksum of each part, by which it is verified on each read. Reads all shards once.",
+        ),
+        *(
+            click.option(f"--{name}", metavar=option.metavar or None, is_flag=not option.metavar, help=option.help)
+            for name, option in _OF_GUESTS.items()
+        ),
+    ]
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
+
+
+def asked_parts(asked: Mapping[str, Any]) -> AskedParts:
+    """Parse the user's options.
+
+    Raises:
+        UsageError: an option has a wrong form.
+    """
+    columns = {}
+    for text in asked["columns"]:
+        name, equals, field = text.partition("=")
+        if not (name and equals and field):
+            raise UsageError(f"--column {text}: that is no name and part", fix="write --column bytes=jpg")
+        if name in columns:
+            raise UsageError(f"--column {name}=... is given twice", fix="give each column once")
+        columns[name] = field
+    if asked["checksums"]:
+        columns[CHECKSUMS] = "crc32"
+    others = []
+    for guest in columns_of_guests().values():
+        given = {name: asked[name] for name in guest.options}
+        if any(value not in (None, False) for value in given.values()):
+            make: Callable[[Mapping[str, str | bool | None]], RequestedColumns] = load(guest.target)
+            others.append(make(given))
+    return AskedParts(columns, tuple(others))
+
+
+def part_words(asked: Mapping[str, Any]) -> list[str]:
+    """Format the options as words of a command line."""
+    words = [word for column in asked["columns"] for word in ("--column", column)]
+    words += ["--checksums"] * asked["checksums"]
+    for name in _OF_GUESTS:
+        value = asked[name]
+        words += [] if value in (None, False) else [f"--{name}"] if value is True else [f"--{name}", value]
+    return words

@@ -1,0 +1,11 @@
+from .node import Node as Node
+from .node import from_plain as from_plain
+from .paths import local_path as local_path
+from .paths import missing_file_fix as missing_file_fix
+from .typed import Key as Key
+from .typed import keys_of as keys_of
+from .typed import located as located
+from .typed import read as read
+from .typed import read_keys as read_keys
+from .yaml_reader import load_yaml as load_yaml
+from .yaml_reader import parse_yaml as parse_yaml
