@@ -271,7 +271,7 @@ def storage_guests() -> dict[str, str]:
     """Return what guests do for the storage, by name. Table ``STORAGE_GUESTS``; a value is ``module:object``.
 
     * ``index.sqlite``: a :class:`~energon_lite.storage.index.nv_meta.KeyDatabase`
-    * ``jsonl``: makes a :class:`~energon_lite.storage.index.jsonl.FileIndex`
+    * ``jsonl``: makes a :class:`~energon_lite.storage.index.index_cache.FileIndex`
     * ``url_files``: a :class:`~energon_lite.storage.files.urls.UrlFiles`
     * ``url_datasets``: a :class:`~energon_lite.storage.index.index_cache.UrlDatasets`
     * ``range_cache``: makes a :class:`~energon_lite.storage.read.read_ahead.RangeCache`

@@ -46,9 +46,7 @@ def largest_fitting(
         5000
     """
     if multiple < 1 or start < 1 or most < multiple:
-        raise UsageError(
-            f"from {start} to {most} in multiples of {multiple} there is no capacity", fix="give positive numbers"
-        )
+        raise UsageError(f"there is no multiple of {multiple} from {start} to {most}", fix="give positive numbers")
     top = most // multiple
     good, bad = 0, None
     probe = min(top, max(1, start // multiple))
@@ -133,7 +131,7 @@ class Capacity:
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
-            raise UsageError(f"there is no unit {self.unit!r} of capacity", fix=f"use one of {', '.join(UNITS)}")
+            raise UsageError(f"unknown unit of capacity: {self.unit!r}", fix=f"use one of {', '.join(UNITS)}")
         at_least_one(multiple=self.multiple)
         if self._size(1) > self.limit:
             raise UsageError(f"a sample of one token does not fit into a capacity of {self.limit} {self.unit}")

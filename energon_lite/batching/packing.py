@@ -101,7 +101,7 @@ def checked_packing_capacity(capacity: Capacity, name: str) -> None:
     """Refuse a capacity that is not additive over the samples of a micro-batch."""
     if not capacity.adds_up:
         raise UsageError(
-            f"{name} packs samples one behind the other, but the capacity counts {capacity.unit}",
+            f"{name} packs samples, but the capacity counts {capacity.unit}",
             fix="use packed_tokens or cost, or sorted_window for padded batches",
         )
 

@@ -21,7 +21,7 @@ def _key(lengths: Ints, key_lengths: object, name: str | None) -> Ints:
         raise UsageError(f"the strategy groups by the field {name!r}", fix="give its lengths as key_lengths")
     key = checked_lengths(key_lengths, "key_lengths")
     if len(key) != len(lengths):
-        raise UsageError(f"{len(key)} key_lengths for {len(lengths)} samples", fix="give one for each sample")
+        raise UsageError(f"{len(key)} key_lengths for {len(lengths)} samples", fix="give a key length for each sample")
     return key
 
 

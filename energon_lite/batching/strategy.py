@@ -85,7 +85,7 @@ def register_strategy(name: str) -> Callable[[_T], _T]:
         name: not the name of another strategy; the same class may be registered again after a new import.
 
     Raises:
-        UsageError: another class has the name, or this one is no frozen dataclass with a method ``plan``.
+        UsageError: another class has the name, or this one is not a frozen dataclass with a method ``plan``.
 
     Example:
         >>> @register_strategy("pairs")
@@ -99,10 +99,10 @@ def register_strategy(name: str) -> Callable[[_T], _T]:
     def register(cls: _T) -> _T:
         settings = getattr(cls, "__dataclass_params__", None)
         if settings is None or not settings.frozen or not callable(getattr(cls, "plan", None)):
-            raise UsageError(f"{cls.__name__} is no strategy", fix="make it a frozen dataclass with a method plan")
+            raise UsageError(f"{cls.__name__} is not a strategy", fix="make it a frozen dataclass with a method plan")
         other = STRATEGIES.get(name, cls)
         if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise UsageError(f"there is a strategy {name!r} already: {other.__qualname__}", fix="give another name")
+            raise UsageError(f"the strategy name {name!r} is taken: {other.__qualname__}", fix="give another name")
         STRATEGIES[name] = cls
         _NAMES[cls] = name
         return cls

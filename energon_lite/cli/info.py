@@ -24,8 +24,7 @@ from energon_lite.loading.blend_weights import LeafFacts, by_samples, leaf_facts
 from energon_lite.loading.makers.metadataset_keys import weight_guest
 from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.index_cache import find_index, local_meta
-from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.index.nv_meta import INFO_JSON, meta_path, read_info
+from energon_lite.storage.index.nv_meta import INFO_JSON, is_jsonl, meta_path, read_info
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.source import source_opener
 
@@ -312,11 +311,11 @@ def _version(meta: str) -> str:
 
 def _sample_type(path: str) -> str:
     if not os.path.isfile(path):
-        return f"not said: there is no {os.path.basename(path)}"
+        return f"unknown: there is no {os.path.basename(path)}"
     try:
         config = load_dataset_config(path)
     except TrustError:
-        return "made by code, which is not run without trust_code=True"
+        return "decided by code, which is run only with trust_code=True"
     except EnergonLiteError as error:
         return f"not known: {error}"
     if config.kind == "crude":

@@ -35,10 +35,8 @@ from energon_lite.loading.measuring.runner import MeasuringRunner
 from energon_lite.storage.index.column_file import check_column_name
 from energon_lite.storage.index.columns import CHECKSUMS
 from energon_lite.storage.index.index_cache import shard_counts
-from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.index.nv_meta import meta_path
-from energon_lite.storage.read.shard_checks import check_known
-from energon_lite.storage.read.webdataset import WebdatasetSource
+from energon_lite.storage.index.nv_meta import is_jsonl, meta_path
+from energon_lite.storage.read.webdataset import WebdatasetSource, check_known
 from energon_lite.storage.sharded_job.job import Progress
 from energon_lite.storage.sharded_job.ranks import Ranks
 
@@ -144,13 +142,13 @@ def _measure_parts(
     length = asked["length_field"]
     if length is None and not parts:
         raise UsageError(
-            "nothing says what is to be measured",
+            "nothing to measure is given",
             where=path,
             fix="give --task-encoder module:Class; or --column NAME=PART or --length-field PART",
         )
     if asked["split_parts"]:
         raise UsageError(
-            "--split-parts needs a task encoder", fix="leave it out: what is stored is measured of all shards"
+            "--split-parts needs a task encoder", fix="leave it out; stored parts are measured in all shards"
         )
     for folder in folders:
         with measuring(folder, asked["show_progress"]) as show:
@@ -251,7 +249,7 @@ def _command_line(path: str) -> str:
 
 def show_report(report: MeasureReport) -> None:
     """Write a report of the measurements."""
-    known = f", {report.known:,} of them known before" if report.known else ""
+    known = f", {report.known:,} of them measured before" if report.known else ""
     click.echo(f"{report.path}: {counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}{known}")
     if report.kept and report.total:
         click.echo(
@@ -267,7 +265,7 @@ def show_report(report: MeasureReport) -> None:
     if report.skipped or report.failed:
         click.echo(f"  {report.skipped:,} were skipped, {report.failed:,} failed")
     if report.known and report.reasons:
-        click.echo("  of those not known before:")
+        click.echo("  of those measured now:")
     for count, stage, reason, skipped in report.reasons[:_SHOWN_REASONS]:
         click.echo(f"    {count:,} x {'skipped' if skipped else 'failed'} in {stage}: {reason}")
     if len(report.reasons) > _SHOWN_REASONS:

@@ -29,7 +29,7 @@ from energon_lite.documents.paths import is_url, local_path, missing_file_fix
 from energon_lite.entry_points import load, prepare_steps
 from energon_lite.errors import ConfigError, EmptyDatasetError, EnergonLiteError, UsageError, counted
 from energon_lite.storage.index import nv_meta
-from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.nv_meta import is_jsonl
 from energon_lite.storage.index.splits import divide, parse_pattern, parse_ratio
 from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, find_shards
 from energon_lite.storage.prepare.prepare import index_again, prepare_folder, prepare_jsonl
@@ -132,7 +132,7 @@ def command(path: str, **asked: Any) -> None:
     if asked["steps"] and (is_jsonl(root) or asked["tar_index_only"]):
         (name, *_), what = asked["steps"], "no JSONL file" if is_jsonl(root) else "no --tar-index-only"
         options = prepare_steps()[name].options
-        raise UsageError(f"{options}: goes together with {what}", where=root, fix=f"leave it out, or use {name}")
+        raise UsageError(f"{options}: needs {what}", where=root, fix=f"leave it out, or use {name}")
     if is_jsonl(root):
         _prepare_jsonl(root, asked)
     elif asked["tar_index_only"]:
@@ -301,7 +301,7 @@ def _check_options(asked: _Asked) -> list[tuple[str, str]]:
     patterns = [parse_pattern(text) for text in asked["split_parts"]]
     asks = not asked["non_interactive"] and find_dialogue() is not None
     if patterns and (asked["split_ratio"] is not None or asked["shuffle_tars"]):
-        raise UsageError("--split-parts goes together neither with --split-ratio nor with --shuffle-tars")
+        raise UsageError("--split-parts cannot be combined with --split-ratio or --shuffle-tars")
     if asked["split_ratio"] is not None:
         parse_ratio(asked["split_ratio"])
     elif not patterns and not asks:
@@ -349,7 +349,7 @@ def _answers_expected(non_interactive: bool) -> Iterator[None]:
         if non_interactive or sys.stdin.isatty():
             raise
         raise UsageError(
-            "a question was not answered, because the input has ended; the data set is not prepared",
+            "the input ended before all questions were answered; the data set is not prepared",
             fix="answer by options: --non-interactive --split-ratio 8,1,1 --sample-type ... --field-map ...",
         ) from None
 

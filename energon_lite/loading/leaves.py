@@ -22,8 +22,7 @@ from energon_lite.loading.makers.metadataset_keys import filters_of, join_guest,
 from energon_lite.samples import SAMPLE_TYPES, CrudeSample, Sample
 from energon_lite.storage.files.urls import url_files
 from energon_lite.storage.index.index_cache import local_meta
-from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.index.nv_meta import META_FOLDER, is_prepared, meta_path, read_info
+from energon_lite.storage.index.nv_meta import META_FOLDER, is_jsonl, is_prepared, meta_path, read_info
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource, Renaming, data_digest, data_digests
 from energon_lite.storage.read.source import has_own_scheme, source_opener
 from energon_lite.storage.read.webdataset import WebdatasetSource

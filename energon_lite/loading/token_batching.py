@@ -127,7 +127,7 @@ def _check_costs(batching: ByTokens) -> None:
     """Refuse costs and limits of images without the settings that they need."""
     at_least_one(max_images=batching.max_images)
     for name, needed, fix in (
-        ("costs", "micro_batches_per_step", "say how many micro-batches a step has: those of a step are evened out"),
+        ("costs", "micro_batches_per_step", "say how many micro-batches a step has: those of a step are balanced"),
         ("costs", "length_column", "measure the data set, and give length_column"),
         ("max_images", "length_column", "measure the data set, and give length_column"),
     ):

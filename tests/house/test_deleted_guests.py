@@ -22,9 +22,10 @@ EXTRAS = sorted(path.name for path in (PACKAGE / "extras").iterdir() if (path / 
 GUESTS = ["trainer", *(f"extras/{name}" for name in EXTRAS)]
 #: Folders of `tests/core` with quick tests.
 QUICK = ["config", "hooks", "recipes"]
-#: Tests that use guests through doors: joins and quarantine.
+#: Tests that use guests through doors: joins, quarantine, and reading ahead.
 THROUGH_DOORS = (
     "tests/core/config/test_mutated_documents.py::test_mutated_documents",
+    "tests/core/recipes/test_option_groups.py::test_flat_keywords_fill_the_groups[reading",
     "tests/core/recipes/test_doors.py::test_samples_of_a_source_that_fail_are_counted",
 )
 #: Packages that are optional, or not installed everywhere: modules that need them may fail to import.
@@ -66,8 +67,9 @@ import sys
 from pathlib import Path
 import webdataset
 from click.testing import CliRunner
-from energon_lite import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_lite import ReadAhead, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_lite.cli.main import main
+from energon_lite.errors import UsageError
 
 folder = Path(sys.argv[1])
 with webdataset.TarWriter(str(folder / "a.tar")) as tar:
@@ -89,6 +91,19 @@ for stop in (5, 10):
 again = get_savable_loader(get_train_dataset(folder, batch_size=3, worker_config=config))
 with again:
     assert batches == [batch.__key__ for _, batch in zip(range(10), again)]
+(folder / "chats.jsonl").write_text("{}\\n")
+for path, more, extra in (
+    ("s3://bucket/data", {}, "remote"),
+    ("s3://bucket/blend.yaml", {}, "remote"),
+    (folder, {"read_ahead": ReadAhead()}, "remote"),
+    (folder / "chats.jsonl", {}, "formats"),
+):
+    try:
+        get_train_dataset(path, batch_size=3, worker_config=config, **more)
+    except UsageError as error:
+        assert f"extra '{extra}', which is not installed" in str(error), error
+    else:
+        raise AssertionError(path)
 """
 
 
@@ -130,7 +145,7 @@ def test_the_core_alone(tmp_path: Path) -> None:
     (data := tmp_path / "data").mkdir()
     run(USE, data, environment, data)
     copied = list(copy_tests(tmp_path))
-    assert len(copied) > 20
+    assert len(copied) > 12
     options = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not nightly"]
     options += [f"--deselect={name}" for name in THROUGH_DOORS]
     shutil.copy(TESTS.parent / "pyproject.toml", tmp_path)

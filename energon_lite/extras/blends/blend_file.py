@@ -34,8 +34,7 @@ from energon_lite.storage.files.array_file import FileKind, read_arrays, write_a
 from energon_lite.storage.files.stored_array import whole_or_none
 from energon_lite.storage.index.column_file import column_folders
 from energon_lite.storage.index.index_cache import cache_folder
-from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.index.nv_meta import meta_path
+from energon_lite.storage.index.nv_meta import is_jsonl, meta_path
 from energon_lite.storage.read.webdataset import WebdatasetSource
 
 __all__ = ["BlendFile", "KnownBlend", "fits_table", "keyed"]
@@ -349,7 +348,7 @@ def _tell_unwritten(path: str, error: OSError) -> None:
 
 
 class _Sources(Sequence[Any]):
-    """Sources of leaves, each opened anew on every access."""
+    """Sources of leaves, each opened again on every access."""
 
     def __init__(self, specs: Sequence[LeafSpec]):
         self._specs = specs

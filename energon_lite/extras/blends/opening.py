@@ -15,7 +15,7 @@ from energon_lite.extras.blends.leaf_table import LeafIdentities, LeafOpener, Le
 from energon_lite.loading.assembly import BlendRequest, OpenedBlend
 from energon_lite.loading.blend_weights import find_schedule
 from energon_lite.loading.leaves import PathOrDict
-from energon_lite.storage.files.file_lock import only_one
+from energon_lite.storage.files.atomic_file import only_one
 from energon_lite.trust import trusts
 
 __all__ = ["MANY", "open_blend"]

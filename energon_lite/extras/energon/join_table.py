@@ -23,7 +23,7 @@ import numpy as np
 from energon_lite.config.leaf_spec import Nonmatch
 from energon_lite.errors import DatasetError
 from energon_lite.storage.files.array_file import FileKind, write_arrays
-from energon_lite.storage.files.file_lock import only_one
+from energon_lite.storage.files.atomic_file import only_one
 from energon_lite.storage.files.stored_array import Numbers, open_arrays, whole_or_none
 from energon_lite.storage.index.index_cache import cache_folder, first_writable
 from energon_lite.storage.index.key_index import hash_keys
@@ -110,7 +110,7 @@ def _make(sources: Sequence[WebdatasetSource], nonmatch: Sequence[Nonmatch]) -> 
     for source, mine, how in list(zip(sources, keys, nonmatch, strict=True))[1:]:
         if twice := mine.twice():
             raise DatasetError(
-                f"a data set cannot be joined in which keys are there more than once, such as {twice[0]!r}",
+                f"a data set with repeated keys cannot be joined; repeated is {twice[0]!r}",
                 where=str(source),
                 fix="give each sample a key of its own, or exclude all but one of them in .nv-meta/split.yaml",
             )

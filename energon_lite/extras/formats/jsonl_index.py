@@ -14,7 +14,7 @@ from energon_lite.errors import DatasetError, MissingShardError, NotPreparedErro
 from energon_lite.storage.files.byte_ranges import RangedFile, file_version, found_at, read_bytes, size_of
 from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.files.urls import is_remote, url_files
-from energon_lite.storage.index.jsonl import BOM, PART, folder_and_name
+from energon_lite.storage.index.nv_meta import BOM, JSONL_PART, folder_and_name
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_headers import BLOCK
 from energon_lite.storage.tar.tar_scan import Int64, ShardScan, unchanged_file
@@ -167,7 +167,7 @@ def _scan(name: str, headers: Int64, rows: Int64, found: Mapping[str, Any], note
         headers=headers,
         first_part=np.arange(len(rows) + 1, dtype=np.int64),
         parts=rows,
-        part_names=(PART,),
+        part_names=(JSONL_PART,),
         key_offsets=np.cumsum([0, *map(len, keys)], dtype=np.int64),
         keys=b"".join(keys),
         notes=notes,

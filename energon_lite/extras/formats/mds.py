@@ -31,9 +31,8 @@ from energon_lite.errors import (
 from energon_lite.extras.formats.byte_shards import fetch, shard_of
 from energon_lite.extras.formats.held_tables import held_tables
 from energon_lite.extras.formats.mds_values import EXTENSIONS, decoder_of
-from energon_lite.storage.files.atomic_file import write_bytes
+from energon_lite.storage.files.atomic_file import only_one, write_bytes
 from energon_lite.storage.files.byte_ranges import file_version, found_at, read_bytes, size_of
-from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.shard_store import Shard
 from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.index_cache import cache_folder
@@ -336,7 +335,7 @@ def _parse(document: Any) -> tuple[list[_Shard], list[tuple[str, str, int | None
         shards.append(_Shard(raw["basename"], int(raw["bytes"]), zipped, int(entry["samples"])))
         own_columns = list(zip(entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True))
         if columns and own_columns != columns:
-            raise ValueError("the shards have not the same columns")
+            raise ValueError("the shards do not have the same columns")
         columns = own_columns
     if any(shard.samples < 0 or shard.size < 0 for shard in shards):
         raise ValueError("negative sizes")

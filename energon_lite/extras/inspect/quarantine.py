@@ -18,7 +18,7 @@ from typing import Any
 from energon_lite.loading.batch_observer import BatchObserver, ObservedRank
 from energon_lite.loading.makers.outcomes import Failure
 from energon_lite.order.hashing import hash_text
-from energon_lite.storage.files.file_lock import lock, unlock
+from energon_lite.storage.files.atomic_file import lock, unlock
 
 __all__ = ["Quarantine"]
 

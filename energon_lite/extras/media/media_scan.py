@@ -27,12 +27,18 @@ from energon_lite.errors import DataIndexError, DatasetError, DecodeError, Empty
 from energon_lite.extras.media.av_decoder import AVDecoder
 from energon_lite.extras.media.metadata import ImageMetadata, MediaMetadataBase, serialize_media_metadata
 from energon_lite.storage.files.atomic_file import replacing
-from energon_lite.storage.files.byte_ranges import file_version, found_at
-from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.byte_ranges import file_version, found_at, open_file
 from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum
 from energon_lite.storage.index.index_cache import open_index
-from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.index.nv_meta import META_FOLDER, SQLITE_INDEX, is_prepared, meta_path, read_info, read_uuid
+from energon_lite.storage.index.nv_meta import (
+    META_FOLDER,
+    SQLITE_INDEX,
+    is_jsonl,
+    is_prepared,
+    meta_path,
+    read_info,
+    read_uuid,
+)
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.range_stream import PartRange, RangeStream, open_stream
 from energon_lite.storage.samples.content import HEAD_BYTES, guess_extension, media_kind
@@ -392,7 +398,7 @@ def _files(root: str, media_filter: MediaFilterConfig) -> list[Unit]:
         ]
     if not names:
         raise EmptyDatasetError(
-            "no file in the folder is a medium" + (f", but {shards} are shards" if shards else ""),
+            "no file in the folder is an image, audio or video" + (f", but {shards} are shards" if shards else ""),
             where=root,
             fix="run `energon-lite prepare` first" if shards else "give other patterns, or --media-metadata-by-header",
         )

@@ -16,8 +16,7 @@ from urllib.parse import quote
 from typing_extensions import Self
 
 from energon_lite.errors import DataIndexError, MissingEntryError, UsageError
-from energon_lite.storage.files.atomic_file import replacing
-from energon_lite.storage.files.file_lock import only_one
+from energon_lite.storage.files.atomic_file import only_one, replacing
 from energon_lite.storage.files.urls import is_remote, url_files
 from energon_lite.storage.index.index_cache import cache_folder
 from energon_lite.storage.index.nv_meta import META_FOLDER, SQLITE_INDEX
@@ -153,7 +152,7 @@ def deserialize_media_metadata(
         kind = _KINDS[MediaMetadataType.from_string(metadata_type)]
         payload = json.loads(metadata_json) if metadata_json else {}
         if not isinstance(payload, dict):
-            raise _Unknown("media metadata is no JSON object", fix=_FIX)
+            raise _Unknown("media metadata is not a JSON object", fix=_FIX)
         return kind.from_dict(payload)
     except _Unknown as error:
         raise _Unknown(error.what, where=where, fix=_FIX) from None

@@ -13,8 +13,8 @@ import numpy as np
 from energon_lite.errors import DatasetError, MissingEntryError
 from energon_lite.extras.media.metadata import MediaTable
 from energon_lite.samples import SourceInfo
-from energon_lite.storage.index.jsonl import PART
 from energon_lite.storage.index.key_index import KeyIndex
+from energon_lite.storage.index.nv_meta import JSONL_PART
 from energon_lite.storage.read.webdataset import WebdatasetSource
 from energon_lite.storage.stores.file_store import FileStore
 from energon_lite.storage.tar.tar_scan import split_member_name
@@ -151,7 +151,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         split = split_member_name(key)
         if split is None:
             raise MissingEntryError(
-                f"{key!r} is no name of a part", where=self.get_path(), fix="write the sample's key, a dot, the part"
+                f"{key!r} is not the name of a part", where=self.get_path(), fix="write the sample's key, a dot, a part"
             )
         return self._sample(split[0]), split[1]
 
@@ -215,15 +215,15 @@ class JsonlFileStore(WebdatasetFileStore):
         sample = self._sample(str(sample_key))
         for _, first, sizes in self._stretches():
             if sample < first + len(sizes):
-                yield f"{sample}.{PART}", sizes[sample - first], 0
+                yield f"{sample}.{JSONL_PART}", sizes[sample - first], 0
                 return
 
     def list_all_sample_parts(self) -> Iterator[tuple[str, int, int]]:
         """Iterate over the lines: key in this store, bytes with the line end, and 0."""
-        return ((f"{key}.{PART}", size, shard) for key, size, shard in self.list_all_samples())
+        return ((f"{key}.{JSONL_PART}", size, shard) for key, size, shard in self.list_all_samples())
 
     def _located(self, key: str) -> tuple[int, str]:
-        return self._sample(str(key).removesuffix(f".{PART}")), PART
+        return self._sample(str(key).removesuffix(f".{JSONL_PART}")), JSONL_PART
 
     def _sample(self, key: str) -> int:
         if not key.isdecimal() or int(key) >= len(self):
@@ -233,7 +233,7 @@ class JsonlFileStore(WebdatasetFileStore):
         return int(key)
 
     def _source_of(self, sample: int, key: str, shard: str) -> SourceInfo:
-        names = (f"{sample}.{PART}",)
+        names = (f"{sample}.{JSONL_PART}",)
         return SourceInfo(dataset_path=self.get_path(), index=sample, shard_name=shard, file_names=names)
 
 

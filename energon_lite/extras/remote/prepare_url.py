@@ -21,8 +21,7 @@ from energon_lite.errors import DatasetError, ShardFormatError, UsageError
 from energon_lite.extras.remote.file_versions import version_of
 from energon_lite.extras.remote.remote_files import copy_file, file_size, file_system, list_files, tried
 from energon_lite.extras.remote.remote_index import scan_remote_shard
-from energon_lite.storage.files.atomic_file import remove_leftovers
-from energon_lite.storage.files.file_lock import only_one
+from energon_lite.storage.files.atomic_file import only_one, remove_leftovers
 from energon_lite.storage.files.urls import Listing
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import cache_folder, check_count
@@ -247,7 +246,7 @@ def check_writable(url: str, name: str) -> None:
         DatasetError: the store does not answer.
     """
     scheme = url.partition("://")[0]
-    what = f"nothing can be written behind {scheme}://"
+    what = f"{scheme}:// cannot be written to"
     fix = "prepare a local copy and upload .nv-meta and the .tar.idx files with the shards, or give the store's own URL"
     if scheme in _READ_ONLY:
         raise UsageError(what, where=url, fix=fix)
@@ -280,7 +279,7 @@ def put_file(url: str, name: str, source: str) -> None:
         fs.invalidate_cache()
         size, there = os.path.getsize(source), fs.info(f"{base}/{name}").get("size")
         if there is not None and int(there) != size:
-            raise OSError(f"{there} bytes have arrived instead of {size}")
+            raise OSError(f"{there} bytes were written instead of {size}")
 
     tried(put, url, name)
 

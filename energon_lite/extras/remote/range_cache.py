@@ -26,11 +26,9 @@ from energon_lite.errors import EnergonLiteError, UsageError
 from energon_lite.extras.remote.fetches import Fetch, Fetches
 from energon_lite.extras.remote.remote_files import reads_in_loop
 from energon_lite.extras.remote.url_files import explained, read_in_loop
-from energon_lite.storage.files.atomic_file import replacing
-from energon_lite.storage.files.file_lock import only_one
-from energon_lite.storage.files.open_file import map_file
-from energon_lite.storage.files.read_counts import COUNTS
-from energon_lite.storage.files.shard_store import ShardRange, ShardStore, shared_store
+from energon_lite.storage.files.atomic_file import only_one, replacing
+from energon_lite.storage.files.byte_ranges import map_file
+from energon_lite.storage.files.shard_store import COUNTS, ShardRange, ShardStore, shared_store
 from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.read.read_ahead import ReadAhead
 
@@ -247,7 +245,7 @@ class _Folder:
                 return data
             self.damaged += 1
             if self.damaged == 1:
-                _log.warning("a range in the cache folder is damaged, it is fetched again (told once): %s", path)
+                _log.warning("a range in the cache folder is damaged, it is fetched again (logged once): %s", path)
             os.unlink(path)
         return None
 

@@ -23,13 +23,13 @@ from energon_lite.errors import MissingShardError, NotPreparedError
 from energon_lite.extras.remote.file_versions import numbers_of, version_in, version_of
 from energon_lite.extras.remote.remote_files import copy_file, file_info, file_size, list_files, read_range
 from energon_lite.storage.files.atomic_file import (
+    only_one,
     remove_if_there,
     remove_leftovers,
     replacing,
     temporary_path,
     write_bytes,
 )
-from energon_lite.storage.files.file_lock import only_one
 from energon_lite.storage.files.shard_store import changed_shard, head_checksum
 from energon_lite.storage.files.stored_array import whole_or_none
 from energon_lite.storage.files.urls import Listing
@@ -43,7 +43,7 @@ from energon_lite.storage.index.nv_meta import (
     read_uuid,
 )
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.read.shard_checks import missing_shard
+from energon_lite.storage.read.webdataset import missing_shard
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 from energon_lite.storage.tar.tar_scan import SampleColumns, ShardScan
 
@@ -183,7 +183,7 @@ def _remove_older(path: str) -> None:
 
 
 def _scans(root: str, folder: str, counts: Mapping[str, int], there: Listing) -> list[ShardScan]:
-    _log.warning("%s has no packed index: making one of what is beside its %d shards", root, len(counts))
+    _log.warning("%s has no packed index: making one from the files next to its %d shards", root, len(counts))
     with ThreadPoolExecutor(_TOGETHER, "energon-lite-index") as pool:
 
         def each(work: Callable[[U], T], units: Iterable[U]) -> list[T]:

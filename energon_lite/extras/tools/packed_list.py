@@ -31,9 +31,8 @@ import numpy as np
 
 from energon_lite.errors import DatasetError, EnergonLiteError, TrustError, UsageError
 from energon_lite.storage.files.array_file import BLOCK, ArrayWriter, FileKind, Head, read_head
-from energon_lite.storage.files.atomic_file import remove_leftovers, replacing
-from energon_lite.storage.files.file_lock import lock
-from energon_lite.storage.files.open_file import map_file, open_file
+from energon_lite.storage.files.atomic_file import lock, remove_leftovers, replacing
+from energon_lite.storage.files.byte_ranges import map_file, open_file
 
 __all__ = ["PackedList"]
 

@@ -17,7 +17,7 @@ from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import JobTimer, Times
 from energon_lite.loading.makers.outcomes import Result
-from energon_lite.storage.files.read_counts import Reads
+from energon_lite.storage.files.shard_store import Reads
 
 if TYPE_CHECKING:
     from energon_lite.loading.makers.chunk_job import Made

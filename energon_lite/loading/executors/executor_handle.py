@@ -15,7 +15,7 @@ from energon_lite.errors import WorkerError
 from energon_lite.loading.executors.executor import Executor, InlineExecutor, Load, PoolOptions, WorkSeconds
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import StageTimer
-from energon_lite.storage.files.read_counts import COUNTS
+from energon_lite.storage.files.shard_store import COUNTS
 
 __all__ = ["ExecutorHandle"]
 
@@ -82,7 +82,7 @@ class OwnWatchdog:
             frame = sys._current_frames().get(self._watched)
             stack = "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
             logger.warning(
-                "this process, which makes batches itself (num_workers=0), has been at one for longer than %g s%s\n%s",
+                "this process, which makes batches itself (num_workers=0), has made one for longer than %g s%s\n%s",
                 self._seconds,
                 ", and there is no worker to be replaced" if self._on_timeout == "replace" else "",
                 stack,

@@ -32,7 +32,7 @@ from energon_lite.loading.makers.batch_runner import Job
 from energon_lite.loading.makers.hook_errors import hook_traceback, shows_more
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.observers import JobTimer, Observer, StageTimer, Times
-from energon_lite.storage.files.read_counts import COUNTS
+from energon_lite.storage.files.shard_store import COUNTS
 from energon_lite.worker_config import set_worker_number
 
 __all__ = ["STOP_SIGNALS", "answer", "can_kernel_watch", "renew_streams", "serve"]
@@ -199,7 +199,7 @@ def serve(
     except (EOFError, ConnectionError):
         code = 0  # the trainer closed the pipe, or has ended
     except Exception:
-        logger.exception("a worker ends, by an error that is none of a job")
+        logger.exception("a worker ends because of an error outside of its jobs")
         code = 1
     if services.cache_pool is not None:
         services.cache_pool.close()

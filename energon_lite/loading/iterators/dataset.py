@@ -127,7 +127,7 @@ class Identity:
             differences = [f"fingerprint: {saved['fingerprint']} in the state, {self.fingerprint} here"]
         raise StateMismatchError(
             "the state belongs to another run:\n" + "\n".join(f"    {difference}" for difference in differences),
-            fix="build the loader as it was when the state was saved, or start afresh",
+            fix="build the loader as it was when the state was saved, or start without the state",
         )
 
     def _setting_differences(self, saved: Mapping[str, Any]) -> list[str]:
@@ -264,7 +264,7 @@ class SavableDataset:
             UsageError: the number is negative; or batches are content-decided, so that they have no numbers.
         """
         raise UsageError(
-            f"where micro-batch {position} begins is not known before those in front of it are made: hooks decide",
+            f"where micro-batch {position} begins is unknown until those before it are made: hooks decide",
             fix="restore a state that was saved there",
         )
 

@@ -184,7 +184,7 @@ class PlannedIterator(DatasetIterator):
             left_out = self.dataset.plan.left_out(pass_number, first, stop)
             if left_out != Counts() and self.counts == Counts():
                 logger.warning(
-                    "some samples do not fit into a batch: %s (said once; all are counted)", "; ".join(left_out.words())
+                    "some samples do not fit into a batch: %s (logged once, all counted)", "; ".join(left_out.words())
                 )
             self.counts += left_out
             self._counted = (pass_number, stop)

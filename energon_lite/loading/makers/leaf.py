@@ -16,7 +16,7 @@ from energon_lite.hooks import Cooker
 from energon_lite.loading.makers.columns import LeafFields
 from energon_lite.loading.makers.outcomes import Address
 from energon_lite.order.hashing import HashDomain, hash_ints, hash_text
-from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.nv_meta import is_jsonl
 from energon_lite.storage.read.opened_source import AnySource, OpenedSource
 from energon_lite.storage.read.sample_reader import Reader
 from energon_lite.storage.samples.sample_loader import Loader, SampleLoader

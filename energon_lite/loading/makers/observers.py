@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from energon_lite.loading.makers.leaf import Leaf
 from energon_lite.loading.makers.outcomes import Address, FailureLog, Result
-from energon_lite.storage.files.read_counts import COUNTS, Reads
+from energon_lite.storage.files.shard_store import COUNTS, Reads
 from energon_lite.storage.stores.lazy import CachePool
 from energon_lite.worker_config import WorkerConfig
 

@@ -76,7 +76,7 @@ class SampleLength:
         value = _whole(length)
         if value is None or value < 0:
             raise FatalSampleError(
-                f"{what} {length!r}, which is no length",
+                f"{what} {length!r}, which is not a length",
                 where=type(self.encoder).__name__,
                 fix="a length is a whole number, at least 0",
             )

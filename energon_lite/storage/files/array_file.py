@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.atomic_file import replacing
-from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.byte_ranges import open_file
 
 __all__ = ["ALIGN", "BLOCK", "ArrayWriter", "FileKind", "Head", "read_arrays", "read_head", "write_arrays", "writing"]
 
@@ -228,7 +228,7 @@ def read_head(file: BinaryIO, path: str, kind: FileKind) -> Head:
         raise kind.damaged(path, "its header has a wrong checksum")
     sums = 4 * -(-end // BLOCK)
     if end < ALIGN or end + sums + length != size:
-        what = f"the {kind.name} is cut off or overlong: {size} bytes instead of {end + sums + length}"
+        what = f"the {kind.name} is too short or too long: {size} bytes instead of {end + sums + length}"
         raise kind.refused(path, what)
     file.seek(end)
     rest = file.read(sums + length)

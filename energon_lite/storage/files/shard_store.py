@@ -17,20 +17,67 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from energon_lite.errors import DatasetError, FatalStorageError, MissingShardError, ShardChangedError
-from energon_lite.storage.files.open_file import open_file
-from energon_lite.storage.files.read_counts import COUNTS
+from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.files.retries import GaveUp, Tries, out_of
 from energon_lite.storage.files.urls import OpenFile, is_remote, url_files
 
 __all__ = [
-    *("LocalFile", "Range", "Shard", "ShardIdentity", "ShardRange", "ShardStore", "changed_shard", "head_checksum"),
-    *("shared_store", "storage_error"),
+    *("COUNTS", "LocalFile", "Range", "ReadCounts", "Reads", "Shard", "ShardIdentity", "ShardRange", "ShardStore"),
+    *("changed_shard", "head_checksum", "shared_store", "storage_error"),
 ]
+
+
+class Reads(NamedTuple):
+    """Counts of reads.
+
+    Attributes:
+        bytes_read: bytes of samples, from local files, from slow storage, or from a source of the user's.
+        requests: requests to slow storage.
+        memory_hits: ranges that :class:`~energon_lite.ReadAhead` had in memory.
+        folder_hits: ranges that it had in its folder.
+    """
+
+    bytes_read: int = 0
+    requests: int = 0
+    memory_hits: int = 0
+    folder_hits: int = 0
+
+    def __add__(self, other: Reads) -> Reads:  # type: ignore[override]
+        return Reads(*map(sum, zip(self, other, strict=True)))
+
+
+class ReadCounts:
+    """Running counts of a process. There is one for all threads, since threads read for each other; each count is
+    taken by one caller only.
+
+    Attributes:
+        bytes_read, requests, memory_hits, folder_hits: see :class:`Reads`; counted since the last :meth:`take`.
+    """
+
+    __slots__ = Reads._fields
+
+    def __init__(self) -> None:
+        self.bytes_read = self.requests = self.memory_hits = self.folder_hits = 0
+
+    def take(self) -> Reads:
+        """Return the counts since the last call, and subtract them."""
+        counts = Reads(self.bytes_read, self.requests, self.memory_hits, self.folder_hits)
+        # Subtracted, not set to 0: other threads may count at the same time.
+        self.bytes_read -= counts.bytes_read
+        self.requests -= counts.requests
+        self.memory_hits -= counts.memory_hits
+        self.folder_hits -= counts.folder_hits
+        return counts
+
+
+#: The counts of this process.
+COUNTS = ReadCounts()
+
 
 #: Bytes of a shard's first block, the header of a tar.
 _HEAD = 512
 
-_PREPARE_AGAIN = "restore the shard, or index the data set anew with `energon-lite prepare --force-overwrite`"
+_PREPARE_AGAIN = "restore the shard, or index the data set again with `energon-lite prepare --force-overwrite`"
 #: Bytes of one read at most: Linux reads no more in one call.
 _LARGEST_READ = 1 << 30
 
@@ -224,7 +271,7 @@ class ShardStore:
                 self._files.pop(next(iter(self._files)), None)
 
     def forget(self, path: str, identity: ShardIdentity) -> None:
-        """Close this file, so that the next read opens it anew."""
+        """Close this file, so that the next read opens it again."""
         self._files.pop((path, identity), None)
 
     def close(self) -> None:

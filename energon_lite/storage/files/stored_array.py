@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from energon_lite.errors import DataIndexError, DatasetError, FatalStorageError, ShardChangedError
 from energon_lite.storage.files.array_file import ALIGN, BLOCK, FileKind, Head, read_head
-from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.files.retries import retry_on_exhaustion
 from energon_lite.storage.files.shard_store import ShardIdentity, head_checksum, shared_store
 

@@ -14,20 +14,20 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-from energon_lite.errors import DataIndexError, EnergonLiteError, ShardChangedError, counted
-from energon_lite.storage.files.file_lock import only_one
+from energon_lite.entry_points import load, storage_guests
+from energon_lite.errors import DataIndexError, EnergonLiteError, ShardChangedError, UsageError, counted
+from energon_lite.storage.files.atomic_file import only_one
 from energon_lite.storage.files.stored_array import whole_or_none
 from energon_lite.storage.files.urls import is_remote, remote_guest
-from energon_lite.storage.index.jsonl import index_of_file, is_jsonl
-from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, read_info, read_uuid
+from energon_lite.storage.index.nv_meta import PACKED_INDEX, is_jsonl, meta_path, read_info, read_uuid
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.tar.tar_scan import ShardScan, scan_shard
 
 __all__ = [
-    *("UrlDatasets", "cache_folder", "check_count", "find_index", "first_writable", "index_places", "local_meta"),
-    *("made_once", "open_index", "shard_counts", "url_datasets"),
+    *("FileIndex", "UrlDatasets", "cache_folder", "check_count", "find_index", "first_writable", "index_of_file"),
+    *("index_places", "local_meta", "made_once", "open_index", "shard_counts", "url_datasets"),
 ]
 
 _log = logging.getLogger(__name__)
@@ -42,6 +42,39 @@ def cache_folder() -> str:
     chosen = os.environ.get("ENERGON_LITE_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.abspath(chosen) if chosen else os.path.join(base, "energon_lite")
+
+
+class FileIndex(Protocol):
+    """Maker of the index of a JSONL file: ``(path) -> FileIndex`` is the entry ``jsonl`` of ``STORAGE_GUESTS``."""
+
+    def fits(self, index: PackedIndex) -> bool:
+        """Return True if an index belongs to the file in its current state."""
+
+    def make(self) -> PackedIndex:
+        """Make the index.
+
+        Raises:
+            DatasetError: the file cannot be read.
+            ShardChangedError: it was written to during the scan.
+        """
+
+
+def index_of_file(path: str) -> FileIndex:
+    """Return the maker of the index of a file, local or behind a URL.
+
+    Raises:
+        NotPreparedError: there is no such file.
+        UsageError: the guest is not installed.
+    """
+    target = storage_guests().get("jsonl")
+    if target is None:
+        raise UsageError(
+            "JSONL files are indexed by the extra 'formats', which is not installed",
+            where=path,
+            fix="install energon_lite with energon_lite/extras/formats",
+        )
+    made: FileIndex = load(target)(path)
+    return made
 
 
 class UrlDatasets(NamedTuple):
@@ -104,8 +137,7 @@ def open_index(root: str, counts: Mapping[str, int] | None = None) -> tuple[Pack
         NotPreparedError: there is no such folder or file, or the folder was not prepared.
         ShardFormatError, MissingShardError, ShardChangedError: a shard is missing, damaged or has changed, and the
             index had to be made.
-        DatasetError: as :meth:`~energon_lite.storage.index.jsonl.FileIndex.make`; or no place for the index can be
-            written.
+        DatasetError: as :meth:`FileIndex.make`; or no place for the index can be written.
         UsageError: the guest for JSONL files is not installed.
     """
     if is_jsonl(root):

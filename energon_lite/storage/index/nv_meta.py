@@ -12,7 +12,8 @@ file                          contents
 ``<shard>.tar.idx``           start of each sample and end of the last, as 64-bit numbers; also ``chats.jsonl.idx``
 ============================  =========================================================================================
 
-A JSONL file has no folder of its own. The files about ``chats.jsonl`` are called ``chats.jsonl.<file>`` instead.
+A JSONL file is a data set of one shard, itself, whose samples have one part, ``json``. It has no folder of its own: the
+files about ``chats.jsonl`` are called ``chats.jsonl.<file>`` instead.
 """
 
 from __future__ import annotations
@@ -27,13 +28,12 @@ from energon_lite.documents.paths import missing_file_fix
 from energon_lite.entry_points import load, storage_guests
 from energon_lite.errors import DataIndexError, NotPreparedError
 from energon_lite.storage.files.atomic_file import write_bytes
-from energon_lite.storage.index.jsonl import is_jsonl
 from energon_lite.storage.tar.tar_scan import ShardScan
 
 __all__ = [
-    *("DATASET_YAML", "INFO_JSON", "INFO_YAML", "META_FOLDER", "PACKED_INDEX", "SPLIT_YAML", "SQLITE_INDEX"),
-    *("SQLITE_KEPT", "UUID_FILE", "KeyDatabase", "RemoteShard", "is_prepared", "key_database", "meta_path"),
-    *("read_info", "read_uuid", "shard_index_path"),
+    *("BOM", "DATASET_YAML", "INFO_JSON", "INFO_YAML", "JSONL_PART", "KeyDatabase", "META_FOLDER", "PACKED_INDEX"),
+    *("RemoteShard", "SPLIT_YAML", "SQLITE_INDEX", "SQLITE_KEPT", "UUID_FILE", "folder_and_name", "folder_of_shards"),
+    *("is_jsonl", "is_prepared", "key_database", "meta_path", "read_info", "read_uuid", "shard_index_path"),
     *("write_info", "write_meta", "write_shard_index"),
 ]
 
@@ -48,8 +48,33 @@ SQLITE_INDEX = "index.sqlite"
 SQLITE_KEPT = "energon_lite.kept.sqlite"
 PACKED_INDEX = "energon_lite.idx"
 
-#: Bytes; a larger file is no list of shards: the list of a million shards takes a twentieth of this.
+#: Bytes; a larger file is not a list of shards: the list of a million shards takes a twentieth of this.
 _LARGEST = 1 << 30
+#: The name of the only part of the samples of a JSONL file.
+JSONL_PART = "json"
+#: The byte order mark of UTF-8.
+BOM = b"\xef\xbb\xbf"
+
+
+def is_jsonl(path: str) -> bool:
+    """Return True for the path of a JSONL file."""
+    return path.endswith(".jsonl")
+
+
+def folder_of_shards(root: str) -> str:
+    """The folder that names of shards are relative to: the data set's own, or the folder of a JSONL file."""
+    return folder_and_name(root)[0] if is_jsonl(root) else root
+
+
+def folder_and_name(path: str) -> tuple[str, str]:
+    """Split a path or URL into folder and name, which :func:`os.path.join` joins to the same path again.
+
+    Example:
+        >>> folder_and_name("s3://bucket/chats.jsonl"), folder_and_name("memory://chats.jsonl")
+        (('s3://bucket', 'chats.jsonl'), ('memory://', 'chats.jsonl'))
+    """
+    folder, name = os.path.split(path)
+    return (f"{folder}//" if folder.endswith(":") else folder), name
 
 
 def meta_path(root: str, name: str) -> str:
@@ -104,7 +129,7 @@ def _read(path: str) -> bytes:
         raise FileNotFoundError(path)
     if os.path.getsize(path) > _LARGEST:
         raise DataIndexError(
-            f"the file has more than {_LARGEST} bytes, as none of its kind has",
+            f"the file has more than {_LARGEST} bytes, too many for its kind",
             where=path,
             fix="prepare the folder again",
         )
@@ -125,7 +150,7 @@ def _is_inside(shard: str) -> bool:
 
 def _count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no number of samples")
+        raise ValueError(f"{value!r} is not a number of samples")
     return value
 
 

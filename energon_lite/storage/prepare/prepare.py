@@ -22,15 +22,20 @@ from typing import Any, NamedTuple
 
 from energon_lite.documents import parse_yaml
 from energon_lite.errors import UsageError, counted
-from energon_lite.storage.files.atomic_file import remove_if_there, remove_leftovers
-from energon_lite.storage.files.file_lock import held_folder
+from energon_lite.storage.files.atomic_file import held_folder, remove_if_there, remove_leftovers
 from energon_lite.storage.files.urls import is_remote, remote_guest
 from energon_lite.storage.index import nv_meta
 from energon_lite.storage.index.index_cache import check_count, open_index
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.index.splits import collapse_names, divide, parse_pattern, split_notes
-from energon_lite.storage.prepare.dataset_scan import Choice, DatasetScan, count_parts, find_shards, merge_scans
-from energon_lite.storage.prepare.odd_samples import odd_sample_notes
+from energon_lite.storage.prepare.dataset_scan import (
+    Choice,
+    DatasetScan,
+    count_parts,
+    find_shards,
+    merge_scans,
+    odd_sample_notes,
+)
 from energon_lite.storage.prepare.sample_document import sample_document
 from energon_lite.storage.prepare.shard_scans import ShardScans, is_unfinished, mark_unfinished, remove_scans
 from energon_lite.storage.sharded_job.job import Progress

@@ -16,7 +16,7 @@ import numpy as np
 
 from energon_lite.errors import DataIndexError
 from energon_lite.storage.files.atomic_file import flush_files, remove_if_there, write_bytes
-from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.index.nv_meta import PACKED_INDEX, meta_path, shard_index_path, write_shard_index
 from energon_lite.storage.index.packed_index import PackedIndex

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from energon_lite.errors import ShardFormatError
-from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.tar.tar_headers import BLOCK, TarHeaders
 from energon_lite.storage.tar.tar_scan import scan_shard, split_member_name
 

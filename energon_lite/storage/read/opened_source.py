@@ -19,8 +19,7 @@ from energon_lite.errors import (
     counted,
 )
 from energon_lite.samples import SourceInfo
-from energon_lite.storage.files.read_counts import COUNTS
-from energon_lite.storage.files.shard_store import Range, Shard, ShardStore
+from energon_lite.storage.files.shard_store import COUNTS, Range, Shard, ShardStore
 from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.read.kept_samples import DenseExclusion
 from energon_lite.storage.read.read_ahead import ReadAhead
@@ -273,7 +272,7 @@ class OpenedSource:
                 raise ShardChangedError(
                     f"the source is {source.identity!r} now, and was {self._identity!r} when the data set was opened",
                     where=self.path,
-                    fix="start the run again: its samples are others",
+                    fix="start the run again: the samples have changed",
                 )
             source = self._opened = self._select(source)
             self._process = os.getpid()

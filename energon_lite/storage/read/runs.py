@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_lite.storage.files.read_counts import COUNTS
-from energon_lite.storage.files.shard_store import LocalFile, Shard, ShardRange
+from energon_lite.storage.files.shard_store import COUNTS, LocalFile, Shard, ShardRange
 from energon_lite.storage.files.urls import is_remote, remote_guest
 from energon_lite.storage.read.range_stream import StreamedParts
 from energon_lite.storage.read.read_ahead import ReadAhead

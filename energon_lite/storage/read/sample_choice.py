@@ -19,7 +19,7 @@ from energon_lite.storage.files.byte_ranges import uncompared
 from energon_lite.storage.files.shard_store import Range, Shard, ShardIdentity
 from energon_lite.storage.index.column_file import ColumnFile, RaggedFile
 from energon_lite.storage.index.columns import CHECKSUMS, SKIPPED, Column, RaggedColumn
-from energon_lite.storage.index.jsonl import folder_of_shards
+from energon_lite.storage.index.nv_meta import folder_of_shards
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.kept_samples import DenseExclusion, KeptSamples, SparseExclusion
 from energon_lite.storage.tar.tar_scan import Int64
@@ -219,7 +219,7 @@ class SampleChoice:
                 if isinstance(part, bytes) and zlib.crc32(part) != checksum:
                     shard = int(self.index.shards[:-1, 3].searchsorted(sample, "right")) - 1
                     raise DatasetError(
-                        f"the bytes of part {name!r} are not those that were measured: their checksum is another",
+                        f"the bytes of part {name!r} are not those that were measured: their checksum differs",
                         where=f"{os.path.join(self.path, self.index.shard_names[shard])}, {self.index.key(sample)}",
                         fix="restore the shard; if it is right as it is, run `energon-lite measure --force-overwrite "
                         f"--checksums {self.path}`",

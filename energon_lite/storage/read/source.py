@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from energon_lite.documents.paths import add_data_endings, is_url
 from energon_lite.entry_points import load, source_formats
 from energon_lite.errors import UsageError
-from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.index.nv_meta import META_FOLDER
+from energon_lite.storage.index.nv_meta import META_FOLDER, is_jsonl
 
 __all__ = ["OpenSource", "Source", "has_own_scheme", "register_source", "source_opener"]
 
@@ -92,7 +91,7 @@ def register_source(scheme: str, open: OpenSource, *, extensions: tuple[str, ...
             ``portable``. With the start methods ``spawn`` and ``forkserver`` it has to be a function that can be
             imported.
         extensions: such as ``(".rows",)``. The function also opens paths, URLs and patterns with these endings, and
-            folders on local disks that hold such a file and are no prepared data sets.
+            folders on local disks that hold such a file and are not prepared data sets.
         marker: the name of a file. The function also opens folders on local disks that hold this file.
 
     Raises:
@@ -103,9 +102,9 @@ def register_source(scheme: str, open: OpenSource, *, extensions: tuple[str, ...
         >>> dataset = get_train_dataset("rows://chats.db", batch_size=4, worker_config=config)
     """
     if not scheme.isidentifier() or scheme == "file":
-        raise UsageError(f"{scheme!r} is no scheme of a source", fix="give a word, such as 'rows'")
+        raise UsageError(f"{scheme!r} is not a scheme of a source", fix="give a word, such as 'rows'")
     if any(not extension.startswith(".") or extension in (".tar", ".yaml") for extension in extensions):
-        raise UsageError(f"{extensions} are no extensions of a source", fix="write them with a dot: ('.rows',)")
+        raise UsageError(f"{extensions} are not extensions of a source", fix="write them with a dot: ('.rows',)")
     kind = _Kind(open, tuple(extensions), marker)
     if scheme in _kinds_of_guests() or _registered.setdefault(scheme, kind) != kind:
         raise UsageError(f"the scheme {scheme!r} is registered already", fix="give another one")

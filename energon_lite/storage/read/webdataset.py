@@ -7,20 +7,22 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from energon_lite.errors import DataIndexError, EmptyDatasetError, counted
+from energon_lite.errors import DataIndexError, EmptyDatasetError, MissingShardError, counted, did_you_mean
 from energon_lite.samples import SourceInfo
 from energon_lite.storage.files.byte_ranges import file_version, found_at
-from energon_lite.storage.files.shard_store import ShardStore, shared_store
+from energon_lite.storage.files.shard_store import ShardStore, changed_shard, shared_store
 from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.columns import Column, RaggedColumn
 from energon_lite.storage.index.index_cache import local_meta, open_index, shard_counts, url_datasets
-from energon_lite.storage.index.jsonl import folder_of_shards, is_jsonl
+from energon_lite.storage.index.nv_meta import folder_of_shards, is_jsonl
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.read_ahead import ReadAhead
 from energon_lite.storage.read.sample_choice import SampleChoice, SampleFilter, excluded_positions
-from energon_lite.storage.read.shard_checks import check_files, check_known, split_words
 
-__all__ = ["Columns", "RawSample", "Runs", "SampleRange", "WebdatasetSource"]
+__all__ = [
+    *("Columns", "RawSample", "Runs", "SampleRange", "WebdatasetSource", "check_files", "check_known"),
+    *("missing_shard", "split_words"),
+]
 
 
 class RawSample(NamedTuple):
@@ -209,10 +211,10 @@ class WebdatasetSource:
         how = "removed"
         try:
             index = PackedIndex.open(index_path)
-            how = "prepared anew"
+            how = "prepared again"
             if index.digest == digest:
                 choice = SampleChoice(index, self.path, index.shard_names if names is None else names, *others)
-                how = "measured anew"
+                how = "measured again"
                 if choice.fingerprint == self.fingerprint:
                     return choice
         except FileNotFoundError:
@@ -297,8 +299,91 @@ def _empty(source: WebdatasetSource, samples: int, subset: SampleRange | None) -
         fix = "make its range wider, or leave the data set out"
         where = f"{path}, subset at {subset.origin}" if subset.origin else path
     elif is_jsonl(path):
-        what, fix = "there are no samples in the data set", "a line of the file is a sample; there is none"
+        what, fix = "there are no samples in the data set", "each line of the file is a sample; there are no lines"
     else:
         what = f"there are no samples in {split}"
         fix = "check split_parts and exclude in .nv-meta/split.yaml"
     return EmptyDatasetError(what, where=where, fix=fix)
+
+
+#: Shards whose sizes are checked when a data set is opened, at most.
+_SIZES_CHECKED = 1000
+
+
+def split_words(split_part: str) -> str:
+    """Return the name of a split for messages."""
+    return f"split {split_part!r}" if split_part else "the data set"
+
+
+def check_known(root: str, shards: Sequence[str], counts: dict[str, int], split_part: str) -> None:
+    """Check that at least one shard is chosen, and that the data set has all of them.
+
+    Args:
+        counts: number of samples of each shard of the data set.
+
+    Raises:
+        EmptyDatasetError, MissingShardError: a check failed.
+    """
+    if not shards:
+        raise EmptyDatasetError(
+            f"there are no shards in {split_words(split_part)}",
+            where=root,
+            fix="check split_parts and exclude in .nv-meta/split.yaml, or give --split-ratio another division",
+        )
+    for name in shards:
+        if name not in counts:
+            correct = f"correct .nv-meta/split.yaml, or run `energon-lite prepare --force-overwrite {root}`"
+            raise MissingShardError(
+                f"{split_words(split_part)} lists shard {name!r}, which the data set does not have",
+                where=root,
+                fix=did_you_mean(name, counts, correct, always=True),
+            )
+
+
+def check_files(root: str, shards: Sequence[str], index: PackedIndex) -> tuple[int, ...]:
+    """Check that every shard exists and has the indexed size. If there are very many shards, only some sizes are
+    checked now, the others when they are read. Return the versions of the shards; those of unchecked ones are the times
+    of change in the index.
+
+    Raises:
+        MissingShardError, ShardChangedError: a check failed.
+    """
+    if len(shards) > _SIZES_CHECKED:
+        _check_there(root, shards)
+    known = zip(index.shard_names, index.shards[:-1, 0].tolist(), index.shard_times.tolist(), strict=True)
+    rows = {name: (size, time) for name, size, time in known}
+    versions = [rows[name][1] for name in shards]
+    for place in range(0, len(shards), -(-len(shards) // _SIZES_CHECKED)):
+        name = shards[place]
+        path, (expected, time) = os.path.join(root, name), rows[name]
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            raise missing_shard(root, name) from None
+        if status.st_size != expected:
+            raise changed_shard(path, expected, status.st_size)
+        versions[place] = file_version(status, time)
+    return tuple(versions)
+
+
+def _check_there(root: str, shards: Sequence[str]) -> None:
+    """Check that every shard exists, by listing folders: that takes a few requests instead of one for each file."""
+    listed: dict[str, set[str]] = {}
+    for name in shards:
+        folder, _, file = name.rpartition("/")
+        if folder not in listed:
+            try:
+                listed[folder] = set(os.listdir(os.path.join(root, folder)))
+            except (FileNotFoundError, NotADirectoryError):
+                listed[folder] = set()
+        if file not in listed[folder]:
+            raise missing_shard(root, name)
+
+
+def missing_shard(root: str, shard: str) -> MissingShardError:
+    """Return the error for a shard that does not exist."""
+    return MissingShardError(
+        "a shard of the data set does not exist",
+        where=os.path.join(root, shard),
+        fix=f"put it back, or leave it out with `energon-lite prepare --force-overwrite {root}`",
+    )

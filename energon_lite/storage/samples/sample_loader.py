@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from energon_lite.errors import DecodeError, FieldAccessError, SampleError
 from energon_lite.samples import CrudeSample, Sample
-from energon_lite.storage.index.jsonl import folder_of_shards
+from energon_lite.storage.index.nv_meta import folder_of_shards
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.range_stream import PartRange, StreamedParts
 from energon_lite.storage.read.sample_reader import Reader, SampleReader

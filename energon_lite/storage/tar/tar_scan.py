@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_lite.errors import DatasetError, MissingShardError, ShardChangedError, ShardFormatError
-from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.files.retries import retry_on_exhaustion
 from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.tar.members import Bytes2D, Int64, MemberColumns

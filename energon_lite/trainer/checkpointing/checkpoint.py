@@ -141,12 +141,12 @@ class CheckpointSaver:
         self._under_way = None
         at_exit.detach()
         if thread.is_alive():
-            fix = "the one before it counts; if no rank was stuck, allow for more seconds (train.save_timeout)"
+            fix = "the checkpoint before it is used; if no rank was stuck, allow more seconds (train.save_timeout)"
             raise StateError(_too_late(thread, self.timeout), where=self.files.root, fix=fix)
         if self._errors:
             error = self._errors.pop()
             known = error if isinstance(error, StateError) else StateError(str(error), where=self.files.root)
-            fix = known.fix or "is there room, and may we write?"
+            fix = known.fix or "check free space and permissions"
             raise StateError(f"a checkpoint could not be written: {known.what}", where=known.where, fix=fix) from error
 
     def _write(self, step: int, tensors: dict[str, torch.Tensor], keep: tuple[int, int] | None) -> None:

@@ -146,7 +146,7 @@ class _PlainUnpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in self._RECORDS.get(module, ()):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint's index")
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong in a checkpoint's index")
 
 
 def json_tensor(**content: Any) -> torch.Tensor:

@@ -105,7 +105,7 @@ def test_too_many_in_a_row_end_the_run(leaf_of: Any, workers: int) -> None:
     for encoder, words in (
         (Never(), r"15 samples in a row.*encode_sample.*captoin"),
         (Nothing(), "5 chunks in a row did not give a single batch"),
-        (Undeclared(), "encode_sample returned a generator, but is no generator function"),
+        (Undeclared(), "encode_sample returned a generator, but is not a generator function"),
     ):
         dataset = get_train_dataset(leaf_of(50, "a"), batch_size=2, task_encoder=encoder, worker_config=alone(workers))
         with get_loader(dataset) as loader, pytest.raises(FatalSampleError, match=words):

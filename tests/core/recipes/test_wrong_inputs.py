@@ -175,10 +175,6 @@ WRONG_CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         ["virtual_epoch_length is 5"],
     ),
     "no JSONL": (lambda path: _call(path / "x.jsonl"), ["no such JSONL file", "x.jsonl", "check the path"]),
-    "JSONL behind a URL": (
-        lambda path: _call("memory://data/x.jsonl"),
-        ["no such JSONL file", "memory://data/x.jsonl"],
-    ),
     "no encoder": (lambda path: _call(path, task_encoder=object()), ["task_encoder is a object", "TaskEncoder"]),
     "class, not instance": (
         lambda path: _call(path, task_encoder=TaskEncoder),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from energon_lite.storage.files import stored_array
-from energon_lite.storage.files.open_file import map_file
+from energon_lite.storage.files.byte_ranges import map_file
 from energon_lite.storage.index.packed_index import PackedIndex
 from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.sample_reader import SampleReader

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from energon_lite.storage.files import file_lock
-from energon_lite.storage.files.file_lock import lock, only_one, unlock
+from energon_lite.storage.files import atomic_file
+from energon_lite.storage.files.atomic_file import lock, only_one, unlock
 from tests.testing import in_time
 
 
@@ -66,8 +66,8 @@ def test_who_makes_an_index_waits_for_no_holder_that_hangs(
 ) -> None:
     """Its machine may have died; the file system still has its lock."""
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(file_lock, "_PATIENCE", 0.3, raising=False)
-    monkeypatch.setattr(file_lock, "_TOLD", 0.1, raising=False)
+    monkeypatch.setattr(atomic_file, "_PATIENCE", 0.3, raising=False)
+    monkeypatch.setattr(atomic_file, "_TOLD", 0.1, raising=False)
 
     def make() -> str:
         with only_one(str(tmp_path / "index")):
@@ -84,7 +84,7 @@ def test_a_lock_that_cannot_be_removed_is_given_back(tmp_path: Path, monkeypatch
     def refuse(path: str) -> None:
         raise PermissionError(path)
 
-    monkeypatch.setattr(file_lock, "remove_if_there", refuse)
+    monkeypatch.setattr(atomic_file, "remove_if_there", refuse)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(PermissionError), only_one(str(tmp_path / "index")):
         pass

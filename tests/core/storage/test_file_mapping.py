@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from energon_lite.storage.files import open_file
-from energon_lite.storage.files.open_file import map_file
+from energon_lite.storage.files import byte_ranges
+from energon_lite.storage.files.byte_ranges import map_file
 
 
 def _mapped(path: Path) -> memoryview:
@@ -59,5 +59,5 @@ def test_what_cannot_be_mapped(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     fd = os.open(tmp_path / "file", os.O_WRONLY)
     with pytest.raises(OSError, match=os.strerror(13)):
-        open_file.map_file(fd)
+        byte_ranges.map_file(fd)
     os.close(fd)

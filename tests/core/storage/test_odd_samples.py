@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.prepare import odd_samples
-from energon_lite.storage.prepare.odd_samples import odd_sample_notes, usual_parts
+from energon_lite.storage.prepare import dataset_scan
+from energon_lite.storage.prepare.dataset_scan import odd_sample_notes, usual_parts
 from energon_lite.storage.tar.tar_scan import scan_shard
 from tests.testing import Parts, write_tar
 
@@ -22,7 +22,7 @@ def notes(path: Path, odd: dict[int, Parts], count: int = 100) -> list[str]:
 
 @pytest.mark.parametrize("block", [1 << 20, 7])
 def test_each_kind(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(odd_samples, "_BLOCK", block)
+    monkeypatch.setattr(dataset_scan, "_BLOCK", block)
     odd: dict[int, Parts] = {3: {"txt": b"", "cls": b"1"}, 60: {"txt": b"x"}, 99: {"txt": b"", "cls": b""}}
     assert sorted(notes(tmp_path, odd)) == [
         "1 sample has no part 'cls', which nearly all others have: b.tar: 060.cls",

@@ -10,7 +10,7 @@ import pytest
 
 from energon_lite.errors import DatasetError, MissingShardError
 from energon_lite.extras.tools.packed_list import PackedList
-from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.files.shard_store import ShardIdentity, ShardStore
 from energon_lite.storage.index.column_file import ColumnFile, column_path
 from energon_lite.storage.index.columns import write_column

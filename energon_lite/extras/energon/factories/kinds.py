@@ -14,8 +14,7 @@ from energon_lite.config.split import load_split_config
 from energon_lite.errors import DatasetError, NotPreparedError, ShardFormatError
 from energon_lite.extras.energon.epath import EPath
 from energon_lite.storage.index.index_cache import local_meta
-from energon_lite.storage.index.jsonl import BOM, PART, is_jsonl
-from energon_lite.storage.index.nv_meta import META_FOLDER, read_info
+from energon_lite.storage.index.nv_meta import BOM, JSONL_PART, META_FOLDER, is_jsonl, read_info
 from energon_lite.storage.tar.tar_scan import split_member_name
 
 __all__ = [
@@ -173,8 +172,8 @@ def iter_tar_contents(
                 data = tar.extractfile(member) if part in extract_keys else None
                 sample[part] = None if data is None else data.read()
     except (tarfile.TarError, EOFError) as error:
-        what = f"it is no tar, or not a whole one: {error}"
-        raise ShardFormatError(what, where=where, fix="write it anew") from error
+        what = f"it is not a complete tar: {error}"
+        raise ShardFormatError(what, where=where, fix="write it again") from error
     except FileNotFoundError as error:
         raise DatasetError("there is no such file", where=where, fix="check the path") from error
     if sample:
@@ -196,7 +195,7 @@ def iter_jsonl_contents(path: str | os.PathLike[str]) -> Iterator[dict[str, byte
             for number, line in enumerate(file):
                 text = (line.removeprefix(BOM) if not number else line).strip()
                 if text:
-                    yield {PART: text}
+                    yield {JSONL_PART: text}
     except FileNotFoundError as error:
         where = os.fspath(EPath(path))
         raise NotPreparedError("there is no such JSONL file", where=where, fix="check the path") from error

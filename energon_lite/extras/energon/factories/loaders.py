@@ -25,7 +25,7 @@ from energon_lite.extras.energon.factories.base import (
 from energon_lite.extras.energon.factories.webdataset import CrudeWebdataset, StandardWebdatasetFactory
 from energon_lite.loading.leaves import dataset_config_of, find_leaves
 from energon_lite.samples import SAMPLE_TYPES
-from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.nv_meta import is_jsonl
 from energon_lite.storage.read.source import source_opener
 from energon_lite.trust import trusts
 from energon_lite.worker_config import WorkerConfig
@@ -287,7 +287,7 @@ def traverse_metadataset(
         >>> [str(one.path) for one in traverse_metadataset("blend.yaml", split_part="train")]
     """
     if not is_metadataset(path):
-        raise UsageError("this is no metadataset", where=os.fspath(path), fix="use load_dataset")
+        raise UsageError("this is not a metadataset", where=os.fspath(path), fix="use load_dataset")
     return load_dataset(path, **kwargs).traverse(split_part=split_part)
 
 

@@ -24,9 +24,8 @@ from energon_lite.extras.inspect.linting.run import LintReport, lint
 from energon_lite.extras.inspect.linting.work import Problem, Target
 from energon_lite.loading.leaves import find_leaves, open_source
 from energon_lite.storage.index.index_cache import local_meta, open_index
-from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.index.nv_meta import META_FOLDER, read_info
-from energon_lite.storage.prepare.odd_samples import usual_parts
+from energon_lite.storage.index.nv_meta import META_FOLDER, is_jsonl, read_info
+from energon_lite.storage.prepare.dataset_scan import usual_parts
 from energon_lite.storage.read.source import source_opener
 from energon_lite.storage.sharded_job.ranks import Ranks
 

@@ -21,14 +21,13 @@ from energon_lite.errors import DatasetError, EnergonLiteError, FatalSampleError
 from energon_lite.extras.inspect.linting.checks import SampleExaminer, ShardState, examine_shard
 from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder
 from energon_lite.loading.leaves import open_source, open_whole
-from energon_lite.storage.files.open_file import open_file
+from energon_lite.storage.files.byte_ranges import open_file
 from energon_lite.storage.files.shard_store import head_checksum
 from energon_lite.storage.files.urls import is_remote
 from energon_lite.storage.index.index_cache import find_index
-from energon_lite.storage.index.jsonl import is_jsonl
-from energon_lite.storage.index.nv_meta import shard_index_path
+from energon_lite.storage.index.nv_meta import is_jsonl, shard_index_path
 from energon_lite.storage.index.packed_index import PackedIndex
-from energon_lite.storage.prepare.odd_samples import usual_parts
+from energon_lite.storage.prepare.dataset_scan import usual_parts
 from energon_lite.storage.read.opened_source import AnySource
 from energon_lite.storage.read.sample_choice import SampleChoice
 from energon_lite.storage.read.source import source_opener

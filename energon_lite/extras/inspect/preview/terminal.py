@@ -21,7 +21,7 @@ from energon_lite.hooks import DefaultTaskEncoder, HookContext, TaskEncoder, hoo
 from energon_lite.loading.leaves import find_leaves, open_source, open_whole
 from energon_lite.loading.makers.job_runner import JobRunner
 from energon_lite.loading.makers.outcomes import Failure, Rejected
-from energon_lite.storage.index.jsonl import is_jsonl
+from energon_lite.storage.index.nv_meta import is_jsonl
 
 if TYPE_CHECKING:
     from energon_lite.extras.inspect.preview.site import Site

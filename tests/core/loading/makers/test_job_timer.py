@@ -10,7 +10,7 @@ import pytest
 from energon_lite.loading.executors.executor import WorkSeconds
 from energon_lite.loading.makers import observers
 from energon_lite.loading.makers.observers import JobTimer, Times
-from energon_lite.storage.files.read_counts import COUNTS, Reads
+from energon_lite.storage.files.shard_store import COUNTS, Reads
 
 
 class Clock:
