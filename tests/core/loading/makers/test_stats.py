@@ -26,7 +26,7 @@ from energon_lite import (
 from energon_lite.batching import TokenSequence
 from energon_lite.loading.loader import tokens_of
 from energon_lite.storage.read.webdataset import WebdatasetSource
-from tests.testing import ALONE, alone
+from tests.testing import ALONE, alone, take
 
 
 def _loader(path: Any, encoder: TaskEncoder | None = None, workers: int = 0, **kwargs: Any) -> SavableDataLoader:
@@ -111,8 +111,7 @@ def test_a_batch_that_fails_is_charged_to_its_samples(leaf_of: Any) -> None:
             return super().batch(samples)
 
     with _loader(_blend(leaf_of, a=0.75, b=0.25), Uneven(), batch_size=2) as loader:
-        for _ in zip(range(40), loader, strict=False):
-            pass
+        take(loader, 40)
         stats = loader.stats()
     failed = _by_leaf(stats, "failed")
     assert stats["failed"] == failed["a"] + failed["b"] and stats["failed"] % 2 == 0
@@ -171,7 +170,7 @@ def test_tokens_of_planned_batches(leaf_of: Any, says_tokens: bool, monkeypatch:
         worker_config=ALONE,
     )
     with get_savable_loader(dataset) as loader:
-        batches = [batch for _, batch in zip(range(10), loader, strict=False)]
+        batches = take(loader, 10)
         found = sum(batch.num_tokens if says_tokens else batch["count"] for batch in batches)
         assert loader.stats()["tokens"] == found > 100 and loader.stats()["skipped"] > 0
 
